@@ -1,0 +1,121 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClusterMeta(_message.Message):
+    __slots__ = ("cluster_id", "generation", "format_version")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    generation: int
+    format_version: int
+    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ...) -> None: ...
+
+class BrokerLive(_message.Message):
+    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    CLEAN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    address: str
+    internal_address: str
+    rack: str
+    host: str
+    boot_id: bytes
+    draining: bool
+    resumes: int
+    clean: bool
+    version: str
+    max_batch_bytes: int
+    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ...) -> None: ...
+
+class BrokerSession(_message.Message):
+    __slots__ = ("boot_id", "storage_id")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: bytes
+    storage_id: bytes
+    def __init__(self, boot_id: _Optional[bytes] = ..., storage_id: _Optional[bytes] = ...) -> None: ...
+
+class CoordinatorLive(_message.Message):
+    __slots__ = ("coordinator_id", "address", "version")
+    COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    coordinator_id: str
+    address: str
+    version: str
+    def __init__(self, coordinator_id: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Topic(_message.Message):
+    __slots__ = ("name", "topic_id", "partitions", "replication_factor", "configs", "created_ms")
+    class ConfigsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    CONFIGS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic_id: bytes
+    partitions: int
+    replication_factor: int
+    configs: _containers.ScalarMap[str, str]
+    created_ms: int
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[int] = ..., replication_factor: _Optional[int] = ..., configs: _Optional[_Mapping[str, str]] = ..., created_ms: _Optional[int] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("broker_id", "broker_epoch")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BROKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    broker_epoch: int
+    def __init__(self, broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ...) -> None: ...
+
+class PartitionState(_message.Message):
+    __slots__ = ("replicas", "adding", "removing", "leader", "leader_epoch", "in_sync", "eligible_leaders", "min_insync_replicas", "unclean", "partition_epoch")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    ADDING_FIELD_NUMBER: _ClassVar[int]
+    REMOVING_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    ELIGIBLE_LEADERS_FIELD_NUMBER: _ClassVar[int]
+    MIN_INSYNC_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    UNCLEAN_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    adding: _containers.RepeatedScalarFieldContainer[int]
+    removing: _containers.RepeatedScalarFieldContainer[int]
+    leader: Replica
+    leader_epoch: int
+    in_sync: _containers.RepeatedCompositeFieldContainer[Replica]
+    eligible_leaders: _containers.RepeatedCompositeFieldContainer[Replica]
+    min_insync_replicas: int
+    unclean: bool
+    partition_epoch: int
+    def __init__(self, replicas: _Optional[_Iterable[int]] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., leader: _Optional[_Union[Replica, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., eligible_leaders: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., min_insync_replicas: _Optional[int] = ..., unclean: bool = ..., partition_epoch: _Optional[int] = ...) -> None: ...
+
+class ProducerIdBlock(_message.Message):
+    __slots__ = ("next_producer_id",)
+    NEXT_PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    next_producer_id: int
+    def __init__(self, next_producer_id: _Optional[int] = ...) -> None: ...
