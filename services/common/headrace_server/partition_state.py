@@ -1,0 +1,169 @@
+"""The state of one partition as its etcd key holds it, and the one function that changes its members.
+
+Lives beside the metastore because two writers share it: the controller (elections, clean-up) and the partition's
+leader (shrink and expand). Pure: no clock, no I/O. Keeps I11 (key shape) and the eligible-leader part of I4; the rules
+are those of `docs/protocols` and KIP-966 (eligible leader replicas).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace_server.internal_v1 import metadata_pb2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Replica:
+    """A broker in one session: every mention of a broker in a partition key is this pair (H16)."""
+
+    broker_id: int
+    #: The revision of the session's registration; strictly rises per broker.
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One value of `part/{topic_id}/{partition}`. Immutable; a change makes a new one by the functions below."""
+
+    #: Broker ids in order of preference; the first is the preferred leader.
+    replicas: tuple[int, ...]
+    #: None: no leader; then `leader_epoch` is the epoch in which leadership ended.
+    leader: Replica | None
+    #: Rises by one whenever `leader` changes, also to None and also for the same broker in a new session.
+    leader_epoch: int
+    #: Replicas that hold every committed record and on which the high watermark waits.
+    in_sync: tuple[Replica, ...]
+    #: Replicas that left `in_sync` while it was below `min_insync_replicas`: they hold every committed record too.
+    eligible_leaders: tuple[Replica, ...] = ()
+    #: Fewest members of `in_sync` with which the high watermark moves.
+    min_insync_replicas: int = 1
+    #: Counts the writes of this key.
+    partition_epoch: int = 0
+    #: Brokers being added by a reassignment.
+    adding: tuple[int, ...] = ()
+    #: Brokers being removed by a reassignment.
+    removing: tuple[int, ...] = ()
+    #: The election that made this leader may have lost records.
+    unclean: bool = field(default=False)
+
+
+def from_proto(message: metadata_pb2.PartitionState) -> PartitionState:
+    """Decode one value; raises nothing: a state of wrong shape is found by `check_shape`."""
+    return PartitionState(
+        replicas=tuple(message.replicas),
+        leader=_replica(message.leader) if message.HasField("leader") else None,
+        leader_epoch=message.leader_epoch,
+        in_sync=tuple(_replica(entry) for entry in message.in_sync),
+        eligible_leaders=tuple(_replica(entry) for entry in message.eligible_leaders),
+        min_insync_replicas=message.min_insync_replicas,
+        partition_epoch=message.partition_epoch,
+        adding=tuple(message.adding),
+        removing=tuple(message.removing),
+        unclean=message.unclean,
+    )
+
+
+def to_proto(state: PartitionState) -> metadata_pb2.PartitionState:
+    """Encode one value."""
+    message = metadata_pb2.PartitionState(
+        replicas=state.replicas,
+        adding=state.adding,
+        removing=state.removing,
+        leader_epoch=state.leader_epoch,
+        in_sync=[_message(entry) for entry in state.in_sync],
+        eligible_leaders=[_message(entry) for entry in state.eligible_leaders],
+        min_insync_replicas=state.min_insync_replicas,
+        unclean=state.unclean,
+        partition_epoch=state.partition_epoch,
+    )
+    if state.leader is not None:
+        message.leader.CopyFrom(_message(state.leader))
+    return message
+
+
+def encode(state: PartitionState) -> bytes:
+    """Return the bytes that stand in etcd."""
+    return to_proto(state).SerializeToString()
+
+
+def decode(value: bytes) -> PartitionState:
+    """Decode the bytes that stand in etcd; raises `google.protobuf.message.DecodeError` on foreign bytes."""
+    return from_proto(metadata_pb2.PartitionState.FromString(value))
+
+
+def change(
+    state: PartitionState,
+    *,
+    leader: Replica | None,
+    in_sync: Sequence[Replica],
+    doubtful: Iterable[int] = (),
+    eligible_leaders: Sequence[Replica] | None = None,
+    min_insync_replicas: int | None = None,
+    unclean: bool | None = None,
+) -> PartitionState:
+    """Compute the next value of a partition key: every write of a key goes through here (H15).
+
+    `in_sync` is the new in-sync set. Members of the old one that are not in it become eligible leaders, with the
+    session they had, iff the new set is smaller than `min_insync_replicas` and they are not `doubtful` (broker ids
+    whose data may be incomplete). `eligible_leaders` are the entries to keep from before (default: all of them); they
+    stay under the same condition. With enough in-sync members the eligible set is empty (I4). `leader_epoch` rises by
+    one iff `leader` changes, `partition_epoch` always.
+    """
+    minimum = state.min_insync_replicas if min_insync_replicas is None else min_insync_replicas
+    in_sync = _in_replica_order(state.replicas, in_sync)
+    kept: tuple[Replica, ...] = ()
+    if len(in_sync) < minimum:
+        members = {entry.broker_id for entry in in_sync}
+        barred = members | set(doubtful)
+        before = state.eligible_leaders if eligible_leaders is None else eligible_leaders
+        candidates = {entry.broker_id: entry for entry in (*before, *state.in_sync) if entry.broker_id not in barred}
+        kept = _in_replica_order(state.replicas, list(candidates.values()))
+    after = replace(
+        state,
+        leader=leader,
+        leader_epoch=state.leader_epoch + (leader != state.leader),
+        in_sync=in_sync,
+        eligible_leaders=kept,
+        min_insync_replicas=minimum,
+        partition_epoch=state.partition_epoch + 1,
+        unclean=state.unclean if unclean is None else unclean,
+    )
+    check_shape(after)
+    check_step(state, after)
+    return after
+
+
+def check_shape(state: PartitionState) -> None:
+    """Assert I11 on one value: who leads is in sync, the sets are disjoint and drawn from the replicas, ids distinct."""
+    in_sync = {entry.broker_id for entry in state.in_sync}
+    eligible = {entry.broker_id for entry in state.eligible_leaders}
+    assert state.replicas, "a partition has at least one replica"
+    assert len(set(state.replicas)) == len(state.replicas), f"replicas are distinct: {state.replicas}"
+    assert len(in_sync) == len(state.in_sync), f"in-sync replicas are distinct: {state.in_sync}"
+    assert len(eligible) == len(state.eligible_leaders), f"eligible leaders are distinct: {state.eligible_leaders}"
+    assert state.leader is None or state.leader in state.in_sync, f"the leader is in sync: {state}"
+    assert not in_sync & eligible, f"no replica is both in sync and eligible: {state}"
+    assert (in_sync | eligible) <= set(state.replicas), f"members are replicas: {state}"
+    assert state.min_insync_replicas >= 1, f"min_insync_replicas is at least 1: {state}"
+    assert len(in_sync) < state.min_insync_replicas or not eligible, f"enough in sync, so none eligible: {state}"
+
+
+def check_step(before: PartitionState, after: PartitionState) -> None:
+    """Assert I11 on one write: epochs rise as they must."""
+    assert after.partition_epoch == before.partition_epoch + 1, "each write raises partition_epoch by 1"
+    expected = before.leader_epoch + (before.leader != after.leader)
+    assert after.leader_epoch == expected, "leader_epoch rises by 1 exactly when the leader changes"
+
+
+def _in_replica_order(replicas: Sequence[int], entries: Sequence[Replica]) -> tuple[Replica, ...]:
+    rank = {broker_id: index for index, broker_id in enumerate(replicas)}
+    return tuple(sorted(entries, key=lambda entry: rank.get(entry.broker_id, len(rank))))
+
+
+def _replica(message: metadata_pb2.Replica) -> Replica:
+    return Replica(message.broker_id, message.broker_epoch)
+
+
+def _message(entry: Replica) -> metadata_pb2.Replica:
+    return metadata_pb2.Replica(broker_id=entry.broker_id, broker_epoch=entry.broker_epoch)
