@@ -135,7 +135,7 @@ def change(
 
 
 def check_shape(state: PartitionState) -> None:
-    """Assert I11 on one value: who leads is in sync, the sets are disjoint and drawn from the replicas, ids distinct."""
+    """Assert I11 on one value: who leads is in sync, sets are disjoint and drawn from the replicas, ids distinct."""
     in_sync = {entry.broker_id for entry in state.in_sync}
     eligible = {entry.broker_id for entry in state.eligible_leaders}
     assert state.replicas, "a partition has at least one replica"
