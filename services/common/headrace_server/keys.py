@@ -1,0 +1,340 @@
+"""The keyspace in etcd: every key, who writes it, what its value is and how long it lives (PROTOCOL section 1.1).
+
+Brokers and coordinators build keys here and nowhere else. `KEY_TABLE` is the one list: `parse`, `decode_value`, the
+administrators' dump and docs/reference/etcd-keys.md come from it. `python -m headrace_server.keys` prints that page.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError, Message
+
+from headrace.wire.errors import InvalidConfigError
+from headrace.wire.ids import BrokerId, TopicId
+from headrace_server.internal_v1 import metadata_pb2
+
+ROOT = "/headrace/"
+_CLUSTER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFamily:
+    """One row of the table: keys that share a pattern."""
+
+    name: str
+    """Stable name of the family, as `part`."""
+    pattern: str
+    """Below `/headrace/{cluster}/{generation}/`, or whole where it starts with a slash."""
+    writer: str
+    value: type[Message]
+    lifetime: str
+    purpose: str
+
+
+KEY_TABLE: tuple[KeyFamily, ...] = (
+    KeyFamily(
+        "meta",
+        "/headrace/{cluster}/meta",
+        "the first process of the cluster, once; a restore tool bumps `generation`",
+        metadata_pb2.ClusterMeta,
+        "persistent",
+        "Cluster id, generation and format version; read before anything else.",
+    ),
+    KeyFamily(
+        "live",
+        "live/{broker_id}",
+        "the broker itself",
+        metadata_pb2.BrokerLive,
+        "the broker's lease",
+        "The registration of a broker. Its create_revision is the broker epoch.",
+    ),
+    KeyFamily(
+        "sess",
+        "sess/{broker_id}",
+        "the broker itself, in the transaction of `live/{broker_id}`",
+        metadata_pb2.BrokerSession,
+        "persistent",
+        "Which process and which data directory registered last under this broker id.",
+    ),
+    KeyFamily(
+        "ctl",
+        "ctl",
+        "coordinators: made if absent",
+        metadata_pb2.CoordinatorLive,
+        "the controller's lease",
+        "The elected controller. Its create_revision is the controller epoch, compared in every write of a controller.",
+    ),
+    KeyFamily(
+        "coord",
+        "coord/{coordinator_id}",
+        "the coordinator itself",
+        metadata_pb2.CoordinatorLive,
+        "the coordinator's lease",
+        "The registration of a coordinator: where clients reach it.",
+    ),
+    KeyFamily(
+        "topic",
+        "topic/{name}",
+        "coordinators",
+        metadata_pb2.Topic,
+        "persistent",
+        "A topic by name. The topic is visible if and only if this key is there.",
+    ),
+    KeyFamily(
+        "tid",
+        "tid/{topic_id}",
+        "coordinators, in the transaction of `topic/{name}` or before it",
+        metadata_pb2.Topic,
+        "persistent",
+        "The same topic by its id (32 hexadecimal digits). Alone, without `topic/{name}`: still being created.",
+    ),
+    KeyFamily(
+        "part",
+        "part/{topic_id}/{partition}",
+        "the controller and the partition's leader, each write comparing mod_revision",
+        metadata_pb2.PartitionState,
+        "persistent",
+        "Replicas, leader, leader epoch and in-sync set of a partition.",
+    ),
+    KeyFamily(
+        "pid",
+        "pid",
+        "coordinators, by compare-and-swap",
+        metadata_pb2.ProducerIdBlock,
+        "persistent",
+        "The first producer id that no block holds yet.",
+    ),
+)
+
+FAMILIES: dict[str, KeyFamily] = {family.name: family for family in KEY_TABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveKey:
+    """`live/{broker_id}`."""
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """`sess/{broker_id}`."""
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerKey:
+    """`ctl`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorKey:
+    """`coord/{coordinator_id}`."""
+
+    coordinator_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKey:
+    """`topic/{name}`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIdKey:
+    """`tid/{topic_id}`."""
+
+    topic_id: TopicId
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKey:
+    """`part/{topic_id}/{partition}`."""
+
+    topic_id: TopicId
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsKey:
+    """`pid`."""
+
+
+ParsedKey = (
+    LiveKey | SessionKey | ControllerKey | CoordinatorKey | TopicKey | TopicIdKey | PartitionKey | ProducerIdsKey
+)
+
+
+def meta_key(cluster: str) -> str:
+    """The key of the cluster's identity, outside any generation.
+
+    Raises:
+        InvalidConfigError: `cluster` is not 1 to 63 of letters, digits, dot, underscore and dash.
+    """
+    if not _CLUSTER_NAME.match(cluster):
+        raise InvalidConfigError(
+            f"the cluster name {cluster!r} is not 1 to 63 letters, digits, dots, underscores and dashes that start with "
+            "a letter or digit",
+            action="Set another cluster name.",
+        )
+    return f"{ROOT}{cluster}/meta"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """Builds and parses the keys of one cluster in one generation. Immutable."""
+
+    cluster: str
+    generation: int
+
+    def __post_init__(self) -> None:
+        meta_key(self.cluster)
+        assert self.generation >= 1, self.generation
+
+    @property
+    def prefix(self) -> str:
+        """What every key of this generation starts with; ends with a slash."""
+        return f"{ROOT}{self.cluster}/{self.generation}/"
+
+    def live(self, broker_id: int) -> str:
+        """Key of a broker's registration."""
+        return f"{self.prefix}live/{broker_id}"
+
+    def live_prefix(self) -> str:
+        """Prefix of all brokers' registrations."""
+        return f"{self.prefix}live/"
+
+    def session(self, broker_id: int) -> str:
+        """Key of a broker's last session."""
+        return f"{self.prefix}sess/{broker_id}"
+
+    def controller(self) -> str:
+        """Key of the elected controller."""
+        return f"{self.prefix}ctl"
+
+    def coordinator(self, coordinator_id: str) -> str:
+        """Key of a coordinator's registration; the id has no slash."""
+        assert coordinator_id and "/" not in coordinator_id, coordinator_id
+        return f"{self.prefix}coord/{coordinator_id}"
+
+    def coordinator_prefix(self) -> str:
+        """Prefix of all coordinators' registrations."""
+        return f"{self.prefix}coord/"
+
+    def topic(self, name: str) -> str:
+        """Key of a topic by its (checked) name."""
+        assert name and "/" not in name, name
+        return f"{self.prefix}topic/{name}"
+
+    def topic_prefix(self) -> str:
+        """Prefix of all topics by name."""
+        return f"{self.prefix}topic/"
+
+    def topic_by_id(self, topic_id: bytes) -> str:
+        """Key of a topic by its id (16 bytes)."""
+        assert len(topic_id) == 16, topic_id
+        return f"{self.prefix}tid/{topic_id.hex()}"
+
+    def topic_by_id_prefix(self) -> str:
+        """Prefix of all topics by id."""
+        return f"{self.prefix}tid/"
+
+    def partition(self, topic_id: bytes, partition: int) -> str:
+        """Key of a partition's state; `partition` >= 0."""
+        assert len(topic_id) == 16 and partition >= 0, (topic_id, partition)
+        return f"{self.prefix}part/{topic_id.hex()}/{partition}"
+
+    def partition_prefix(self, topic_id: bytes | None = None) -> str:
+        """Prefix of the partition states of one topic, or of all."""
+        return f"{self.prefix}part/" if topic_id is None else f"{self.prefix}part/{topic_id.hex()}/"
+
+    def producer_ids(self) -> str:
+        """Key of the next block of producer ids."""
+        return f"{self.prefix}pid"
+
+    def parse(self, key: str) -> ParsedKey | None:
+        """Take a key apart; None where it is outside this generation or of a family that this release does not know."""
+        if not key.startswith(self.prefix):
+            return None
+        match key[len(self.prefix) :].split("/"):
+            case ["ctl"]:
+                return ControllerKey()
+            case ["pid"]:
+                return ProducerIdsKey()
+            case ["live", broker] if _is_number(broker):
+                return LiveKey(BrokerId(int(broker)))
+            case ["sess", broker] if _is_number(broker):
+                return SessionKey(BrokerId(int(broker)))
+            case ["coord", coordinator_id] if coordinator_id:
+                return CoordinatorKey(coordinator_id)
+            case ["topic", name] if name:
+                return TopicKey(name)
+            case ["tid", topic_id] if _is_topic_id(topic_id):
+                return TopicIdKey(TopicId(bytes.fromhex(topic_id)))
+            case ["part", topic_id, partition] if _is_topic_id(topic_id) and _is_number(partition):
+                return PartitionKey(TopicId(bytes.fromhex(topic_id)), int(partition))
+        return None
+
+    def family(self, key: str) -> KeyFamily | None:
+        """The row of `KEY_TABLE` that a key belongs to; None where this release does not know it."""
+        if key == meta_key(self.cluster):
+            return FAMILIES["meta"]
+        if self.parse(key) is None:
+            return None
+        return FAMILIES[key[len(self.prefix) :].split("/", 1)[0]]
+
+    def decode_value(self, key: str, value: bytes) -> Message | None:
+        """The typed value of a key; None where the key is unknown or the value is no message of its type."""
+        family = self.family(key)
+        if family is None:
+            return None
+        message = family.value()
+        try:
+            message.ParseFromString(value)
+        except DecodeError:
+            return None
+        return message
+
+
+def value_json(keyspace: Keyspace, key: str, value: bytes) -> str:
+    """A key's value as JSON for `DumpMetadata`, field names as in the .proto; unreadable ones as hexadecimal."""
+    message = keyspace.decode_value(key, value)
+    if message is None:
+        return f'{{"undecoded_hex": "{value.hex()}"}}'
+    return json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None)
+
+
+def describe_keys() -> str:
+    """docs/reference/etcd-keys.md as markdown."""
+    lines = [
+        "# Keys in etcd",
+        "",
+        "Generated by `python -m headrace_server.keys`. All keys but the first stand below `/headrace/{cluster}/{generation}/`,",
+        "whose generation comes from the first. Values are the protobuf messages of",
+        "`proto/headrace/internal/v1/metadata.proto`; `headrace cluster dump` prints them all.",
+        "",
+        "| key | value | written by | lifetime | purpose |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| `{row.pattern}` | `{row.value.DESCRIPTOR.name}` | {row.writer} | {row.lifetime} | {row.purpose} |"
+        for row in KEY_TABLE
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and text == str(int(text))
+
+
+def _is_topic_id(text: str) -> bool:
+    return len(text) == 32 and all(character in "0123456789abcdef" for character in text)
+
+
+if __name__ == "__main__":
+    print(describe_keys(), end="")

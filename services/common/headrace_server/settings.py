@@ -1,0 +1,210 @@
+"""Settings of a process: one frozen dataclass, filled from a TOML file, the environment and the command line.
+
+A service describes its settings as a frozen, slotted, keyword-only dataclass whose fields are `Annotated` with
+pydantic's `Field`: `description` (one sentence), range (`ge`, `le`, ...), and a default where there is one. The unit is
+the last part of the name. Relations between fields are checked in `__post_init__`, which raises `ValueError`.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class BrokerSettings:
+        broker_id: Annotated[int, Field(ge=0, description="The broker's id, unique in the cluster.")]
+        lease_ttl_ms: Annotated[int, Field(ge=2_000, description="...")] = 10_000
+
+`load_settings` is the one place that reads files and the environment; nothing else in a service does. Why pydantic:
+docs/decisions/0010-settings-by-pydantic.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from headrace.wire.errors import InvalidConfigError
+
+SettingsT = TypeVar("SettingsT")
+
+
+def _split_commas(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+CommaList = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
+"""A list setting: an array in TOML, `a,b,c` in the environment and on the command line."""
+
+
+class SettingsError(InvalidConfigError):
+    """The settings cannot be used; the message names each culprit and where it was set. Mend them and start again."""
+
+
+def load_settings(
+    cls: type[SettingsT],
+    *,
+    config_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    environ_prefix: str = "",
+    overrides: Mapping[str, object] | Sequence[str] = (),
+) -> SettingsT:
+    """Fill `cls` from, in rising order of precedence: defaults, file, environment, overrides.
+
+    Args:
+        cls: a frozen dataclass as the module describes.
+        config_file: a TOML file with one key a setting at its top level; None: no file.
+        environ: usually `os.environ`; None: no environment.
+        environ_prefix: as `HEADRACE_BROKER_`; each variable that starts with it must name a setting in upper case.
+        overrides: a mapping, or `name=value` strings as `--set` takes them.
+
+    Raises:
+        SettingsError: an unknown name (the nearest known one is named), a value of the wrong type or out of range, a
+            missing setting, a broken relation, an unreadable file.
+    """
+    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in (
+        (str(config_file), _read_file(config_file)),
+        ("the environment", _read_environ(environ or {}, environ_prefix)),
+        ("the command line", _read_overrides(overrides)),
+    ):
+        for name, value in layer.items():
+            if name not in known:
+                shown = environ_prefix + name.upper() if origin == "the environment" else name
+                raise SettingsError(
+                    f"unknown setting {shown} in {origin}{_nearest(name, known)}",
+                    action="Mend or remove it; docs/reference/settings.md lists all settings.",
+                )
+            values[name] = value
+            origins[name] = origin
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        raise SettingsError(
+            "; ".join(_describe_error(detail, origins, environ_prefix) for detail in error.errors(include_url=False)),
+            action="Mend the settings and start again; docs/reference/settings.md lists all of them.",
+        ) from error
+
+
+def describe_settings(cls: type[Any]) -> str:
+    """A markdown table of all settings of `cls`: name, type, default, range, documentation."""
+    lines = ["| setting | type | default | range | what it does |", "| --- | --- | --- | --- | --- |"]
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        base, infos = _unwrap(hints[field.name])
+        description = " ".join(info.description for info in infos if info.description)
+        assert description, f"{cls.__name__}.{field.name} has no description"
+        bounds = ", ".join(text for info in infos for text in _bounds(info))
+        if field.default is not dataclasses.MISSING:
+            default = _show(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            default = _show(field.default_factory())
+        else:
+            default = "required"
+        lines.append(f"| `{field.name}` | {_type_name(base)} | {default} | {bounds or ''} | {description} |")
+    return "\n".join(lines) + "\n"
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str | None:
+    """The known name that is most like `name`, or None where none is."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    nearest = nearest_name(name, known)
+    return f"; did you mean {nearest}?" if nearest else ""
+
+
+def _read_file(config_file: Path | None) -> dict[str, Any]:
+    if config_file is None:
+        return {}
+    try:
+        with config_file.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot read the settings file {config_file}: {error.strerror}",
+            action="Give the path of a readable TOML file.",
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"the settings file {config_file} is not TOML: {error}", action="Mend the file and start again."
+        ) from error
+
+
+def _read_environ(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    if not prefix:
+        return {}
+    return {name[len(prefix) :].lower(): value for name, value in sorted(environ.items()) if name.startswith(prefix)}
+
+
+def _read_overrides(overrides: Mapping[str, object] | Sequence[str]) -> dict[str, object]:
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+    values: dict[str, object] = {}
+    for item in overrides:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise SettingsError(f"{item!r} is not of the form name=value", action="Write --set name=value.")
+        values[name.strip()] = value
+    return values
+
+
+def _describe_error(detail: Mapping[str, Any], origins: Mapping[str, str], environ_prefix: str) -> str:
+    location = [str(part) for part in detail["loc"]]
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if not location:
+        return message
+    name = location[0]
+    if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{name} is not set (in the file, as {environ_prefix}{name.upper()}, or with --set {name}=...)"
+    return f"{name} = {detail['input']!r} (from {origins.get(name, 'the defaults')}): {message}"
+
+
+def _unwrap(hint: object) -> tuple[object, list[FieldInfo]]:
+    """Split an annotation into its bare type and pydantic's field infos, outermost last."""
+    infos: list[FieldInfo] = []
+    while typing.get_origin(hint) is Annotated:
+        hint, *metadata = typing.get_args(hint)
+        infos = [item for item in metadata if isinstance(item, FieldInfo)] + infos
+    return hint, infos
+
+
+def _bounds(info: FieldInfo) -> list[str]:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥", "max_length": "length ≤"}
+    found = []
+    for constraint in info.metadata:
+        for attribute, sign in signs.items():
+            value = getattr(constraint, attribute, None)
+            if value is not None:
+                found.append(f"{sign} {value}")
+    return found
+
+
+def _type_name(hint: object) -> str:
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(hint))
+    if origin is tuple:
+        return "list"
+    names = {int: "integer", str: "string", bool: "boolean", float: "number", Path: "path"}
+    if isinstance(hint, type) and hint in names:
+        return names[hint]
+    arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
+    return " or ".join(_type_name(argument) for argument in arguments) if arguments else str(hint)
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool):
+        return "`true`" if value else "`false`"
+    if isinstance(value, tuple):
+        return f"`{','.join(map(str, value))}`"
+    return '`""`' if value == "" else f"`{value}`"

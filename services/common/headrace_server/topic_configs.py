@@ -1,0 +1,304 @@
+"""The settings of a topic: one table, its parser, and the typed value that a broker applies.
+
+The coordinator validates and describes them, the broker applies them (`TopicConfig`). In etcd and in RPCs they are
+strings by name, and only what differs from the defaults is stored. `python -m headrace_server.topic_configs` prints
+the reference page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from headrace.wire.errors import InvalidConfigError
+from headrace_server.settings import nearest_name
+
+INT64_MAX = 2**63 - 1
+DAY_MS = 86_400_000
+
+
+class Durability(StrEnum):
+    """When a record counts as stored."""
+
+    FSYNC = "fsync"
+    ASYNC = "async"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDefinition:
+    """One row of the table."""
+
+    name: str
+    kind: str
+    """`integer` or `choice`."""
+    default: int | str
+    minimum: int = 0
+    maximum: int = INT64_MAX
+    choices: tuple[str, ...] = ()
+    documentation: str = ""
+
+    def parse(self, text: str) -> int | str:
+        """Read a value.
+
+        Raises:
+            InvalidConfigError: not of the kind, or out of range; says what would be right.
+        """
+        if self.kind == "choice":
+            if text not in self.choices:
+                raise self._error(text, f"is not one of {', '.join(self.choices)}")
+            return text
+        try:
+            value = int(text)
+        except ValueError:
+            raise self._error(text, "is not a whole number") from None
+        if not self.minimum <= value <= self.maximum:
+            raise self._error(text, f"is outside {self.minimum} .. {self.maximum}")
+        return value
+
+    def range_text(self) -> str:
+        """The range as a person reads it."""
+        if self.kind == "choice":
+            return ", ".join(self.choices)
+        return f"{self.minimum} .. {'2^63 - 1' if self.maximum == INT64_MAX else self.maximum}"
+
+    def _error(self, text: str, problem: str) -> InvalidConfigError:
+        return InvalidConfigError(
+            f"{self.name} = {text!r} {problem}", action=f"Give {self.name} a value in {self.range_text()}."
+        )
+
+
+CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
+    ConfigDefinition(
+        "retention_ms", "integer", 7 * DAY_MS, -1,
+        documentation="Milliseconds for which a record is kept at least, by the time of its append; whole segments are "
+        "deleted once their newest record is older. -1: for ever.",
+    ),
+    ConfigDefinition(
+        "retention_bytes", "integer", -1, -1,
+        documentation="Bytes of a partition beyond which its oldest segments are deleted. -1: no limit.",
+    ),
+    ConfigDefinition(
+        "segment_bytes", "integer", 1 << 30, 1 << 16, (1 << 31) - 1,
+        documentation="Bytes at which a new segment file is begun. At least max_batch_bytes.",
+    ),
+    ConfigDefinition(
+        "segment_ms", "integer", 7 * DAY_MS, 1_000,
+        documentation="Milliseconds after which a new segment file is begun even if the current one is not full.",
+    ),
+    ConfigDefinition(
+        "index_interval_bytes", "integer", 4096, 64, 1 << 24,
+        documentation="Bytes of log between two entries of the sparse index.",
+    ),
+    ConfigDefinition(
+        "durability", "choice", Durability.FSYNC.value, choices=tuple(Durability),
+        documentation="fsync: a record is acknowledged, visible and counted as replicated once it is on stable storage. "
+        "async: once it is in the page cache; flush_messages and flush_ms bound what a crash of the machine can lose.",
+    ),
+    ConfigDefinition(
+        "flush_messages", "integer", INT64_MAX, 1,
+        documentation="With durability=async: records appended after which the log is flushed; where set, consumers see "
+        "flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
+    ),
+    ConfigDefinition(
+        "flush_ms", "integer", INT64_MAX, 1,
+        documentation="With durability=async: milliseconds a record waits for a flush at most; where set, consumers see "
+        "flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
+    ),
+    ConfigDefinition(
+        "min_insync_replicas", "integer", 1, 1, 32_767,
+        documentation="Replicas in sync below which acks=all is refused. At most the topic's replication factor.",
+    ),
+    ConfigDefinition(
+        "max_batch_bytes", "integer", (1 << 20) + (1 << 16), 1_024, 16 << 20,
+        documentation="Bytes of the largest batch that is taken, header included. The default is 1 MiB of values and "
+        "64 KiB of room for header and columns.",
+    ),
+    ConfigDefinition(
+        "timestamp_before_max_ms", "integer", INT64_MAX, 0,
+        documentation="Milliseconds by which a record's timestamp may lie before the broker's clock; older ones are "
+        "refused, never changed.",
+    ),
+    ConfigDefinition(
+        "timestamp_after_max_ms", "integer", 3_600_000, 0,
+        documentation="Milliseconds by which a record's timestamp may lie after the broker's clock; later ones are "
+        "refused, never changed.",
+    ),
+    ConfigDefinition(
+        "file_delete_delay_ms", "integer", 60_000, 0,
+        documentation="Milliseconds between a segment's removal from the log and the deletion of its files.",
+    ),
+)  # fmt: skip
+
+CONFIGS: dict[str, ConfigDefinition] = {definition.name: definition for definition in CONFIG_TABLE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """All settings of a topic, typed; the meaning of each is in `CONFIG_TABLE`."""
+
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = -1
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    index_interval_bytes: int = 4096
+    durability: Durability = Durability.FSYNC
+    flush_messages: int = INT64_MAX
+    flush_ms: int = INT64_MAX
+    min_insync_replicas: int = 1
+    max_batch_bytes: int = (1 << 20) + (1 << 16)
+    timestamp_before_max_ms: int = INT64_MAX
+    timestamp_after_max_ms: int = 3_600_000
+    file_delete_delay_ms: int = 60_000
+
+    @property
+    def flushes_by_policy(self) -> bool:
+        """True where `flush_messages` or `flush_ms` bounds the loss window: consumers then see flushed records only."""
+        return self.durability is Durability.ASYNC and min(self.flush_messages, self.flush_ms) < INT64_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigValue:
+    """One setting of a topic as `DescribeConfigs` shows it."""
+
+    name: str
+    value: str
+    default_value: str
+    is_default: bool
+    documentation: str
+
+
+def parse_topic_config(configs: Mapping[str, str]) -> TopicConfig:
+    """Check a topic's settings, relations too, and give them types; those not named have their defaults.
+
+    Raises:
+        InvalidConfigError: an unknown name (the nearest known one is named), a bad value, or two that do not go together.
+    """
+    values: dict[str, Any] = {}
+    for name in sorted(configs):
+        values[name] = config_definition(name).parse(configs[name])
+    if "durability" in values:
+        values["durability"] = Durability(values["durability"])
+    config = TopicConfig(**values)
+    _check_relations(config)
+    return config
+
+
+def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, tuple[str, ...]]:
+    """What a broker applies: the settings that this release understands, and the names that it does not.
+
+    For values out of etcd, which a newer release may have written: one setting that cannot be used must not stop a
+    partition. A setting left out has its default; the caller logs the names.
+    """
+    usable: dict[str, str] = {}
+    skipped: list[str] = []
+    for name in sorted(configs):
+        try:
+            config_definition(name).parse(configs[name])
+        except InvalidConfigError:
+            skipped.append(name)
+        else:
+            usable[name] = configs[name]
+    try:
+        return parse_topic_config(usable), tuple(skipped)
+    except InvalidConfigError:
+        return TopicConfig(), tuple(sorted(configs))
+
+
+def normalise_topic_configs(configs: Mapping[str, str]) -> dict[str, str]:
+    """Check `configs` as `parse_topic_config` does and return what is to be stored: canonical text, no defaults."""
+    parse_topic_config(configs)
+    parsed = {name: str(config_definition(name).parse(configs[name])) for name in sorted(configs)}
+    return {name: text for name, text in parsed.items() if text != str(CONFIGS[name].default)}
+
+
+def alter_topic_configs(current: Mapping[str, str], changes: Mapping[str, str], unset: Iterable[str]) -> dict[str, str]:
+    """What is to be stored after `AlterConfigs`: `changes` set, `unset` back to their defaults, the rest as it was.
+
+    Raises:
+        InvalidConfigError: as `parse_topic_config`, or a name both set and unset.
+    """
+    removed = list(unset)
+    for name in removed:
+        config_definition(name)
+        if name in changes:
+            raise InvalidConfigError(f"{name} is both set and unset", action=f"Name {name} in one of the two only.")
+    merged = {name: text for name, text in current.items() if name not in removed} | dict(changes)
+    return normalise_topic_configs(merged)
+
+
+def describe_topic_config(configs: Mapping[str, str]) -> list[ConfigValue]:
+    """Every setting with its value in a topic whose stored settings are `configs`, in the order of the table."""
+    return [
+        ConfigValue(
+            name=row.name,
+            value=configs.get(row.name, str(row.default)),
+            default_value=str(row.default),
+            is_default=row.name not in configs,
+            documentation=f"{row.documentation} Range: {row.range_text()}.",
+        )
+        for row in CONFIG_TABLE
+    ]
+
+
+def config_definition(name: str) -> ConfigDefinition:
+    """The row of a setting.
+
+    Raises:
+        InvalidConfigError: there is none; names the nearest.
+    """
+    definition = CONFIGS.get(name)
+    if definition is None:
+        nearest = nearest_name(name, list(CONFIGS))
+        raise InvalidConfigError(
+            f"unknown topic setting {name!r}" + (f"; did you mean {nearest}?" if nearest else ""),
+            action=f"Use one of: {', '.join(CONFIGS)}.",
+        )
+    return definition
+
+
+def describe_topic_configs() -> str:
+    """docs/reference/topic-configs.md as markdown."""
+    lines = [
+        "# Settings of a topic",
+        "",
+        "Generated by `python -m headrace_server.topic_configs`. Set with `headrace topic create --config name=value`,",
+        "changed at run time with `headrace topic alter`.",
+        "",
+        "| setting | default | range | what it does |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in CONFIG_TABLE:
+        default = "2^63 - 1" if row.default == INT64_MAX else row.default
+        lines.append(f"| `{row.name}` | {default} | {row.range_text()} | {row.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+def _check_relations(config: TopicConfig) -> None:
+    if config.segment_bytes < config.max_batch_bytes:
+        raise InvalidConfigError(
+            f"segment_bytes = {config.segment_bytes} is less than max_batch_bytes = {config.max_batch_bytes}",
+            action="Raise segment_bytes or lower max_batch_bytes: a batch must fit into a segment.",
+        )
+    if config.durability is Durability.FSYNC:
+        for name in ("flush_messages", "flush_ms"):
+            if getattr(config, name) != INT64_MAX:
+                raise InvalidConfigError(
+                    f"{name} has no meaning with durability=fsync, which flushes before every acknowledgement",
+                    action=f"Set durability=async too, or leave {name} out.",
+                )
+    if config.retention_ms != -1 and config.retention_ms < 1:
+        raise InvalidConfigError("retention_ms = 0 keeps nothing", action="Use -1 for ever, or 1 or more.")
+    if config.retention_bytes == 0:
+        raise InvalidConfigError("retention_bytes = 0 keeps nothing", action="Use -1 for no limit, or 1 or more.")
+
+
+_DEFAULTS = TopicConfig()
+assert {field.name: getattr(_DEFAULTS, field.name) for field in dataclasses.fields(TopicConfig)} == {
+    row.name: row.default for row in CONFIG_TABLE
+}, "TopicConfig and CONFIG_TABLE differ"
+
+if __name__ == "__main__":
+    print(describe_topic_configs(), end="")
