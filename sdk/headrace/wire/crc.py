@@ -1,0 +1,24 @@
+"""CRC32C (Castagnoli, RFC 3720 appendix B.4) of any contiguous buffer, without copying it.
+
+`google_crc32c` takes bytes and numpy arrays but no memoryview or bytearray; a numpy view over either costs no copy.
+"""
+
+from typing import Any, TypeAlias
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+ReadableBuffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+"""What the functions of this package take where they read bytes: any C-contiguous buffer."""
+
+
+def crc32c(buffer: ReadableBuffer, crc: int = 0) -> int:
+    """Give the CRC32C of `buffer` as an unsigned 32-bit integer, without copying it.
+
+    Args:
+        buffer: the bytes, contiguous.
+        crc: the CRC of the bytes before these, to go on from; 0 at the start.
+    """
+    view = buffer if type(buffer) is bytes else np.frombuffer(buffer, np.uint8)
+    return int(google_crc32c.extend(crc, view))

@@ -1,0 +1,29 @@
+"""The small types that name things: offsets, epochs, brokers, producers, topics, partitions. Used everywhere; no behaviour."""
+
+from typing import NamedTuple, NewType
+
+Offset = NewType("Offset", int)
+"""The position of a record in its partition, from 0; an int64. Ends are exclusive unless the name says `last`."""
+
+LeaderEpoch = NewType("LeaderEpoch", int)
+"""Counts the leaders of a partition, from 0; an int32. -1: none known."""
+
+BrokerId = NewType("BrokerId", int)
+"""A broker's number, given by its operator, from 0; an int32. -1: none."""
+
+ProducerId = NewType("ProducerId", int)
+"""An idempotent producer's number, given by the coordinator and never reused, from 0; an int64. -1: none."""
+
+TopicId = NewType("TopicId", bytes)
+"""Sixteen random bytes that name one life of a topic: a topic deleted and created again has another id."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic, by the topic's name."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        """Give `topic-partition`, as messages and file names show it."""
+        return f"{self.topic}-{self.partition}"
