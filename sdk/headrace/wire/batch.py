@@ -1,0 +1,266 @@
+"""The record batch's header: read, check, stamp. The payload behind it is `headrace.wire.columns`.
+
+All numbers are little-endian and naturally aligned. The leader stamps the first 32 bytes anew and writes the rest as it came;
+that is why there are two checksums.
+
+    offset size field                meaning
+     0     8    base_offset          int64   stamped: the offset of the first record; 0 in a produced batch
+     8     8    append_timestamp_ms  int64   stamped: the leader's clock at append, ms since 1970; 0 in a produced batch
+    16     4    batch_bytes          uint32  stamped: header and padding included, a multiple of 8
+    20     4    leader_epoch         int32   stamped: -1 in a produced batch
+    24     4    previous_crc         uint32  stamped: `crc` of the batch before it in the log, 0 for the first
+    28     4    stamp_crc            uint32  stamped: CRC32C of bytes 0 .. 28
+    32     4    crc                  uint32  CRC32C of bytes 36 .. batch_bytes
+    36     1    magic                uint8   1
+    37     1    codec                uint8   0 none, 1 lz4, 2 zstd, 3 gzip
+    38     2    flags                uint16  see BatchFlags; bits 13-15: zero bytes of final padding
+    40     4    record_count         uint32  at least 1
+    44     4    payload_bytes        uint32  before compression
+    48     8    base_timestamp_ms    int64   the smallest timestamp of the batch
+    56     8    max_timestamp_ms     int64   the greatest; the same as the base without per-record timestamps
+    64     8    producer_id          int64   -1: none, then producer_epoch and base_sequence are -1 too
+    72     4    producer_epoch       int32
+    76     4    base_sequence        int32   counts records, modulo 2^31
+
+Kept here (PROTOCOL I6, I17, H31, H32): every byte of a batch is under one of the two checksums or is one.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntFlag
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.wire.compression import Codec
+from headrace.wire.crc import ReadableBuffer, crc32c
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAGIC",
+    "MAX_OFFSET",
+    "STAMP_BYTES",
+    "BatchFlags",
+    "BatchHeader",
+    "Codec",
+    "check_batch",
+    "iter_batches",
+    "read_header",
+    "sequence_after",
+    "sequence_distance",
+    "stamp",
+]
+
+MAGIC = 1
+HEADER_BYTES = 80
+STAMP_BYTES = 32
+CRC_START = 36
+MAX_OFFSET = 2**63 - 1
+PADDING_SHIFT = 13
+SEQUENCES = 2**31
+
+HEADER = struct.Struct("<qqIiIIIBBHIIqqqii")
+STAMP = struct.Struct("<qqIiI")
+assert HEADER.size == HEADER_BYTES
+assert STAMP.size + 4 == STAMP_BYTES
+
+
+class BatchFlags(IntFlag):
+    """Which columns the payload has, and what kind of batch it is. Bits 7-12 are reserved and zero; 13-15 are a number."""
+
+    KEYS = 1
+    NULL_VALUES = 2
+    NULL_KEYS = 4
+    RECORD_TIMESTAMPS = 8
+    HEADERS = 16
+    TRANSACTIONAL = 32
+    CONTROL = 64
+
+
+_KEYS = int(BatchFlags.KEYS)
+_NULL_KEYS = int(BatchFlags.NULL_KEYS)
+_RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
+_RESERVED_FLAGS = ((1 << PADDING_SHIFT) - 1) & ~0x7F
+_CODECS = frozenset(int(codec) for codec in Codec)
+
+
+class BatchHeader(NamedTuple):
+    """The 80 bytes, field by field; the module's table says what each one means."""
+
+    base_offset: int
+    append_timestamp_ms: int
+    batch_bytes: int
+    leader_epoch: int
+    previous_crc: int
+    stamp_crc: int
+    crc: int
+    magic: int
+    codec: int
+    flags: int
+    record_count: int
+    payload_bytes: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the last record."""
+        return self.base_offset + self.record_count
+
+    @property
+    def last_offset(self) -> int:
+        """The offset of the last record."""
+        return self.base_offset + self.record_count - 1
+
+    @property
+    def has_producer(self) -> bool:
+        """Whether an idempotent producer made it."""
+        return self.producer_id >= 0
+
+    @property
+    def padding_bytes(self) -> int:
+        """Zero bytes behind the stored payload: 0 to 7."""
+        return self.flags >> PADDING_SHIFT
+
+
+def read_header(buffer: ReadableBuffer, position: int = 0) -> BatchHeader:
+    """Read the header at `position`; checks magic, size and count, no checksum, and not that the whole batch is there.
+
+    Raises:
+        CorruptBatchError: fewer than 80 bytes are left, or this cannot be the header of a batch.
+    """
+    try:
+        header = BatchHeader._make(HEADER.unpack_from(buffer, position))
+    except struct.error as error:
+        raise CorruptBatchError(f"at byte {position} fewer than {HEADER_BYTES} bytes are left of a batch") from error
+    if header.magic != MAGIC:
+        raise CorruptBatchError(f"magic {header.magic} is not {MAGIC}")
+    if header.batch_bytes <= HEADER_BYTES or header.batch_bytes % 8:
+        raise CorruptBatchError(f"batch_bytes {header.batch_bytes} is not a multiple of 8 over {HEADER_BYTES}")
+    if header.record_count < 1:
+        raise CorruptBatchError("record_count is 0")
+    if not 0 <= header.base_offset <= MAX_OFFSET - header.record_count:
+        raise CorruptBatchError(f"base_offset {header.base_offset} is out of range")
+    return header
+
+
+def check_batch(
+    batch: ReadableBuffer, *, max_batch_bytes: int, max_records: int, max_payload_bytes: int
+) -> BatchHeader:
+    """Check that `batch` is exactly one whole, sound batch within the limits, and give its header.
+
+    The broker calls it once for every batch produced, a reader for every batch fetched. It looks at both checksums and at the
+    relations between the header's fields, never at columns: it inflates nothing.
+
+    Args:
+        batch: the bytes of one batch.
+        max_batch_bytes: the most that `batch_bytes` may be.
+        max_records: the most that `record_count` may be.
+        max_payload_bytes: the most that `payload_bytes` may be.
+
+    Raises:
+        BatchTooLargeError: sound, but over one of the limits.
+        UnsupportedCodecError: sound, but with an unknown codec.
+        CorruptBatchError: anything else; `base_offset` and `next_offset` are set as far as checksums vouch for them.
+    """
+    header = read_header(batch)
+    view = np.frombuffer(batch, np.uint8)
+    if header.batch_bytes != len(view):
+        raise CorruptBatchError(f"batch_bytes is {header.batch_bytes}, but {len(view)} bytes came")
+    if header.batch_bytes > max_batch_bytes:
+        raise BatchTooLargeError(f"a batch of {header.batch_bytes} bytes is over the limit of {max_batch_bytes}")
+    if crc32c(view[: STAMP.size]) != header.stamp_crc:
+        raise CorruptBatchError("the stamp's checksum is wrong")
+    if crc32c(view[CRC_START:]) != header.crc:
+        raise CorruptBatchError("the batch's checksum is wrong", base_offset=header.base_offset)
+    if header.codec not in _CODECS:
+        raise UnsupportedCodecError(f"codec {header.codec} is not known to this version")
+    if header.record_count > max_records:
+        raise BatchTooLargeError(f"a batch of {header.record_count} records is over the limit of {max_records}")
+    if header.payload_bytes > max_payload_bytes:
+        raise BatchTooLargeError(f"a payload of {header.payload_bytes} bytes is over the limit of {max_payload_bytes}")
+    wrong = _wrong_relation(header)
+    if not wrong and header.padding_bytes and view[-header.padding_bytes :].any():
+        wrong = "the final padding is not zero"
+    if wrong:
+        raise CorruptBatchError(wrong, base_offset=header.base_offset, next_offset=header.end_offset)
+    return header
+
+
+def _wrong_relation(header: BatchHeader) -> str:
+    """Say which relation between the header's fields does not hold; empty when all do."""
+    flags = header.flags
+    stored_bytes = header.batch_bytes - HEADER_BYTES - header.padding_bytes
+    if flags & _RESERVED_FLAGS:
+        return f"reserved flags are set: {flags & _RESERVED_FLAGS:#06x}"
+    if flags & _NULL_KEYS and not flags & _KEYS:
+        return "null keys are flagged without keys"
+    if 4 * (header.record_count + 1) > header.payload_bytes:
+        return f"{header.record_count} records cannot be in a payload of {header.payload_bytes} bytes"
+    if stored_bytes < 1:
+        return "there is no payload"
+    if header.codec == Codec.NONE and stored_bytes != header.payload_bytes:
+        return f"payload_bytes is {header.payload_bytes}, but {stored_bytes} bytes are stored"
+    if header.max_timestamp_ms < header.base_timestamp_ms:
+        return "max_timestamp_ms is before base_timestamp_ms"
+    if not flags & _RECORD_TIMESTAMPS and header.max_timestamp_ms != header.base_timestamp_ms:
+        return "max_timestamp_ms differs from base_timestamp_ms without per-record timestamps"
+    return _wrong_producer(header)
+
+
+def _wrong_producer(header: BatchHeader) -> str:
+    if header.leader_epoch < -1:
+        return f"leader_epoch {header.leader_epoch} is out of range"
+    if header.producer_id < -1:
+        return f"producer_id {header.producer_id} is out of range"
+    if header.producer_id == -1 and (header.producer_epoch != -1 or header.base_sequence != -1):
+        return "producer_epoch or base_sequence is given without producer_id"
+    if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
+        return "producer_id is given without producer_epoch or base_sequence"
+    if header.flags & BatchFlags.TRANSACTIONAL and header.producer_id < 0:
+        return "a transactional batch has no producer_id"
+    return ""
+
+
+def stamp(
+    batch_header: BatchHeader, *, base_offset: int, append_timestamp_ms: int, leader_epoch: int, previous_crc: int
+) -> bytes:
+    """Give the 32 bytes that the leader writes in place of the batch's first 32.
+
+    The caller writes `[stamp, memoryview(batch)[32:]]`; the batch itself is not copied.
+    """
+    head = STAMP.pack(base_offset, append_timestamp_ms, batch_header.batch_bytes, leader_epoch, previous_crc)
+    return head + crc32c(head).to_bytes(4, "little")
+
+
+def iter_batches(buffer: ReadableBuffer) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Walk over whole batches that lie one behind the other, as a fetch answers them; headers are read, not checked.
+
+    Raises:
+        CorruptBatchError: a header that cannot be one, or a batch that ends past the buffer; the batches before it came.
+    """
+    view = memoryview(buffer).cast("B")
+    position = 0
+    while position < len(view):
+        header = read_header(view, position)
+        end = position + header.batch_bytes
+        if end > len(view):
+            raise CorruptBatchError(
+                f"the batch at byte {position} has {header.batch_bytes} bytes, but {len(view) - position} are left"
+            )
+        yield header, view[position:end]
+        position = end
+
+
+def sequence_after(sequence: int, records: int) -> int:
+    """Give the sequence that follows `records` records starting at `sequence`, modulo 2^31."""
+    return (sequence + records) % SEQUENCES
+
+
+def sequence_distance(start: int, end: int) -> int:
+    """Give how many sequences lie from `start` up to `end`, in -2^30 .. 2^30 - 1: negative when `end` comes before."""
+    return (end - start + SEQUENCES // 2) % SEQUENCES - SEQUENCES // 2

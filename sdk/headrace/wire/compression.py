@@ -1,0 +1,144 @@
+"""Compression of a batch's payload, and bounded decompression.
+
+Nothing is inflated before the size that the header states has been held against the reader's limit, and inflating stops at
+that size: a payload that is shorter, longer or followed by anything is a `CorruptBatchError`. Formats: LZ4 frame, Zstandard
+frame (RFC 8878), gzip (RFC 1952), one frame or member each. lz4 and zstandard are imported when they are first used.
+"""
+
+import zlib
+from enum import IntEnum
+from typing import Any
+
+from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
+
+
+class Codec(IntEnum):
+    """How a payload is stored; the header's `codec` byte."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+    GZIP = 3
+
+
+_GZIP_WBITS = 31
+_MIN_WINDOW_BYTES = 8 << 20
+"""RFC 8878 asks every Zstandard decoder to support windows of 8 MiB."""
+
+
+def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
+    """Compress `data` as one frame; the same input gives the same bytes.
+
+    Args:
+        codec: how; NONE gives `data` back.
+        data: the payload.
+        level: the codec's own level, or None for its default.
+
+    Raises:
+        UnsupportedCodecError: the codec's package is not installed; install the extra that the message names.
+    """
+    match codec:
+        case Codec.NONE:
+            return data
+        case Codec.LZ4:
+            lz4: Any = _lz4_frame()
+            packed: bytes = lz4.compress(data, compression_level=lz4.COMPRESSIONLEVEL_MIN if level is None else level)
+            return packed
+        case Codec.ZSTD:
+            zstd: Any = _zstandard()
+            packed = zstd.ZstdCompressor(level=3 if level is None else level).compress(data)
+            return packed
+        case Codec.GZIP:
+            deflater = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WBITS)
+            return deflater.compress(data) + deflater.flush()
+
+
+def decompress(codec: int, data: bytes | memoryview, payload_bytes: int, limit: int) -> bytes | memoryview:
+    """Inflate one frame to exactly `payload_bytes` bytes.
+
+    Args:
+        codec: a number of `Codec`.
+        data: the stored payload without its padding.
+        payload_bytes: the size that the batch's header states.
+        limit: the most that the reader inflates, in bytes.
+
+    Raises:
+        CorruptBatchError: `payload_bytes` is over `limit`, or `data` is not one whole frame of that size.
+        UnsupportedCodecError: an unknown codec, or its package is not installed.
+    """
+    if payload_bytes > limit:
+        raise CorruptBatchError(
+            f"a payload of {payload_bytes} bytes is over the limit of {limit}; nothing was inflated"
+        )
+    match codec:
+        case Codec.NONE:
+            payload: bytes | memoryview = data
+        case Codec.LZ4:
+            payload = _inflate_lz4(data, payload_bytes)
+        case Codec.ZSTD:
+            payload = _inflate_zstd(data, payload_bytes)
+        case Codec.GZIP:
+            payload = _inflate_gzip(data, payload_bytes)
+        case _:
+            raise UnsupportedCodecError(f"codec {codec} is not known to this version")
+    if len(payload) != payload_bytes:
+        raise CorruptBatchError(f"a payload of {payload_bytes} bytes inflates to {len(payload)}")
+    return payload
+
+
+def _inflate_gzip(data: bytes | memoryview, payload_bytes: int) -> bytes:
+    inflater = zlib.decompressobj(_GZIP_WBITS)
+    try:
+        # zlib reads a max_length of 0 as "no limit"; the one byte more also shows output past the stated size.
+        payload = inflater.decompress(data, payload_bytes + 1)
+    except zlib.error as error:
+        raise CorruptBatchError(f"the gzip payload is damaged: {error}") from error
+    if not inflater.eof or inflater.unused_data:
+        raise CorruptBatchError("the gzip payload is not one whole member of the stated size")
+    return payload
+
+
+def _inflate_lz4(data: bytes | memoryview, payload_bytes: int) -> bytes:
+    inflater: Any = _lz4_frame().LZ4FrameDecompressor()
+    try:
+        payload: bytes = inflater.decompress(data, max_length=payload_bytes + 1)
+    except (RuntimeError, EOFError) as error:
+        raise CorruptBatchError(f"the lz4 payload is damaged: {error}") from error
+    if not inflater.eof or inflater.unused_data:
+        raise CorruptBatchError("the lz4 payload is not one whole frame of the stated size")
+    return payload
+
+
+def _inflate_zstd(data: bytes | memoryview, payload_bytes: int) -> bytes:
+    zstd: Any = _zstandard()
+    window_bytes = max(_MIN_WINDOW_BYTES, 1 << (payload_bytes - 1).bit_length())
+    try:
+        # A frame that states its size makes the library allocate that much, whatever max_output_size says.
+        if zstd.frame_content_size(data) not in {-1, payload_bytes}:
+            raise CorruptBatchError("the zstd frame states another size than the batch")
+        payload: bytes = zstd.ZstdDecompressor(max_window_size=window_bytes).decompress(
+            data, max_output_size=payload_bytes, allow_extra_data=False
+        )
+    except zstd.ZstdError as error:
+        raise CorruptBatchError(f"the zstd payload is damaged: {error}") from error
+    return payload
+
+
+def _lz4_frame() -> Any:
+    try:
+        import lz4.frame
+    except ImportError as error:
+        raise UnsupportedCodecError(
+            "the codec lz4 needs a package that is not installed", action="Run `pip install 'headrace[lz4]'`."
+        ) from error
+    return lz4.frame
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UnsupportedCodecError(
+            "the codec zstd needs a package that is not installed", action="Run `pip install 'headrace[zstd]'`."
+        ) from error
+    return zstandard
