@@ -1,0 +1,127 @@
+"""From process start to exit code: signals, an orderly stop with a deadline, and one line about what went wrong.
+
+A service is an async function that is given a `StopRequest`: it starts, serves until `stop.requested()` returns, ends
+in good order and returns. Its tasks live in a TaskGroup of its own, so that one that fails ends the service; nothing
+goes on half dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from enum import IntEnum
+from pathlib import Path
+
+import structlog
+from headrace.wire.errors import HeadraceError, InvalidConfigError
+
+log = structlog.get_logger(__name__)
+
+
+class ExitCode(IntEnum):
+    """What the process says to whoever started it."""
+
+    OK = 0
+    FAILED = 1
+    """Something failed while it ran; the log says what."""
+    BAD_SETTINGS = 2
+    """It cannot start like this: settings, an address in use, a directory of another cluster."""
+    STOP_TIMED_OUT = 3
+    """The orderly stop took longer than it may; the next start recovers."""
+    FORCED = 130
+    """A second signal asked not to wait."""
+
+
+class StopRequest:
+    """Says that the service is to end. Set by a signal or by the service itself; belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason = ""
+
+    def set(self, reason: str) -> None:
+        """Ask for the stop; the first reason stays."""
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether the stop was asked for."""
+        return self._event.is_set()
+
+    async def requested(self) -> str:
+        """Wait until the stop is asked for and return the reason."""
+        await self._event.wait()
+        return self.reason
+
+
+def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds: float) -> ExitCode:
+    """Run a service until it ends, by itself or by SIGTERM or SIGINT, and return the exit code.
+
+    After the first signal the service has `stop_timeout_seconds`; then, or at a second signal, the process ends at
+    once. Nothing is lost by that which the service's crash recovery would not find again.
+    """
+    code = ExitCode.OK
+    try:
+        asyncio.run(_run(serve, stop_timeout_seconds))
+    except* InvalidConfigError as group:
+        _print_errors(group)
+        code = ExitCode.BAD_SETTINGS
+    except* HeadraceError as group:
+        _print_errors(group)
+        code = ExitCode.FAILED
+    except* Exception as group:
+        log.error("service_failed", exc_info=group)
+        code = ExitCode.FAILED
+    return code
+
+
+async def _run(serve: Callable[[StopRequest], Awaitable[None]], stop_timeout_seconds: float) -> None:
+    stop = StopRequest()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(name: str) -> None:
+        if stop.is_set():
+            log.warning("stop_forced", signal=name)
+            _exit_now(ExitCode.FORCED)
+        log.info("stop_requested", signal=name)
+        # A thread and not a task: it must end the process also where the loop is stuck.
+        timer = threading.Timer(stop_timeout_seconds, _stop_timed_out, [stop_timeout_seconds])
+        timer.daemon = True
+        timer.start()
+        stop.set(name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+    await serve(stop)
+
+
+def _stop_timed_out(seconds: float) -> None:
+    log.error("stop_timed_out", after_seconds=seconds)
+    _exit_now(ExitCode.STOP_TIMED_OUT)
+
+
+def _exit_now(code: ExitCode) -> None:
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _print_errors(group: BaseExceptionGroup[HeadraceError]) -> None:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            _print_errors(error)
+        else:
+            log.debug("start_failed", exc_info=error)
+            print(f"error: {error}", file=sys.stderr)
+
+
+def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
+    """Write `content` as JSON to `path`, whole or not at all: whoever waits for the file reads no half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps({"pid": os.getpid(), **content}) + "\n")
+    partial.replace(path)

@@ -1,0 +1,226 @@
+"""The gRPC server of a service: limits, health, reflection, typed errors, deadlines.
+
+A servicer marks each of its methods with `unary` or `server_streaming`; these turn a `HeadraceError` into the gRPC
+status and the `grpc-status-details-bin` trailer of the call, refuse a call without a deadline, and log and hide
+everything unexpected. They are decorators and not a grpc.aio interceptor, because an interceptor costs every call
+another coroutine and a copy of the handler's call details.
+
+`RpcServer` is used by one event loop. Health has four names: `startup`, `liveness`, `readiness`, and the empty one,
+which follows readiness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from headrace.wire.errors import (
+    GRPC_STATUS,
+    STATUS_DETAILS_KEY,
+    DeadlineRequiredError,
+    HeadraceError,
+    InternalError,
+    to_status_bytes,
+)
+
+from headrace_server.settings import SettingsError
+
+log = structlog.get_logger(__name__)
+
+ServicerT = TypeVar("ServicerT")
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+
+HEALTH_NAMES = ("startup", "liveness", "readiness")
+
+
+@dataclass(frozen=True, slots=True)
+class RpcLimits:
+    """What one server takes at once."""
+
+    max_message_bytes: int = 32 << 20
+    """The largest request or answer."""
+    max_concurrent_calls: int = 4096
+    """Calls beyond are refused by gRPC with RESOURCE_EXHAUSTED."""
+    max_concurrent_streams: int = 256
+    """Calls at once on one connection; a client waits beyond."""
+    max_metadata_bytes: int = 8192
+    """The headers of one call."""
+
+
+class AddressInUseError(SettingsError):
+    """The address to listen on is not to be had. Choose another one, or stop what holds it."""
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadraceError) -> None:
+    """End the call with the status and the typed detail of `error`; never returns."""
+    await context.abort(
+        GRPC_STATUS[error.code] if error.code else grpc.StatusCode.INTERNAL,
+        str(error),
+        ((STATUS_DETAILS_KEY, to_status_bytes(error)),),
+    )
+
+
+def unary(
+    method: Callable[[ServicerT, RequestT, Any], Awaitable[AnswerT]],
+) -> Callable[[ServicerT, RequestT, Any], Awaitable[AnswerT]]:
+    """Guard a unary method of a servicer, as the module says."""
+
+    @functools.wraps(method)
+    async def guarded(self: ServicerT, request: RequestT, context: Any) -> AnswerT:
+        try:
+            require_deadline(context)
+            return await method(self, request, context)
+        except HeadraceError as error:
+            await abort(context, error)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            log.exception("rpc_failed", method=method.__qualname__)
+            await abort(context, _unexpected(error))
+        raise AssertionError("abort returned")
+
+    return guarded
+
+
+def server_streaming(
+    method: Callable[[ServicerT, RequestT, Any], AsyncIterator[AnswerT]],
+) -> Callable[[ServicerT, RequestT, Any], AsyncIterator[AnswerT]]:
+    """Guard a server-streaming method of a servicer, as the module says."""
+
+    @functools.wraps(method)
+    async def guarded(self: ServicerT, request: RequestT, context: Any) -> AsyncIterator[AnswerT]:
+        try:
+            require_deadline(context)
+            async for answer in method(self, request, context):
+                yield answer
+        except HeadraceError as error:
+            await abort(context, error)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            log.exception("rpc_failed", method=method.__qualname__)
+            await abort(context, _unexpected(error))
+
+    return guarded
+
+
+def require_deadline(context: Any) -> None:
+    """Refuse a call that could wait for ever.
+
+    Raises:
+        DeadlineRequiredError: the caller set no deadline.
+    """
+    if context.time_remaining() is None:
+        raise DeadlineRequiredError("the call has no deadline")
+
+
+def _unexpected(error: Exception) -> InternalError:
+    return InternalError(f"the server met an unexpected {type(error).__name__}")
+
+
+class RpcServer:
+    """A grpc.aio server with health and reflection on one address.
+
+    Life: construct, `add` servicers, `start`, `set_health` as things change, `stop`.
+    """
+
+    def __init__(self, limits: RpcLimits | None = None) -> None:
+        self._limits = limits or RpcLimits()
+        self._server = grpc.aio.server(
+            options=_channel_options(self._limits),
+            maximum_concurrent_rpcs=self._limits.max_concurrent_calls,
+        )
+        self._health = health.aio.HealthServicer()
+        self._service_names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.address = ""
+
+    def add(self, register: Callable[[Any, Any], None], servicer: object, service_name: str) -> None:
+        """Register `servicer` by the generated `add_..._to_server`; `service_name` is its full protobuf name."""
+        register(servicer, self._server)
+        self._service_names.append(service_name)
+
+    async def start(self, listen: str) -> str:
+        """Listen on `host:port` (port 0: the kernel chooses), serve, and return the address bound.
+
+        Raises:
+            AddressInUseError: the address is taken, not ours, or malformed.
+        """
+        reflection.enable_server_reflection(self._service_names, self._server)
+        for name in HEALTH_NAMES:
+            await self.set_health(name, False)
+        host, port = split_address(listen)
+        _check_free(listen, host, port)
+        try:
+            bound = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise AddressInUseError(
+                f"cannot listen on {listen}: {error}", action="Choose another address, or stop what holds this one."
+            ) from error
+        await self._server.start()
+        self.address = f"{host}:{bound}"
+        return self.address
+
+    async def set_health(self, name: str, serving: bool) -> None:
+        """Say whether the service is well in the sense of `name`, one of HEALTH_NAMES."""
+        assert name in HEALTH_NAMES, name
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(name, status)
+        if name == "readiness":
+            await self._health.set("", status)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no new calls, let those at work end within `grace_seconds`, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_seconds)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split `host:port`; an IPv6 host stands in brackets and keeps them.
+
+    Raises:
+        SettingsError: it is not of that form.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise SettingsError(f"{address!r} is not an address of the form host:port", action="Write host:port.")
+    return host, int(port)
+
+
+def _check_free(listen: str, host: str, port: int) -> None:
+    """Bind for a moment, because gRPC does not say why it cannot."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+    except OSError as error:
+        raise AddressInUseError(
+            f"cannot listen on {listen}: {error.strerror or error}",
+            action="Choose another address, or stop what holds this one.",
+        ) from error
+
+
+def _channel_options(limits: RpcLimits) -> Sequence[tuple[str, int]]:
+    return (
+        ("grpc.max_send_message_length", limits.max_message_bytes),
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
+        ("grpc.max_metadata_size", limits.max_metadata_bytes),
+        ("grpc.so_reuseport", 0),
+        # Clients ping every 20 s or slower, also between calls; without these a server calls that abuse after two
+        # pings.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    )

@@ -1,0 +1,110 @@
+"""From process start to exit code, seen from outside: a child process that is sent signals."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from headrace_server.lifecycle import ExitCode, write_ready_file
+
+PRELUDE = """
+import asyncio, sys
+from headrace.wire.errors import ConflictError, InvalidConfigError
+from headrace_server.lifecycle import run
+def ready(): print("ready", flush=True)
+"""
+
+
+def start(body, stop_timeout_seconds=30):
+    code = PRELUDE + textwrap.dedent(body) + f"\nsys.exit(run(serve, stop_timeout_seconds={stop_timeout_seconds}))"
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_in_good_order(number):
+    """After SIGTERM or SIGINT the service ends by itself, and the exit code is 0."""
+    process = start(
+        """
+        async def serve(stop):
+            ready(); await stop.requested(); print("in good order", flush=True)
+        """
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.OK
+    assert out.endswith("in good order\n")
+
+
+def test_a_stop_that_hangs_is_ended_at_its_deadline():
+    """An orderly stop that never ends, even with the loop stuck, does not keep the process."""
+    process = start(
+        """
+        import time
+        async def serve(stop):
+            ready(); await stop.requested(); time.sleep(600)
+        """,
+        stop_timeout_seconds=0.2,
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == ExitCode.STOP_TIMED_OUT
+
+
+def test_a_second_signal_does_not_wait():
+    """Who asks twice is not made to wait for the orderly stop."""
+    process = start(
+        """
+        async def serve(stop):
+            ready(); await stop.requested(); ready(); await asyncio.sleep(600)
+        """
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == ExitCode.FORCED
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        ("InvalidConfigError('no such setting', action='Mend it.')", ExitCode.BAD_SETTINGS),
+        ("ConflictError('somebody else', action='Mend it.')", ExitCode.FAILED),
+    ],
+)
+def test_a_typed_error_is_one_line(raised, code):
+    """A typed error, also out of a task group, is one line on standard error that says what to do, and no traceback."""
+    process = start(
+        f"""
+        async def serve(stop):
+            async def fail(): raise {raised}
+            async with asyncio.TaskGroup() as group: group.create_task(fail())
+        """
+    )
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err.startswith("error: ")
+    assert "Mend it." in err
+    assert "Traceback" not in err
+
+
+def test_a_bug_is_logged_and_fails():
+    """Anything unexpected ends the process with a logged traceback and exit code 1."""
+    process = start("async def serve(stop): raise ZeroDivisionError")
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.FAILED
+    assert "ZeroDivisionError" in out + err
+
+
+def test_the_ready_file_is_whole_and_names_the_process(tmp_path):
+    """The ready file holds what was given and the process id, and leaves no partial file."""
+    write_ready_file(tmp_path / "ready.json", {"address": "127.0.0.1:1"})
+    content = json.loads((tmp_path / "ready.json").read_text())
+    assert content["address"] == "127.0.0.1:1"
+    assert content["pid"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
