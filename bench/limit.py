@@ -1,0 +1,116 @@
+"""The limit: what plain gRPC calls do with the same bytes, in the same run.
+
+A bare server (`python -m bench.limit`) answers the public RPCs with nothing behind them: a produce is parsed and thrown away, a fetch is
+answered with bytes prepared beforehand. What headrace reaches is quoted as a share of what the same calls reach against this server, so that
+a slow minute of the machine slows both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from headrace.v1 import broker_pb2, broker_pb2_grpc
+from headrace.wire.batch import iter_batches
+
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", 32 << 20),
+    ("grpc.max_receive_message_length", 32 << 20),
+]
+CALLS_IN_FLIGHT = 5
+CALL_TIMEOUT_SECONDS = 60.0
+
+
+class BareBroker(broker_pb2_grpc.BrokerServiceServicer):  # type: ignore[misc]
+    """Answers Produce and Fetch with as little work as gRPC allows."""
+
+    def __init__(self) -> None:
+        self._stored = b""
+
+    async def Produce(self, request: broker_pb2.ProduceRequest, context: object) -> broker_pb2.ProduceResponse:
+        """Keep the last batches of the request, so that a fetch can answer the same bytes."""
+        partition = request.topics[0].partitions[0]
+        self._stored = partition.batches[0]
+        return broker_pb2.ProduceResponse()
+
+    async def Fetch(self, request: broker_pb2.FetchRequest, context: object) -> broker_pb2.FetchResponse:
+        """Answer the bytes that were produced last."""
+        result = broker_pb2.PartitionFetchResult(partition=0, batches=self._stored)
+        return broker_pb2.FetchResponse(topics=[broker_pb2.TopicFetchResult(partitions=[result])])
+
+
+async def serve() -> None:
+    """Serve until the parent closes our standard input; print the port first."""
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    broker_pb2_grpc.add_BrokerServiceServicer_to_server(BareBroker(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(port, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(None)
+
+
+@contextmanager
+def bare_server() -> Iterator[broker_pb2_grpc.BrokerServiceStub]:
+    """Yield a stub to a bare server in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.limit"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+            yield broker_pb2_grpc.BrokerServiceStub(channel)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def produce_request(batch: bytes) -> broker_pb2.ProduceRequest:
+    """Return the request that carries one batch for one partition."""
+    partition = broker_pb2.PartitionProduce(partition=0, batches=[batch])
+    return broker_pb2.ProduceRequest(
+        acks=broker_pb2.ACKS_LEADER,
+        timeout_ms=10_000,
+        topics=[broker_pb2.TopicProduce(partitions=[partition])],
+    )
+
+
+def measure_in(stub: broker_pb2_grpc.BrokerServiceStub, batch: bytes, calls: int) -> float:
+    """Return the seconds that `calls` produces of `batch` take, `CALLS_IN_FLIGHT` at once; each request is built anew."""
+    free = threading.Semaphore(CALLS_IN_FLIGHT)
+    started = time.perf_counter()
+    pending = []
+    for _ in range(calls):
+        free.acquire()
+        call = stub.Produce.future(produce_request(batch), timeout=CALL_TIMEOUT_SECONDS)
+        call.add_done_callback(lambda _: free.release())
+        pending.append(call)
+    for call in pending:
+        call.result()
+    return time.perf_counter() - started
+
+
+def measure_out(stub: broker_pb2_grpc.BrokerServiceStub, calls: int) -> float:
+    """Return the seconds that `calls` fetches take, two at once, their bytes taken out and their headers read."""
+    request = broker_pb2.FetchRequest(max_bytes=1 << 20)
+    started = time.perf_counter()
+    following = stub.Fetch.future(request, timeout=CALL_TIMEOUT_SECONDS)
+    for _ in range(calls):
+        call, following = following, stub.Fetch.future(request, timeout=CALL_TIMEOUT_SECONDS)
+        data = call.result().topics[0].partitions[0].batches
+        for _header, _batch in iter_batches(data):
+            pass
+    following.result()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())
