@@ -1,0 +1,318 @@
+"""The payload of a record batch: columns in Arrow's own buffer layout, so that Arrow, pandas and Spark read them uncopied.
+
+Columns lie in this order, little-endian, each buffer starting at a multiple of 8 from the payload's start, gaps zero; the payload
+ends with its last buffer, without a gap. `n` is the header's record_count, `m` the number of all headers of the batch.
+
+    buffer                size            present                   meaning
+    value_offsets         int32[n + 1]    always                    record i is value_data[o[i] : o[i + 1]]
+    value_data            o[n] bytes      always                    the values, one behind the other
+    value_validity        (n + 7) // 8    flag NULL_VALUES          bit i (least significant first): 1 a value, 0 null
+    key_offsets           int32[n + 1]    flag KEYS                 as for the values
+    key_data              o[n] bytes      flag KEYS
+    key_validity          (n + 7) // 8    flags KEYS, NULL_KEYS
+    timestamps_ms         int64[n]        flag RECORD_TIMESTAMPS    ms since 1970; without it all records carry base_timestamp_ms
+    header_list_offsets   int32[n + 1]    flag HEADERS              record i has the headers o[i] .. o[i + 1]; o[n] = m
+    header_key_offsets    int32[m + 1]    flag HEADERS
+    header_key_data       o[m] bytes      flag HEADERS              UTF-8
+    header_value_offsets  int32[m + 1]    flag HEADERS
+    header_value_data     o[m] bytes      flag HEADERS              never null
+
+Offsets start at 0 and ascend. Validity is there if and only if its flag is set; bits past n are zero; bytes under a null mean
+nothing. The smallest and the greatest of timestamps_ms are the header's base_timestamp_ms and max_timestamp_ms.
+
+Producers encode, readers decode; the broker does neither outside the simple `records` form. `encode_batch` is in
+`headrace.wire.encoding`, re-exported here.
+"""
+
+import io
+import sys
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.wire.batch import HEADER_BYTES, BatchFlags, BatchHeader, read_header
+from headrace.wire.compression import decompress
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.encoding import encode_batch, encode_columns
+from headrace.wire.errors import CorruptBatchError
+
+__all__ = ["Column", "Columns", "HeaderColumns", "decode_batch", "encode_batch", "encode_columns"]
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Headers: TypeAlias = tuple[tuple[str, bytes], ...]
+
+_KEYS = int(BatchFlags.KEYS)
+_NULL_VALUES = int(BatchFlags.NULL_VALUES)
+_NULL_KEYS = int(BatchFlags.NULL_KEYS)
+_RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
+_HEADERS = int(BatchFlags.HEADERS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A column of byte strings; views into the payload, immutable, any thread."""
+
+    offsets: Int32s
+    """int32[n + 1], from 0, ascending."""
+    data: memoryview
+    """offsets[n] bytes."""
+    validity: Bytes | None
+    """uint8[(n + 7) // 8], least significant bit first; None: nothing is null."""
+
+    def to_list(self) -> list[Any]:
+        """Give the entries as bytes, None where null. By pyarrow if the process has it loaded, else by C loops."""
+        count = len(self.offsets) - 1
+        if "pyarrow" in sys.modules:
+            entries: list[Any] = self.to_arrow().to_pylist()
+            return entries
+        entries = _split(self.offsets, self.data, count)
+        if self.validity is not None:
+            valid = np.unpackbits(self.validity, count=count, bitorder="little")
+            for index in np.flatnonzero(valid == 0).tolist():
+                entries[index] = None
+        return entries
+
+    def to_arrow(self, arrow_type: Any = None) -> Any:
+        """Give a pyarrow array over the same memory; `arrow_type` is binary unless told, or string."""
+        import pyarrow as pa
+
+        validity = None if self.validity is None else pa.py_buffer(self.validity)
+        buffers = [validity, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(arrow_type or pa.binary(), len(self.offsets) - 1, buffers)
+
+
+def _split(offsets: Int32s, data: memoryview, count: int) -> list[Any]:
+    """Cut `data` at `offsets` into a list of bytes; where all are of one size, numpy cuts fastest."""
+    lengths = np.diff(offsets)
+    size = int(lengths[0]) if count else 0
+    if size and (lengths == size).all():
+        return np.frombuffer(data, f"V{size}", count).tolist()
+    return list(map(io.BytesIO(data).read, lengths.tolist()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeaderColumns:
+    """The records' headers; views into the payload, immutable, any thread."""
+
+    list_offsets: Int32s
+    """int32[n + 1]: record i has the headers list_offsets[i] .. list_offsets[i + 1]."""
+    keys: Column
+    """The header keys, UTF-8, never null."""
+    values: Column
+    """The header values, never null."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """A decoded batch. Views into the batch's bytes (or into the inflated payload): keep it and they stay; any thread."""
+
+    header: BatchHeader
+    value_column: Column
+    key_column: Column | None
+    timestamps_ms: Int64s | None
+    """int64[n], or None: all records carry header.base_timestamp_ms."""
+    header_columns: HeaderColumns | None
+
+    @property
+    def record_count(self) -> int:
+        """How many records; at least 1."""
+        return self.header.record_count
+
+    @property
+    def base_offset(self) -> int:
+        """The offset of the first record."""
+        return self.header.base_offset
+
+    @property
+    def value_offsets(self) -> Int32s:
+        """int32[n + 1]."""
+        return self.value_column.offsets
+
+    @property
+    def value_data(self) -> memoryview:
+        """The values, one behind the other."""
+        return self.value_column.data
+
+    @property
+    def value_validity(self) -> Bytes | None:
+        """The values' validity bitmap, or None: no value is null."""
+        return self.value_column.validity
+
+    def values(self) -> list[bytes | None]:
+        """Give the values in order."""
+        return self.value_column.to_list()
+
+    def keys(self) -> list[bytes | None]:
+        """Give the keys in order; all None where the batch has no keys."""
+        return [None] * self.record_count if self.key_column is None else self.key_column.to_list()
+
+    def timestamps(self) -> list[int]:
+        """Give the records' timestamps in ms since 1970, in order."""
+        if self.timestamps_ms is None:
+            return [self.header.base_timestamp_ms] * self.record_count
+        return self.timestamps_ms.tolist()
+
+    def offsets(self) -> range:
+        """Give the records' offsets."""
+        return range(self.header.base_offset, self.header.end_offset)
+
+    def headers(self) -> list[Headers]:
+        """Give each record's headers in order, `()` where it has none."""
+        if self.header_columns is None:
+            return [()] * self.record_count
+        keys: list[bytes] = self.header_columns.keys.to_list()
+        pairs = list(zip([str(key, "utf-8") for key in keys], self.header_columns.values.to_list(), strict=True))
+        cuts = self.header_columns.list_offsets.tolist()
+        return [tuple(pairs[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+
+    def to_arrow_values(self) -> Any:
+        """Give a pyarrow binary array over the same memory."""
+        return self.value_column.to_arrow()
+
+    def to_arrow_keys(self) -> Any:
+        """Give a pyarrow binary array over the same memory; all null where the batch has no keys."""
+        import pyarrow as pa
+
+        return pa.nulls(self.record_count, pa.binary()) if self.key_column is None else self.key_column.to_arrow()
+
+    def to_arrow_timestamps(self) -> Any:
+        """Give a pyarrow timestamp(ms, UTC) array; over the same memory where the batch has the column."""
+        import pyarrow as pa
+
+        times = self.timestamps_ms
+        if times is None:
+            times = np.full(self.record_count, self.header.base_timestamp_ms, np.int64)
+        return pa.Array.from_buffers(pa.timestamp("ms", tz="UTC"), len(times), [None, pa.py_buffer(times)])
+
+    def to_arrow_offsets(self) -> Any:
+        """Give a pyarrow int64 array of the records' offsets."""
+        import pyarrow as pa
+
+        return pa.array(np.arange(self.header.base_offset, self.header.end_offset, dtype=np.int64))
+
+    def to_arrow_headers(self) -> Any:
+        """Give a pyarrow list<struct<key: string, value: binary>> array over the same memory; empty lists where none."""
+        import pyarrow as pa
+
+        struct_type = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+        columns = self.header_columns
+        if columns is None:
+            cuts: Int32s = np.zeros(self.record_count + 1, np.int32)
+            entries = pa.array([], struct_type)
+        else:
+            cuts = columns.list_offsets
+            children = [columns.keys.to_arrow(pa.string()), columns.values.to_arrow()]
+            entries = pa.StructArray.from_buffers(struct_type, int(cuts[-1]), [None], children=children)
+        return pa.Array.from_buffers(
+            pa.list_(struct_type), self.record_count, [None, pa.py_buffer(cuts)], children=[entries]
+        )
+
+
+def decode_batch(batch: ReadableBuffer, *, max_payload_bytes: int) -> Columns:
+    """Inflate a batch under the limit and check its columns; no loop over records.
+
+    Checksums are `check_batch`'s; whoever has not called it may be given wrong bytes, but never bytes out of range.
+
+    Args:
+        batch: one whole batch, 8-aligned.
+        max_payload_bytes: the most that is inflated.
+
+    Raises:
+        CorruptBatchError: with `base_offset`, and `next_offset` from which a reader may go on.
+        UnsupportedCodecError: the codec's package is not installed; install the extra that the message names.
+    """
+    header = read_header(batch)
+    view = memoryview(batch).cast("B")
+    end = header.batch_bytes - header.padding_bytes
+    try:
+        if header.batch_bytes != len(view):
+            raise CorruptBatchError(f"batch_bytes is {header.batch_bytes}, but {len(view)} bytes came")
+        if 4 * (header.record_count + 1) > header.payload_bytes:
+            raise CorruptBatchError(f"{header.record_count} records cannot be in {header.payload_bytes} bytes")
+        payload = decompress(header.codec, view[HEADER_BYTES:end], header.payload_bytes, max_payload_bytes)
+        return _read_columns(header, _PayloadReader(payload))
+    except CorruptBatchError as error:
+        error.base_offset, error.next_offset = header.base_offset, header.end_offset
+        raise
+
+
+def _read_columns(header: BatchHeader, reader: "_PayloadReader") -> Columns:
+    count, flags = header.record_count, header.flags
+    values = reader.column("value", count, nullable=bool(flags & _NULL_VALUES))
+    keys = reader.column("key", count, nullable=bool(flags & _NULL_KEYS)) if flags & _KEYS else None
+    timestamps_ms = None
+    if flags & _RECORD_TIMESTAMPS:
+        timestamps_ms = reader.array("timestamps_ms", np.dtype("<i8"), count)
+        if timestamps_ms.min() != header.base_timestamp_ms or timestamps_ms.max() != header.max_timestamp_ms:
+            _corrupt("timestamps_ms", "do not span base_timestamp_ms to max_timestamp_ms")
+    header_columns = reader.headers(count) if flags & _HEADERS else None
+    reader.finish()
+    return Columns(header, values, keys, timestamps_ms, header_columns)
+
+
+class _PayloadReader:
+    """Takes buffers off a payload in order; every one is held against the bytes that are left before it is looked at."""
+
+    def __init__(self, payload: bytes | memoryview) -> None:
+        self._payload = memoryview(payload)
+        self._position = 0
+
+    def _take(self, name: str, size: int) -> memoryview:
+        start = -(-self._position // 8) * 8
+        if start + size > len(self._payload):
+            _corrupt(name, f"needs {size} bytes at {start}, past the payload's {len(self._payload)}")
+        if any(self._payload[self._position : start]):
+            _corrupt(name, "follows a gap that is not zero")
+        self._position = start + size
+        return self._payload[start : self._position]
+
+    def array(self, name: str, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+        return np.frombuffer(self._take(name, count * dtype.itemsize), dtype, count)
+
+    def offsets(self, name: str, count: int) -> Int32s:
+        offsets = self.array(name, np.dtype("<i4"), count + 1)
+        if offsets[0] != 0:
+            _corrupt(name, f"start at {offsets[0]}, not at 0")
+        if (offsets[1:] < offsets[:-1]).any():
+            _corrupt(name, "do not ascend")
+        return offsets
+
+    def column(self, name: str, count: int, *, nullable: bool) -> Column:
+        offsets = self.offsets(f"{name}_offsets", count)
+        data = self._take(f"{name}_data", int(offsets[-1]))
+        if not nullable:
+            return Column(offsets, data, None)
+        validity = self.array(f"{name}_validity", np.dtype(np.uint8), (count + 7) // 8)
+        if count % 8 and validity[-1] >> (count % 8):
+            _corrupt(f"{name}_validity", "has bits past the last record")
+        return Column(offsets, data, validity)
+
+    def headers(self, count: int) -> HeaderColumns:
+        list_offsets = self.offsets("header_list_offsets", count)
+        headers = int(list_offsets[-1])
+        keys = self.column("header_key", headers, nullable=False)
+        _check_utf8(keys)
+        return HeaderColumns(list_offsets, keys, self.column("header_value", headers, nullable=False))
+
+    def finish(self) -> None:
+        if self._position != len(self._payload):
+            _corrupt("payload", f"has {len(self._payload) - self._position} bytes more than its columns")
+
+
+def _check_utf8(column: Column) -> None:
+    """Check that every entry is UTF-8: all bytes together are, and no entry starts within a character."""
+    try:
+        str(column.data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptBatchError("header_key_data: is not UTF-8") from error
+    starts = column.offsets[column.offsets < len(column.data)]
+    if ((np.frombuffer(column.data, np.uint8)[starts] & 0xC0) == 0x80).any():
+        _corrupt("header_key_offsets", "cut a UTF-8 character")
+
+
+def _corrupt(name: str, what: str) -> NoReturn:
+    raise CorruptBatchError(f"{name}: {what}")

@@ -1,0 +1,261 @@
+"""Columns to a batch: the producers' side of `headrace.wire.columns`, whose docstring gives the layout.
+
+Values without nulls, keys and headers cost a join and an array of lengths; only headers are walked one by one.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, repeat
+from operator import is_not
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.wire.batch import (
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    PADDING_SHIFT,
+    STAMP,
+    BatchFlags,
+)
+from headrace.wire.compression import Codec, compress
+from headrace.wire.crc import ReadableBuffer, crc32c
+from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+RecordHeaders: TypeAlias = Sequence[tuple[str, bytes]]
+
+MAX_COLUMN_BYTES = 2**31 - 1
+_ZEROS = bytes(8)
+
+
+class ArrowBuffers(NamedTuple):
+    """One column as Arrow lays it out: `encode_columns` takes it, `arrow_buffers` gives it."""
+
+    offsets: Int32s
+    """int32[n + 1], ascending; need not start at 0."""
+    data: ReadableBuffer
+    """At least offsets[n] bytes."""
+    validity: npt.NDArray[np.uint8] | None = None
+    """uint8[(n + 7) // 8], least significant bit first, from bit 0; None: nothing is null."""
+
+
+def encode_batch(
+    values: Sequence[bytes | None],
+    *,
+    base_timestamp_ms: int,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[RecordHeaders | None] | None = None,
+    timestamps_ms: Sequence[int | None] | npt.NDArray[np.int64] | None = None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    flags: BatchFlags = BatchFlags(0),  # noqa: B008  (immutable)
+    compression_level: int | None = None,
+) -> bytes:
+    """Encode records as one batch: base_offset 0, leader_epoch -1, append_timestamp_ms 0, previous_crc 0, both checksums valid.
+
+    Args:
+        values: one a record, at least one; None is a null value.
+        base_timestamp_ms: the timestamp of every record that has none of its own, ms since 1970.
+        keys: one a record; None: no record has a key.
+        headers: one a record, each a sequence of (key, value) or None; None: no record has headers.
+        timestamps_ms: one a record, None for base_timestamp_ms; None: all records carry base_timestamp_ms.
+        codec: how to compress; a payload that does not shrink is stored as it is.
+        producer_id: the idempotent producer, or -1; then epoch and sequence are -1 too.
+        producer_epoch: its epoch.
+        base_sequence: the sequence of the first record.
+        flags: TRANSACTIONAL or CONTROL; the columns' flags are set here.
+        compression_level: the codec's own level, or None for its default.
+
+    Raises:
+        InvalidRequestError: no record, columns of different lengths, or an entry that is not bytes.
+        BatchTooLargeError: a column over 2^31 - 1 bytes; split the batch.
+        UnsupportedCodecError: the codec's package is not installed.
+    """
+    return encode_columns(
+        _column("value", values),
+        base_timestamp_ms=base_timestamp_ms,
+        keys=None if keys is None else _column("key", keys),
+        headers=headers,
+        timestamps_ms=timestamps_ms,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        flags=flags,
+        compression_level=compression_level,
+    )
+
+
+def encode_columns(
+    values: ArrowBuffers,
+    *,
+    base_timestamp_ms: int,
+    keys: ArrowBuffers | None = None,
+    headers: Sequence[RecordHeaders | None] | None = None,
+    timestamps_ms: Sequence[int | None] | npt.NDArray[np.int64] | None = None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    flags: BatchFlags = BatchFlags(0),  # noqa: B008  (immutable)
+    compression_level: int | None = None,
+) -> bytes:
+    """Encode columns that are in Arrow's layout already; see `encode_batch` for the rest, and `arrow_buffers`."""
+    count = len(values.offsets) - 1
+    if count < 1:
+        raise InvalidRequestError("a batch has at least one record")
+    payload = _Payload()
+    bits = int(flags) | payload.column("value", values, count) * BatchFlags.NULL_VALUES
+    if keys is not None and _has_any(keys, count):
+        bits |= BatchFlags.KEYS | payload.column("key", keys, count) * BatchFlags.NULL_KEYS
+    times = base_timestamp_ms, base_timestamp_ms
+    if timestamps_ms is not None:
+        times = payload.timestamps(timestamps_ms, base_timestamp_ms, count)
+        bits |= BatchFlags.RECORD_TIMESTAMPS
+    if headers is not None and any(headers):
+        payload.headers(headers, count)
+        bits |= BatchFlags.HEADERS
+    parts: list[ReadableBuffer] = payload.parts
+    stored = payload.size
+    if codec != Codec.NONE:
+        packed = compress(codec, b"".join(parts), compression_level)
+        if len(packed) < stored:
+            parts, stored = [packed], len(packed)
+        else:
+            codec = Codec.NONE
+    padding = -stored % 8
+    if padding:
+        parts.append(_ZEROS[:padding])
+    batch_bytes = HEADER_BYTES + stored + padding
+    bits |= padding << PADDING_SHIFT
+    producer = producer_id, producer_epoch, base_sequence
+    return _seal(parts, (0, 0, batch_bytes, -1, 0), (codec, bits, count, payload.size, *times, *producer))
+
+
+def _seal(parts: list[ReadableBuffer], stamp: tuple[int, ...], rest: tuple[int, ...]) -> bytes:
+    """Join header and parts, each byte copied once; the checksum runs over the parts before."""
+    stamp_crc = crc32c(STAMP.pack(*stamp))
+    crc = crc32c(HEADER.pack(*stamp, stamp_crc, 0, MAGIC, *rest)[CRC_START:])
+    for part in parts:
+        crc = crc32c(part, crc)
+    return b"".join([HEADER.pack(*stamp, stamp_crc, crc, MAGIC, *rest), *parts])
+
+
+def arrow_buffers(array: Any) -> ArrowBuffers:
+    """Give a pyarrow binary or string array's buffers, uncopied but for a validity bitmap that starts within a byte.
+
+    Raises:
+        InvalidRequestError: an array of another type; cast it to binary or string.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
+        validity, offsets, data = array.buffers()
+    else:
+        try:
+            return arrow_buffers(array.cast(pa.binary()))
+        except pa.ArrowException as error:
+            raise InvalidRequestError(f"an Arrow array of {array.type} is not binary or string: cast it") from error
+    start, count = array.offset, len(array)
+    if offsets is None or count == 0:
+        return ArrowBuffers(np.zeros(count + 1, np.int32), b"")
+    bitmap = None
+    if validity is not None and array.null_count:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[start : start + count]
+        bitmap = np.packbits(bits, bitorder="little")
+    cuts = np.frombuffer(offsets, np.int32, count + 1, 4 * start)
+    return ArrowBuffers(cuts, b"" if data is None else memoryview(data), bitmap)
+
+
+def _column(name: str, entries: Sequence[bytes | None]) -> ArrowBuffers:
+    """Join entries and number their ends; the first try assumes that none is null."""
+    count = len(entries)
+    validity = None
+    try:
+        data = b"".join(entries)  # type: ignore[arg-type]
+    except TypeError:
+        valid = np.fromiter(map(is_not, entries, repeat(None)), np.bool_, count)
+        validity = np.packbits(valid, bitorder="little")
+        entries = [b"" if entry is None else entry for entry in entries]
+        try:
+            data = b"".join(entries)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise InvalidRequestError(f"a {name} is not bytes: {error}", action="Serialise it first.") from error
+    if len(data) > MAX_COLUMN_BYTES:
+        raise BatchTooLargeError(f"the {name}s have {len(data)} bytes, more than 2^31 - 1")
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, entries), np.int32, count), out=offsets[1:])  # type: ignore[arg-type]
+    return ArrowBuffers(offsets, data, validity)
+
+
+def _has_any(column: ArrowBuffers, count: int) -> bool:
+    return column.validity is None or bool(np.unpackbits(column.validity, count=count, bitorder="little").any())
+
+
+class _Payload:
+    """Collects buffers, each started at a multiple of 8."""
+
+    def __init__(self) -> None:
+        self.parts: list[ReadableBuffer] = []
+        self.size = 0
+
+    def _add(self, buffer: ReadableBuffer, size: int) -> None:
+        gap = -self.size % 8
+        if gap:
+            self.parts.append(_ZEROS[:gap])
+        self.parts.append(buffer)
+        self.size += gap + size
+
+    def column(self, name: str, column: ArrowBuffers, count: int) -> bool:
+        """Add a column; say whether it has a validity bitmap."""
+        offsets, data, validity = column
+        if len(offsets) != count + 1:
+            raise InvalidRequestError(f"there are {count} values but {len(offsets) - 1} {name}s")
+        start, end = int(offsets[0]), int(offsets[-1])
+        if start:
+            offsets = offsets - np.int32(start)
+        self._add(np.ascontiguousarray(offsets, "<i4"), 4 * (count + 1))
+        self._add(data if end - start == len(data) else memoryview(data).cast("B")[start:end], end - start)
+        if validity is None:
+            return False
+        bits = np.unpackbits(validity, count=count, bitorder="little")
+        if bits.all():
+            return False
+        self._add(np.packbits(bits, bitorder="little"), (count + 7) // 8)
+        return True
+
+    def timestamps(
+        self, timestamps_ms: Sequence[int | None] | npt.NDArray[np.int64], base_timestamp_ms: int, count: int
+    ) -> tuple[int, int]:
+        """Add the records' timestamps; give the smallest and the greatest."""
+        if not isinstance(timestamps_ms, np.ndarray):
+            timestamps_ms = [base_timestamp_ms if time is None else time for time in timestamps_ms]  # type: ignore[assignment]
+        times = np.ascontiguousarray(timestamps_ms, "<i8")
+        if len(times) != count:
+            raise InvalidRequestError(f"there are {count} values but {len(times)} timestamps")
+        self._add(times, 8 * count)
+        return int(times.min()), int(times.max())
+
+    def headers(self, headers: Sequence[RecordHeaders | None], count: int) -> None:
+        """Add the five buffers of list<struct<key: string, value: binary>>."""
+        if len(headers) != count:
+            raise InvalidRequestError(f"there are {count} values but {len(headers)} lists of headers")
+        lists = [record or () for record in headers]
+        pairs = list(chain.from_iterable(lists))
+        cuts = np.zeros(count + 1, np.int32)
+        np.cumsum(np.fromiter(map(len, lists), np.int32, count), out=cuts[1:])
+        self._add(cuts.astype("<i4", copy=False), 4 * (count + 1))
+        try:
+            keys = [key.encode() for key, _ in pairs]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidRequestError(f"a header is not a pair of str and bytes: {error}") from error
+        values = [value for _, value in pairs]
+        if None in values:
+            raise InvalidRequestError("a header's value is None", action='Use b"" for a header without a value.')
+        self.column("header key", _column("header key", keys), len(pairs))
+        self.column("header value", _column("header value", values), len(pairs))
