@@ -1,0 +1,331 @@
+"""The cluster as the metadata in etcd describes it: brokers, topics, partitions, decoded once and kept up to date.
+
+Brokers and coordinators both hold one `ClusterView`, so that `GetMetadata` has one answer and one code path (PROTOCOL
+I19). It reads from a `KeySource`, which is `metastore.view.PrefixView` over the generation's prefix, and is told which
+keys changed after each whole revision. It belongs to the event loop. It decides nothing: safety rests on
+compare-and-swap alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import DecodeError
+from headrace.v1 import cluster_pb2, topics_pb2
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidRequestError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+    to_detail,
+)
+from headrace.wire.ids import BrokerId, TopicId
+
+from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import (
+    ControllerKey,
+    CoordinatorKey,
+    LiveKey,
+    ParsedKey,
+    PartitionKey,
+    TopicKey,
+)
+from headrace_server.metastore.api import KeyValue
+from headrace_server.partition_state import PartitionState, Replica, decode
+from headrace_server.topic_configs import TopicConfig, read_stored_topic_config
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+ChangeCallback = Callable[[int, Sequence[str]], None]
+
+
+class KeySource(Protocol):
+    """What a ClusterView asks of a view of etcd's keys."""
+
+    @property
+    def revision(self) -> int:
+        """The revision that the view stands at."""
+
+    def age_ms(self) -> int:
+        """How long ago etcd last confirmed it, in milliseconds."""
+
+    def get(self, key: str) -> KeyValue | None:
+        """One key, or None."""
+
+    def items(self, prefix: str) -> Sequence[KeyValue]:
+        """All keys of a prefix, ascending."""
+
+    def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
+        """Call `callback(revision, changed keys)` after each revision; returns what ends that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A registered broker in its current session."""
+
+    broker_id: BrokerId
+    broker_epoch: int
+    """The create_revision of its key."""
+    live: metadata_pb2.BrokerLive
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A visible topic."""
+
+    name: str
+    topic_id: TopicId
+    partitions: int
+    replication_factor: int
+    config: TopicConfig
+    overrides: Mapping[str, str]
+    """Only what differs from the defaults, as it stands in etcd."""
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition's state and the revision that a compare-and-swap on it names."""
+
+    topic_id: TopicId
+    partition: int
+    state: PartitionState
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """A registered coordinator, or the elected controller with its epoch."""
+
+    live: metadata_pb2.CoordinatorLive
+    create_revision: int
+
+
+class ClusterView:
+    """Decoded metadata. All attributes are read-only for callers.
+
+    A value that cannot be decoded (a newer release's, a stranger's) is left out and listed in `undecodable`; the rest
+    goes on.
+    """
+
+    def __init__(self, identity: ClusterIdentity, source: KeySource) -> None:
+        self.identity = identity
+        self.keyspace = identity.keyspace
+        self.source = source
+        self.brokers: dict[BrokerId, Broker] = {}
+        self.coordinators: dict[str, Coordinator] = {}
+        self.controller: Coordinator | None = None
+        self.undecodable: dict[str, str] = {}
+        self._topics: dict[str, Topic] = {}
+        self._names: dict[TopicId, str] = {}
+        self._partitions: dict[TopicId, dict[int, Partition]] = {}
+        self._callbacks: list[ChangeCallback] = []
+        for key_value in source.items(self.keyspace.prefix):
+            self._apply(key_value.key, key_value)
+        self._unsubscribe = source.subscribe(self._on_change)
+
+    def close(self) -> None:
+        """Stop following the source."""
+        self._unsubscribe()
+
+    def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
+        """Call `callback(revision, changed keys)` after this view has taken in a revision; returns what ends that."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        """Visible topics by name, in no particular order."""
+        return MappingProxyType(self._topics)
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None:
+        """The visible topic of that id, or None."""
+        name = self._names.get(TopicId(topic_id))
+        return self._topics.get(name) if name is not None else None
+
+    def partition(self, topic_id: bytes, partition: int) -> Partition | None:
+        """A partition of a visible topic, or None."""
+        topic = self.topic_by_id(topic_id)
+        if topic is None or not 0 <= partition < topic.partitions:
+            return None
+        return self._partitions.get(topic.topic_id, {}).get(partition)
+
+    def partitions(self, topic_id: bytes) -> list[Partition]:
+        """The partitions of a visible topic, ascending; empty where it is not visible."""
+        topic = self.topic_by_id(topic_id)
+        if topic is None:
+            return []
+        states = self._partitions.get(topic.topic_id, {})
+        return [states[number] for number in range(topic.partitions) if number in states]
+
+    def resolve(self, reference: topics_pb2.TopicRef) -> Topic:
+        """Find the topic that a request names.
+
+        Raises:
+            InvalidRequestError: neither name nor id, or an id that is not 16 bytes.
+            UnknownTopicError: no topic of that name.
+            UnknownTopicIdError: no topic of that id, perhaps deleted and made anew: refresh, never send again by name.
+        """
+        match reference.WhichOneof("topic"):
+            case "topic_id":
+                if len(reference.topic_id) != 16:
+                    raise InvalidRequestError(f"a topic id has 16 bytes, not {len(reference.topic_id)}")
+                topic = self.topic_by_id(reference.topic_id)
+                if topic is None:
+                    raise UnknownTopicIdError(f"there is no topic with id {reference.topic_id.hex()}")
+                return topic
+            case "name":
+                found = self._topics.get(reference.name)
+                if found is None:
+                    raise UnknownTopicError(f"there is no topic named {reference.name[:249]!r}")
+                return found
+        raise InvalidRequestError("the request names a topic neither by name nor by id")
+
+    def metadata(
+        self,
+        request: cluster_pb2.GetMetadataRequest,
+        *,
+        answered_by: str,
+        max_batch_bytes: int,
+    ) -> cluster_pb2.GetMetadataResponse:
+        """Answer `GetMetadata`; an unknown topic is an error beside the others, not of the call."""
+        response = cluster_pb2.GetMetadataResponse(
+            cluster_id=self.identity.cluster_id,
+            revision=self.source.revision,
+            age_ms=self.source.age_ms(),
+            brokers=[broker_metadata(self.brokers[broker_id]) for broker_id in sorted(self.brokers)],
+            coordinators=[self.coordinators[name].live.address for name in sorted(self.coordinators)],
+            max_batch_bytes=max_batch_bytes,
+            answered_by=answered_by,
+        )
+        if request.brokers_only:
+            return response
+        if not request.topics:
+            response.topics.extend(self._topic_metadata(self._topics[name]) for name in sorted(self._topics))
+            return response
+        for reference in request.topics:
+            try:
+                response.topics.append(self._topic_metadata(self.resolve(reference)))
+            except HeadraceError as error:
+                response.topics.add(name=reference.name, topic_id=reference.topic_id, error=to_detail(error))
+        return response
+
+    def _topic_metadata(self, topic: Topic) -> cluster_pb2.TopicMetadata:
+        return cluster_pb2.TopicMetadata(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            max_batch_bytes=topic.config.max_batch_bytes,
+            partitions=[_partition_metadata(partition) for partition in self.partitions(topic.topic_id)],
+        )
+
+    def _on_change(self, revision: int, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._apply(key, self.source.get(key))
+        for callback in tuple(self._callbacks):
+            callback(revision, keys)
+
+    def _apply(self, key: str, key_value: KeyValue | None) -> None:
+        """Take in one key as it stands now; None: it is gone."""
+        parsed = self.keyspace.parse(key)
+        self.undecodable.pop(key, None)
+        try:
+            self._take(parsed, key_value)
+        except (DecodeError, HeadraceError) as error:
+            self._take(parsed, None)
+            self.undecodable[key] = str(error)
+
+    def _take(self, parsed: ParsedKey | None, key_value: KeyValue | None) -> None:
+        match parsed:
+            case LiveKey(broker_id):
+                _set(self.brokers, broker_id, key_value, lambda found: _broker(broker_id, found))
+            case CoordinatorKey(coordinator_id):
+                _set(self.coordinators, coordinator_id, key_value, _coordinator)
+            case ControllerKey():
+                self.controller = None if key_value is None else _coordinator(key_value)
+            case TopicKey(name):
+                self._take_topic(name, key_value)
+            case PartitionKey(topic_id, number):
+                states = self._partitions.setdefault(topic_id, {})
+                _set(states, number, key_value, lambda found: _partition(topic_id, number, found))
+                if not states:
+                    del self._partitions[topic_id]
+
+    def _take_topic(self, name: str, key_value: KeyValue | None) -> None:
+        before = self._topics.pop(name, None)
+        if before is not None:
+            del self._names[before.topic_id]
+        if key_value is not None:
+            topic = _topic(name, key_value)
+            self._topics[name] = topic
+            self._names[topic.topic_id] = name
+
+
+def broker_metadata(broker: Broker) -> cluster_pb2.BrokerMetadata:
+    """The public description of a broker."""
+    return cluster_pb2.BrokerMetadata(
+        broker_id=broker.broker_id,
+        address=broker.live.address,
+        rack=broker.live.rack,
+        host=broker.live.host,
+        broker_epoch=broker.broker_epoch,
+        draining=broker.live.draining,
+        version=broker.live.version,
+    )
+
+
+def _partition_metadata(partition: Partition) -> cluster_pb2.PartitionMetadata:
+    state = partition.state
+    return cluster_pb2.PartitionMetadata(
+        partition=partition.partition,
+        leader_id=-1 if state.leader is None else state.leader.broker_id,
+        leader_epoch=state.leader_epoch,
+        replicas=state.replicas,
+        in_sync_replicas=_ids(state.in_sync),
+        eligible_leaders=_ids(state.eligible_leaders),
+    )
+
+
+def _ids(entries: Iterable[Replica]) -> list[int]:
+    return [entry.broker_id for entry in entries]
+
+
+def _set(
+    target: dict[KeyT, ValueT], key: KeyT, key_value: KeyValue | None, build: Callable[[KeyValue], ValueT]
+) -> None:
+    if key_value is None:
+        target.pop(key, None)
+    else:
+        target[key] = build(key_value)
+
+
+def _broker(broker_id: BrokerId, found: KeyValue) -> Broker:
+    live = metadata_pb2.BrokerLive.FromString(found.value)
+    return Broker(broker_id, found.create_revision, live, found.lease_id)
+
+
+def _coordinator(found: KeyValue) -> Coordinator:
+    return Coordinator(metadata_pb2.CoordinatorLive.FromString(found.value), found.create_revision)
+
+
+def _partition(topic_id: TopicId, number: int, found: KeyValue) -> Partition:
+    return Partition(topic_id, number, decode(found.value), found.mod_revision)
+
+
+def _topic(name: str, found: KeyValue) -> Topic:
+    message = metadata_pb2.Topic.FromString(found.value)
+    overrides = dict(sorted(message.configs.items()))
+    return Topic(
+        name=name,
+        topic_id=TopicId(message.topic_id),
+        partitions=message.partitions,
+        replication_factor=message.replication_factor,
+        config=read_stored_topic_config(overrides)[0],
+        overrides=overrides,
+        mod_revision=found.mod_revision,
+    )

