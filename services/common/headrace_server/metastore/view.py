@@ -1,0 +1,253 @@
+"""A prefix of etcd held in memory and kept up to date by a watch: metadata caches stand on it (PROTOCOL H80, H81, I19).
+
+`load` reads the whole prefix at one revision; `run`, a task of the owner, follows the changes from there on and applies
+them by whole revision. It never misses a change and goes on: where the watch breaks it resumes behind the last revision
+applied; where that has been compacted, or the stream falls silent, or every `relist_interval_s` as a check on a watch
+that lies, it reads everything again and applies the difference. A revision that goes back, or another etcd cluster, is
+refused for good: `run` raises, and the service must stop.
+
+The view is behind by nature. Nothing may be decided on it that compare-and-swap does not check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import structlog
+from headrace.wire.errors import MetastoreUnavailableError, TimedOutError
+
+from headrace_server.clock import Clock
+from headrace_server.metastore.api import (
+    CompactedError,
+    KeyValue,
+    Metastore,
+    MetastoreRolledBackError,
+    PutEvent,
+    RangeResult,
+    WatchEvents,
+)
+
+log = structlog.get_logger(__name__)
+
+ChangeCallback = Callable[[int, Sequence[str]], None]
+BACKOFF_SECONDS = (0.1, 5.0)
+SILENT_INTERVALS = 3
+
+
+class PrefixView:
+    """All keys under one prefix at one revision. Owned by one event loop."""
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        prefix: str,
+        clock: Clock,
+        *,
+        relist_interval_s: float = 300.0,
+        progress_interval_s: float = 5.0,
+    ) -> None:
+        self._metastore = metastore
+        self._prefix = prefix
+        self._clock = clock
+        self._relist_interval_ms = round(relist_interval_s * 1000)
+        self._progress_interval_s = progress_interval_s
+        self._key_values: dict[str, KeyValue] = {}
+        self._sorted_keys: list[str] | None = []
+        self._revision = 0
+        self._cluster_id = 0
+        self._confirmed_ms = 0
+        self._listed_ms = 0
+        self._callbacks: list[ChangeCallback] = []
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self.lost_events = 0
+        """Changes that the watch should have brought and a relist found: an etcd that loses events."""
+
+    @property
+    def revision(self) -> int:
+        """The revision up to which every change is applied; 0 before `load`."""
+        return self._revision
+
+    def age_ms(self) -> int:
+        """Milliseconds since etcd last gave a sign of life on the watch, or since the last full read."""
+        return self._clock.monotonic_ms() - self._confirmed_ms
+
+    def get(self, key: str) -> KeyValue | None:
+        """One key as of `revision`, or None."""
+        return self._key_values.get(key)
+
+    def items(self, prefix: str) -> list[KeyValue]:
+        """All keys that start with `prefix`, ascending."""
+        if self._sorted_keys is None:
+            self._sorted_keys = sorted(self._key_values)
+        first = bisect_left(self._sorted_keys, prefix)
+        found = []
+        for index in range(first, len(self._sorted_keys)):
+            key = self._sorted_keys[index]
+            if not key.startswith(prefix):
+                break
+            found.append(self._key_values[key])
+        return found
+
+    def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
+        """Call `callback(revision, changed keys)` after each revision applied; returns what ends that."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    async def wait_for(self, revision: int, timeout_seconds: float) -> None:
+        """Return once `revision`, which must be that of a write under this prefix, is applied.
+
+        Raises:
+            TimedOutError: it was not within `timeout_seconds`; the view is behind.
+        """
+        if self._revision >= revision:
+            return
+        waiter = (revision, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await waiter[1]
+        except TimeoutError as error:
+            raise TimedOutError(
+                f"the view of the metadata stands at revision {self._revision} and did not reach {revision} in time"
+            ) from error
+        finally:
+            self._waiters.remove(waiter)
+
+    async def load(self) -> None:
+        """Read the whole prefix. Call it once before `run`; again is harmless.
+
+        Raises:
+            MetastoreUnavailableError: etcd did not answer; call it again.
+            MetastoreRolledBackError: see the module.
+        """
+        self._take_list(await self._metastore.range(self._prefix))
+
+    async def run(self) -> None:
+        """Follow the changes until cancelled.
+
+        Raises:
+            MetastoreRolledBackError: see the module.
+        """
+        assert self._revision, "load comes before run"
+        failures = 0
+        while True:
+            try:
+                await self._follow()
+            except MetastoreRolledBackError:
+                raise
+            except CompactedError:
+                log.info("view_compacted", prefix=self._prefix, revision=self._revision)
+                relist = True
+            except TimeoutError:
+                log.warning("view_silent", prefix=self._prefix, revision=self._revision)
+                relist = True
+            except MetastoreUnavailableError as error:
+                log.info("view_interrupted", prefix=self._prefix, revision=self._revision, cause=str(error))
+                relist = False
+            failures = await self._recover(relist, failures)
+
+    async def _recover(self, relist: bool, failures: int) -> int:
+        """Read again, as far as needed, until etcd answers; returns the failures in a row that it took (0 at once)."""
+        while True:
+            first, most = BACKOFF_SECONDS
+            await asyncio.sleep(min(most, first * 2**failures) * random.uniform(0.5, 1.0))
+            try:
+                if relist:
+                    await self.load()
+                else:
+                    # One linearizable read: a watch from a revision that a restored etcd has not reached yet would
+                    # wait in silence.
+                    read = await self._metastore.get(self._prefix)
+                    self._check(read.cluster_id, read.revision)
+            except MetastoreRolledBackError:
+                raise
+            except MetastoreUnavailableError:
+                failures = min(failures + 1, 10)
+            else:
+                return 0
+
+    async def _follow(self) -> None:
+        """Watch from behind the last revision applied until the stream breaks, which raises."""
+        stream = self._metastore.watch(self._prefix, self._revision + 1, progress_interval_s=self._progress_interval_s)
+        try:
+            while True:
+                async with asyncio.timeout(self._progress_interval_s * SILENT_INTERVALS):
+                    item = await anext(stream)
+                self._take_item(item)
+                if self._clock.monotonic_ms() - self._listed_ms >= self._relist_interval_ms:
+                    await self.load()
+        finally:
+            await _close(stream)
+
+    def _take_item(self, item: WatchEvents) -> None:
+        self._check_cluster(item.cluster_id)
+        self._confirmed_ms = self._clock.monotonic_ms()
+        if not item.events or item.revision <= self._revision:
+            return
+        changed = []
+        for event in item.events:
+            if isinstance(event, PutEvent):
+                self._put(event.key_value)
+                changed.append(event.key_value.key)
+            else:
+                self._remove(event.key)
+                changed.append(event.key)
+        self._advance(item.revision, changed)
+
+    def _take_list(self, listed: RangeResult) -> None:
+        """Replace everything by what stands at `listed.revision`, and report the difference as one change."""
+        self._check(listed.cluster_id, listed.revision)
+        self._cluster_id = listed.cluster_id
+        fresh = {key_value.key: key_value for key_value in listed.key_values}
+        changed = [key for key in self._key_values if key not in fresh]
+        for key, key_value in fresh.items():
+            if self._key_values.get(key) != key_value:
+                changed.append(key)
+                if key_value.mod_revision <= self._revision:
+                    self.lost_events += 1
+                    log.error("view_lost_event", key=key, mod_revision=key_value.mod_revision)
+        for key in changed:
+            if key in fresh:
+                self._put(fresh[key])
+            else:
+                self._remove(key)
+        self._confirmed_ms = self._listed_ms = self._clock.monotonic_ms()
+        self._advance(listed.revision, changed)
+
+    def _put(self, key_value: KeyValue) -> None:
+        if key_value.key not in self._key_values:
+            self._sorted_keys = None
+        self._key_values[key_value.key] = key_value
+
+    def _remove(self, key: str) -> None:
+        if self._key_values.pop(key, None) is not None:
+            self._sorted_keys = None
+
+    def _advance(self, revision: int, changed: Sequence[str]) -> None:
+        self._revision = max(self._revision, revision)
+        if changed:
+            for callback in tuple(self._callbacks):
+                callback(self._revision, changed)
+        for wanted, future in self._waiters:
+            if wanted <= self._revision and not future.done():
+                future.set_result(None)
+
+    def _check(self, cluster_id: int, revision: int) -> None:
+        self._check_cluster(cluster_id)
+        if revision < self._revision:
+            raise MetastoreRolledBackError(
+                f"etcd stands at revision {revision}, but {self._revision} has been seen: it was restored or replaced"
+            )
+
+    def _check_cluster(self, cluster_id: int) -> None:
+        if self._cluster_id and cluster_id != self._cluster_id:
+            raise MetastoreRolledBackError(f"etcd cluster {cluster_id:x} answers where {self._cluster_id:x} did before")
+
+
+async def _close(stream: AsyncIterator[WatchEvents]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()
