@@ -1,7 +1,7 @@
 """The record batch's header: read, check, stamp. The payload behind it is `headrace.wire.columns`.
 
-All numbers are little-endian and naturally aligned. The leader stamps the first 32 bytes anew and writes the rest as it came;
-that is why there are two checksums.
+All numbers are little-endian and naturally aligned. The leader stamps the first 32 bytes anew and writes the rest as
+it came; that is why there are two checksums.
 
     offset size field                meaning
      0     8    base_offset          int64   stamped: the offset of the first record; 0 in a produced batch
@@ -29,8 +29,6 @@ import struct
 from collections.abc import Iterator
 from enum import IntFlag
 from typing import NamedTuple
-
-import numpy as np
 
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer, crc32c
@@ -67,7 +65,7 @@ assert STAMP.size + 4 == STAMP_BYTES
 
 
 class BatchFlags(IntFlag):
-    """Which columns the payload has, and what kind of batch it is. Bits 7-12 are reserved and zero; 13-15 are a number."""
+    """Which columns the payload has, and the kind of batch. Bits 7-12 are reserved and zero; 13-15 are a number."""
 
     KEYS = 1
     NULL_VALUES = 2
@@ -153,8 +151,8 @@ def check_batch(
 ) -> BatchHeader:
     """Check that `batch` is exactly one whole, sound batch within the limits, and give its header.
 
-    The broker calls it once for every batch produced, a reader for every batch fetched. It looks at both checksums and at the
-    relations between the header's fields, never at columns: it inflates nothing.
+    The broker calls it once for every batch produced, a reader for every batch fetched. It looks at both checksums
+    and at the relations between the header's fields, never at columns: it inflates nothing.
 
     Args:
         batch: the bytes of one batch.
@@ -168,7 +166,7 @@ def check_batch(
         CorruptBatchError: anything else; `base_offset` and `next_offset` are set as far as checksums vouch for them.
     """
     header = read_header(batch)
-    view = np.frombuffer(batch, np.uint8)
+    view = memoryview(batch).cast("B")
     if header.batch_bytes != len(view):
         raise CorruptBatchError(f"batch_bytes is {header.batch_bytes}, but {len(view)} bytes came")
     if header.batch_bytes > max_batch_bytes:
@@ -184,7 +182,7 @@ def check_batch(
     if header.payload_bytes > max_payload_bytes:
         raise BatchTooLargeError(f"a payload of {header.payload_bytes} bytes is over the limit of {max_payload_bytes}")
     wrong = _wrong_relation(header)
-    if not wrong and header.padding_bytes and view[-header.padding_bytes :].any():
+    if not wrong and header.padding_bytes and any(view[-header.padding_bytes :]):
         wrong = "the final padding is not zero"
     if wrong:
         raise CorruptBatchError(wrong, base_offset=header.base_offset, next_offset=header.end_offset)
@@ -238,10 +236,11 @@ def stamp(
 
 
 def iter_batches(buffer: ReadableBuffer) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Walk over whole batches that lie one behind the other, as a fetch answers them; headers are read, not checked.
+    """Walk over whole batches that lie one behind the other, as a fetch answers them; reads headers only.
 
     Raises:
-        CorruptBatchError: a header that cannot be one, or a batch that ends past the buffer; the batches before it came.
+        CorruptBatchError: a header that cannot be one, or a batch that ends past the buffer; the batches before it
+            came.
     """
     view = memoryview(buffer).cast("B")
     position = 0

@@ -1,7 +1,8 @@
-"""The payload of a record batch: columns in Arrow's own buffer layout, so that Arrow, pandas and Spark read them uncopied.
+"""The payload of a record batch: columns in Arrow's own buffer layout: Arrow and Spark read them uncopied.
 
-Columns lie in this order, little-endian, each buffer starting at a multiple of 8 from the payload's start, gaps zero; the payload
-ends with its last buffer, without a gap. `n` is the header's record_count, `m` the number of all headers of the batch.
+Columns lie in this order, little-endian, each buffer starting at a multiple of 8 from the payload's start, gaps zero;
+the payload ends with its last buffer, without a gap. `n` is the header's record_count, `m` the number of all headers
+of the batch.
 
     buffer                size            present                   meaning
     value_offsets         int32[n + 1]    always                    record i is value_data[o[i] : o[i + 1]]
@@ -10,15 +11,16 @@ ends with its last buffer, without a gap. `n` is the header's record_count, `m` 
     key_offsets           int32[n + 1]    flag KEYS                 as for the values
     key_data              o[n] bytes      flag KEYS
     key_validity          (n + 7) // 8    flags KEYS, NULL_KEYS
-    timestamps_ms         int64[n]        flag RECORD_TIMESTAMPS    ms since 1970; without it all records carry base_timestamp_ms
+    timestamps_ms         int64[n]        flag RECORD_TIMESTAMPS    ms since 1970; else all carry the base
     header_list_offsets   int32[n + 1]    flag HEADERS              record i has the headers o[i] .. o[i + 1]; o[n] = m
     header_key_offsets    int32[m + 1]    flag HEADERS
     header_key_data       o[m] bytes      flag HEADERS              UTF-8
     header_value_offsets  int32[m + 1]    flag HEADERS
     header_value_data     o[m] bytes      flag HEADERS              never null
 
-Offsets start at 0 and ascend. Validity is there if and only if its flag is set; bits past n are zero; bytes under a null mean
-nothing. The smallest and the greatest of timestamps_ms are the header's base_timestamp_ms and max_timestamp_ms.
+Offsets start at 0 and ascend. Validity is there if and only if its flag is set; bits past n are zero; bytes under a
+null mean nothing. The smallest and the greatest of timestamps_ms are the header's base_timestamp_ms and
+max_timestamp_ms.
 
 Producers encode, readers decode; the broker does neither outside the simple `records` form. `encode_batch` is in
 `headrace.wire.encoding`, re-exported here.
@@ -27,6 +29,7 @@ Producers encode, readers decode; the broker does neither outside the simple `re
 import io
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -64,7 +67,7 @@ class Column:
     """uint8[(n + 7) // 8], least significant bit first; None: nothing is null."""
 
     def to_list(self) -> list[Any]:
-        """Give the entries as bytes, None where null. By pyarrow if the process has it loaded, else by C loops."""
+        """Give the entries as bytes, None where null."""
         count = len(self.offsets) - 1
         if "pyarrow" in sys.modules:
             entries: list[Any] = self.to_arrow().to_pylist()
@@ -90,7 +93,8 @@ def _split(offsets: Int32s, data: memoryview, count: int) -> list[Any]:
     lengths = np.diff(offsets)
     size = int(lengths[0]) if count else 0
     if size and (lengths == size).all():
-        return np.frombuffer(data, f"V{size}", count).tolist()
+        entries: list[Any] = np.frombuffer(data, f"V{size}", count).tolist()
+        return entries
     return list(map(io.BytesIO(data).read, lengths.tolist()))
 
 
@@ -108,7 +112,7 @@ class HeaderColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """A decoded batch. Views into the batch's bytes (or into the inflated payload): keep it and they stay; any thread."""
+    """A decoded batch: views into its bytes or into the inflated payload, immutable, any thread."""
 
     header: BatchHeader
     value_column: Column
@@ -154,7 +158,8 @@ class Columns:
         """Give the records' timestamps in ms since 1970, in order."""
         if self.timestamps_ms is None:
             return [self.header.base_timestamp_ms] * self.record_count
-        return self.timestamps_ms.tolist()
+        times: list[int] = self.timestamps_ms.tolist()
+        return times
 
     def offsets(self) -> range:
         """Give the records' offsets."""
@@ -167,7 +172,7 @@ class Columns:
         keys: list[bytes] = self.header_columns.keys.to_list()
         pairs = list(zip([str(key, "utf-8") for key in keys], self.header_columns.values.to_list(), strict=True))
         cuts = self.header_columns.list_offsets.tolist()
-        return [tuple(pairs[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+        return [tuple(pairs[start:end]) for start, end in pairwise(cuts)]
 
     def to_arrow_values(self) -> Any:
         """Give a pyarrow binary array over the same memory."""
@@ -195,7 +200,7 @@ class Columns:
         return pa.array(np.arange(self.header.base_offset, self.header.end_offset, dtype=np.int64))
 
     def to_arrow_headers(self) -> Any:
-        """Give a pyarrow list<struct<key: string, value: binary>> array over the same memory; empty lists where none."""
+        """Give a pyarrow list<struct<key: string, value: binary>> array over the same memory."""
         import pyarrow as pa
 
         struct_type = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -255,7 +260,7 @@ def _read_columns(header: BatchHeader, reader: "_PayloadReader") -> Columns:
 
 
 class _PayloadReader:
-    """Takes buffers off a payload in order; every one is held against the bytes that are left before it is looked at."""
+    """Takes buffers off a payload in order, each held against the bytes that are left."""
 
     def __init__(self, payload: bytes | memoryview) -> None:
         self._payload = memoryview(payload)

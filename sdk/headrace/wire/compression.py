@@ -1,8 +1,9 @@
 """Compression of a batch's payload, and bounded decompression.
 
-Nothing is inflated before the size that the header states has been held against the reader's limit, and inflating stops at
-that size: a payload that is shorter, longer or followed by anything is a `CorruptBatchError`. Formats: LZ4 frame, Zstandard
-frame (RFC 8878), gzip (RFC 1952), one frame or member each. lz4 and zstandard are imported when they are first used.
+Nothing is inflated before the size that the header states has been held against the reader's limit, and inflating
+stops at that size: a payload that is shorter, longer or followed by anything is a `CorruptBatchError`. Formats: LZ4
+frame, Zstandard frame (RFC 8878), gzip (RFC 1952), one frame or member each. lz4 and zstandard are imported when they
+are first used.
 """
 
 import zlib
@@ -46,8 +47,8 @@ def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
             return packed
         case Codec.ZSTD:
             zstd: Any = _zstandard()
-            packed = zstd.ZstdCompressor(level=3 if level is None else level).compress(data)
-            return packed
+            frame: bytes = zstd.ZstdCompressor(level=3 if level is None else level).compress(data)
+            return frame
         case Codec.GZIP:
             deflater = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WBITS)
             return deflater.compress(data) + deflater.flush()

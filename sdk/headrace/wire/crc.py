@@ -3,13 +3,12 @@
 `google_crc32c` takes bytes and numpy arrays but no memoryview or bytearray; a numpy view over either costs no copy.
 """
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
-ReadableBuffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+ReadableBuffer: TypeAlias = bytes | bytearray | memoryview
 """What the functions of this package take where they read bytes: any C-contiguous buffer."""
 
 
@@ -20,5 +19,5 @@ def crc32c(buffer: ReadableBuffer, crc: int = 0) -> int:
         buffer: the bytes, contiguous.
         crc: the CRC of the bytes before these, to go on from; 0 at the start.
     """
-    view = buffer if type(buffer) is bytes else np.frombuffer(buffer, np.uint8)
+    view = buffer if isinstance(buffer, bytes) else np.frombuffer(buffer, np.uint8)
     return int(google_crc32c.extend(crc, view))

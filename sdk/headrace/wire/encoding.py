@@ -56,7 +56,9 @@ def encode_batch(
     flags: BatchFlags = BatchFlags(0),  # noqa: B008  (immutable)
     compression_level: int | None = None,
 ) -> bytes:
-    """Encode records as one batch: base_offset 0, leader_epoch -1, append_timestamp_ms 0, previous_crc 0, both checksums valid.
+    """Encode records as one batch, with both checksums right.
+
+    What the leader stamps is base_offset 0, append_timestamp_ms 0, leader_epoch -1 and previous_crc 0.
 
     Args:
         values: one a record, at least one; None is a null value.
@@ -219,26 +221,27 @@ class _Payload:
         start, end = int(offsets[0]), int(offsets[-1])
         if start:
             offsets = offsets - np.int32(start)
-        self._add(np.ascontiguousarray(offsets, "<i4"), 4 * (count + 1))
+        self._add(np.ascontiguousarray(offsets, "<i4").data, 4 * (count + 1))
         self._add(data if end - start == len(data) else memoryview(data).cast("B")[start:end], end - start)
         if validity is None:
             return False
         bits = np.unpackbits(validity, count=count, bitorder="little")
         if bits.all():
             return False
-        self._add(np.packbits(bits, bitorder="little"), (count + 7) // 8)
+        self._add(np.packbits(bits, bitorder="little").data, (count + 7) // 8)
         return True
 
     def timestamps(
         self, timestamps_ms: Sequence[int | None] | npt.NDArray[np.int64], base_timestamp_ms: int, count: int
     ) -> tuple[int, int]:
         """Add the records' timestamps; give the smallest and the greatest."""
-        if not isinstance(timestamps_ms, np.ndarray):
-            timestamps_ms = [base_timestamp_ms if time is None else time for time in timestamps_ms]  # type: ignore[assignment]
-        times = np.ascontiguousarray(timestamps_ms, "<i8")
+        rows: Any = timestamps_ms
+        if not isinstance(rows, np.ndarray):
+            rows = [base_timestamp_ms if time is None else time for time in rows]
+        times = np.ascontiguousarray(rows, "<i8")
         if len(times) != count:
             raise InvalidRequestError(f"there are {count} values but {len(times)} timestamps")
-        self._add(times, 8 * count)
+        self._add(times.data, 8 * count)
         return int(times.min()), int(times.max())
 
     def headers(self, headers: Sequence[RecordHeaders | None], count: int) -> None:
@@ -249,7 +252,7 @@ class _Payload:
         pairs = list(chain.from_iterable(lists))
         cuts = np.zeros(count + 1, np.int32)
         np.cumsum(np.fromiter(map(len, lists), np.int32, count), out=cuts[1:])
-        self._add(cuts.astype("<i4", copy=False), 4 * (count + 1))
+        self._add(cuts.astype("<i4", copy=False).data, 4 * (count + 1))
         try:
             keys = [key.encode() for key, _ in pairs]
         except (AttributeError, TypeError, ValueError) as error:

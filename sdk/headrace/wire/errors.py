@@ -3,11 +3,11 @@
 Servers raise these exceptions and turn them into an `ErrorDetail` inside an answer (`to_detail`) or into the
 `grpc-status-details-bin` trailer of a failed call (`to_status_bytes`); clients turn both back into the same exceptions
 (`from_detail`, `from_rpc_error`). `ErrorCode` and `Outcome` repeat the enums of `headrace/v1/errors.proto` number for
-number, so that code below the RPC layer raises typed errors without protobuf or grpc; both are imported by the functions
-that convert, when they are called.
+number, so that code below the RPC layer raises typed errors without protobuf or grpc; both are imported by the
+functions that convert, when they are called.
 
-An exception class of its own exists only where a caller acts differently. An outcome that nobody vouches for is UNKNOWN: a
-record whose outcome is UNKNOWN may be read later (PROTOCOL H52).
+An exception class of its own exists only where a caller acts differently. An outcome that nobody vouches for is
+UNKNOWN: a record whose outcome is UNKNOWN may be read later (PROTOCOL H52).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from headrace.v1 import errors_pb2
 
-    GRPC_STATUS: Mapping["ErrorCode", grpc.StatusCode]
+    GRPC_STATUS: Mapping[ErrorCode, grpc.StatusCode]
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 """The trailer that carries a serialised `headrace.v1.Status`, which has the layout of google.rpc.Status."""
@@ -76,7 +76,7 @@ class ErrorCode(IntEnum):
 
 
 class Outcome(IntEnum):
-    """Whether the request took effect; the numbers of `Outcome` in errors.proto. Only NOT_APPLIED is a definite failure."""
+    """Whether the request took effect; the numbers of `Outcome` in errors.proto. Only NOT_APPLIED is definite."""
 
     UNSPECIFIED = 0
     NOT_APPLIED = 1
@@ -176,7 +176,7 @@ class CorruptBatchError(InvalidRequestError):
 
     Attributes:
         base_offset: the batch's base offset, or -1 where the header could not be trusted.
-        next_offset: the offset behind the batch, from which a reader may go on, or -1 where the header could not be trusted.
+        next_offset: the offset behind the batch, from which a reader may go on, or -1 where it is not known.
     """
 
     default_code = ErrorCode.CORRUPT_BATCH
@@ -380,7 +380,7 @@ class InternalError(HeadraceError):
 
 
 class TransportError(HeadraceError):
-    """The connection failed or the peer is away: no typed answer came. Never crosses the wire; the caller reconnects."""
+    """The connection failed or the peer is away: no typed answer came. Never crosses the wire; reconnect."""
 
 
 class ErrorRow(NamedTuple):
@@ -568,8 +568,7 @@ ERRORS: Mapping[ErrorCode, ErrorRow] = {
         InternalError, "INTERNAL", False, _MAYBE, "Report it, with the server's log; it is a bug in headrace."
     ),
 }
-"""Every code of errors.proto. A request that fails with NOT_APPLIED by default says so because it is refused before it acts;
-a raiser who knows better gives another outcome."""
+"""Every code of errors.proto. NOT_APPLIED by default means: refused before it acts. A raiser may say otherwise."""
 
 
 def __getattr__(name: str) -> Mapping[ErrorCode, grpc.StatusCode]:
@@ -605,8 +604,8 @@ def to_detail(error: HeadraceError) -> errors_pb2.ErrorDetail:
 def from_detail(detail: errors_pb2.ErrorDetail) -> HeadraceError:
     """Give the exception that `detail` carries; not raised.
 
-    A code that this version does not know becomes `InternalError` with the sender's retriable, outcome and action; an outcome
-    that the sender left out is UNKNOWN.
+    A code that this version does not know becomes `InternalError` with the sender's retriable, outcome and action; an
+    outcome that the sender left out is UNKNOWN.
     """
     number = int(detail.code)
     known = number in ErrorCode.__members__.values() and number != ErrorCode.UNSPECIFIED
@@ -625,7 +624,7 @@ def from_detail(detail: errors_pb2.ErrorDetail) -> HeadraceError:
 
 
 def to_status_bytes(error: HeadraceError) -> bytes:
-    """Give the serialised `headrace.v1.Status` for the `grpc-status-details-bin` trailer of a call that fails as a whole."""
+    """Give the serialised `headrace.v1.Status` for the `grpc-status-details-bin` trailer of a failed call."""
     import grpc
 
     from headrace.v1 import errors_pb2
@@ -648,14 +647,14 @@ _UNTYPED: Mapping[str, ErrorCode] = {
     "RESOURCE_EXHAUSTED": ErrorCode.THROTTLED,
     "ABORTED": ErrorCode.CONFLICT,
 }
-"""Which code stands for a gRPC status that came without a typed detail; UNAVAILABLE becomes TransportError, others INTERNAL."""
+"""The code for a gRPC status without a typed detail; UNAVAILABLE becomes TransportError, others INTERNAL."""
 
 
 def from_rpc_error(error: grpc.RpcError) -> HeadraceError:
     """Give the exception for a failed call, sync or aio; not raised.
 
-    The typed detail where the server sent one. Otherwise by the gRPC status, and then the outcome is UNKNOWN, because a call
-    that broke off may have been carried out.
+    The typed detail where the server sent one. Otherwise by the gRPC status, and then the outcome is UNKNOWN, because
+    a call that broke off may have been carried out.
     """
     detail = _typed_detail(error)
     if detail is not None:

@@ -1,4 +1,4 @@
-"""The small types that name things: offsets, epochs, brokers, producers, topics, partitions. Used everywhere; no behaviour."""
+"""The small types that name things: offsets, epochs, brokers, producers, topics, partitions. No behaviour."""
 
 from typing import NamedTuple, NewType
 

@@ -53,7 +53,7 @@ def test_enums_repeat_the_proto() -> None:
 
 
 def test_every_code_has_a_row() -> None:
-    """Each code has an exception of its own that names it, a gRPC status, a definite outcome or UNKNOWN, and an action."""
+    """Each code has an exception of its own that names it, a gRPC status, an outcome and an action."""
     assert set(ERRORS) == set(ErrorCode) == set(GRPC_STATUS)
     for code, row in ERRORS.items():
         assert row.exception.default_code == code
