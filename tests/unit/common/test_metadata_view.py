@@ -1,0 +1,166 @@
+"""The decoded view of the metadata: what is visible, how topics are named, what GetMetadata answers."""
+
+import pytest
+from headrace.v1 import cluster_pb2, topics_pb2
+from headrace.wire.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
+from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import KeyValue
+from headrace_server.partition_state import PartitionState, Replica, encode
+
+IDENTITY = ClusterIdentity("test", "cluster-1", 1)
+KEYS = IDENTITY.keyspace
+CLICKS_ID, VIEWS_ID = b"c" * 16, b"v" * 16
+
+
+class Source:
+    """A KeySource whose keys a test writes one revision at a time."""
+
+    def __init__(self):
+        self.revision = 1
+        self.key_values = {}
+        self.callbacks = []
+
+    def age_ms(self):
+        return 5
+
+    def get(self, key):
+        return self.key_values.get(key)
+
+    def items(self, prefix):
+        return [self.key_values[key] for key in sorted(self.key_values) if key.startswith(prefix)]
+
+    def subscribe(self, callback):
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+    def write(self, **changes):
+        """One revision: `key=value` puts, `key=None` deletes."""
+        self.revision += 1
+        for key, value in changes.items():
+            if value is None:
+                del self.key_values[key]
+            else:
+                before = self.key_values.get(key)
+                created = before.create_revision if before else self.revision
+                self.key_values[key] = KeyValue(key, value, created, self.revision, 1, 0)
+        for callback in self.callbacks:
+            callback(self.revision, list(changes))
+
+
+def topic(name, topic_id, partitions=1, **configs):
+    return metadata_pb2.Topic(
+        name=name, topic_id=topic_id, partitions=partitions, replication_factor=1, configs=configs
+    ).SerializeToString()
+
+
+def led_by(broker_id, broker_epoch):
+    replica = Replica(broker_id, broker_epoch)
+    return encode(PartitionState(replicas=(broker_id,), leader=replica, leader_epoch=3, in_sync=(replica,)))
+
+
+def clicks(source, partitions=2):
+    value = topic("clicks", CLICKS_ID, partitions)
+    parts = {KEYS.partition(CLICKS_ID, number): led_by(1, 2) for number in range(partitions)}
+    source.write(**{KEYS.topic("clicks"): value, KEYS.topic_by_id(CLICKS_ID): value}, **parts)
+
+
+@pytest.fixture
+def source():
+    return Source()
+
+
+def metadata(view, **request):
+    return view.metadata(
+        cluster_pb2.GetMetadataRequest(**request), answered_by="coordinator-a", max_batch_bytes=1 << 20
+    )
+
+
+def test_what_was_there_and_what_comes_are_the_same(source):
+    """A view made after the writes equals one that followed them."""
+    early = ClusterView(IDENTITY, source)
+    source.write(**{KEYS.live(1): metadata_pb2.BrokerLive(broker_id=1, address="h:1").SerializeToString()})
+    clicks(source)
+    assert metadata(early) == metadata(ClusterView(IDENTITY, source))
+    assert early.brokers[1].broker_epoch == 2
+
+
+def test_a_topic_is_visible_with_its_name_key_only(source):
+    """`tid/` and `part/` keys alone are a topic still being made: not in the metadata, not led."""
+    view = ClusterView(IDENTITY, source)
+    source.write(**{KEYS.topic_by_id(VIEWS_ID): topic("views", VIEWS_ID), KEYS.partition(VIEWS_ID, 0): led_by(1, 2)})
+    assert not metadata(view).topics
+    assert view.partition(VIEWS_ID, 0) is None
+    source.write(**{KEYS.topic("views"): topic("views", VIEWS_ID)})
+    assert [found.name for found in metadata(view).topics] == ["views"]
+    assert view.partition(VIEWS_ID, 0).state.leader_epoch == 3
+
+
+def test_a_topic_made_anew_is_another_topic(source):
+    """After delete and create under the same name the old id is unknown and the new one found (H26)."""
+    view = ClusterView(IDENTITY, source)
+    clicks(source)
+    source.write(**{KEYS.topic("clicks"): None})
+    source.write(**{KEYS.topic("clicks"): topic("clicks", VIEWS_ID)})
+    assert view.resolve(topics_pb2.TopicRef(name="clicks")).topic_id == VIEWS_ID
+    with pytest.raises(UnknownTopicIdError):
+        view.resolve(topics_pb2.TopicRef(topic_id=CLICKS_ID))
+
+
+def test_a_reference_that_names_nothing_is_refused(source):
+    """Unknown names, ids of a wrong size and empty references are typed errors."""
+    view = ClusterView(IDENTITY, source)
+    with pytest.raises(UnknownTopicError, match="nothing"):
+        view.resolve(topics_pb2.TopicRef(name="nothing"))
+    with pytest.raises(InvalidRequestError):
+        view.resolve(topics_pb2.TopicRef(topic_id=b"short"))
+    with pytest.raises(InvalidRequestError):
+        view.resolve(topics_pb2.TopicRef())
+
+
+def test_an_unknown_topic_is_an_error_beside_the_others(source):
+    """GetMetadata answers what it knows and says of the rest what is wrong."""
+    view = ClusterView(IDENTITY, source)
+    clicks(source)
+    wanted = [topics_pb2.TopicRef(name="clicks"), topics_pb2.TopicRef(name="nothing")]
+    found, missing = metadata(view, topics=wanted).topics
+    assert [partition.leader_id for partition in found.partitions] == [1, 1]
+    assert missing.name == "nothing"
+    assert missing.error.code == ErrorCode.UNKNOWN_TOPIC
+
+
+def test_a_value_that_cannot_be_read_is_left_out_and_listed(source):
+    """One foreign value does not stop the rest; once it is mended it is taken in."""
+    view = ClusterView(IDENTITY, source)
+    clicks(source)
+    source.write(**{KEYS.live(7): b"\xff\xff\xff"})
+    assert list(view.undecodable) == [KEYS.live(7)]
+    assert 7 not in view.brokers
+    source.write(**{KEYS.live(7): metadata_pb2.BrokerLive(broker_id=7).SerializeToString()})
+    assert not view.undecodable
+    assert 7 in view.brokers
+
+
+def test_a_setting_of_a_newer_release_does_not_stop_a_topic(source):
+    """A stored setting that this release does not know is skipped; the others apply."""
+    view = ClusterView(IDENTITY, source)
+    source.write(**{KEYS.topic("views"): topic("views", VIEWS_ID, retention_ms="1000", tiering="on")})
+    assert view.topics["views"].config.retention_ms == 1000
+    assert view.topics["views"].overrides == {"retention_ms": "1000", "tiering": "on"}
+
+
+def test_callbacks_see_the_view_after_the_change(source):
+    """A subscriber is called once a revision, with the keys, after the view took them in; and not once it ended."""
+    view = ClusterView(IDENTITY, source)
+    seen = []
+    end = view.subscribe(lambda revision, keys: seen.append((revision, len(keys), "clicks" in view.topics)))
+    clicks(source)
+    end()
+    source.write(**{KEYS.topic("clicks"): None})
+    assert seen == [(2, 4, True)]
