@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.wire.errors import InvalidRequestError, MetastoreUnavailableError, Outcome
 
@@ -193,14 +193,15 @@ class MetastoreUnknownOutcomeError(MetastoreUnavailableError):
     """A write that was sent and not answered: it is neither done nor failed. Send it again on the same compares until
     one attempt wins, or until the key is seen past the compared revision (PROTOCOL C3)."""
 
-    default_outcome = Outcome.UNKNOWN
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        super().__init__(message, **({"outcome": Outcome.UNKNOWN} | fields))
 
 
 class CompactedError(MetastoreUnavailableError):
     """The revision asked for has been compacted away: read the whole prefix again and go on from there."""
 
     def __init__(self, message: str, *, compact_revision: int) -> None:
-        super().__init__(message)
+        super().__init__(message, outcome=Outcome.NOT_APPLIED, action="Read everything again and watch from there.")
         self.compact_revision = compact_revision
 
 
@@ -208,9 +209,58 @@ class MetastoreRolledBackError(MetastoreUnavailableError):
     """etcd's revision went back, or another cluster answers: restored from a backup, or a wrong endpoint. Nothing may
     go on from here: stop, and let an operator look (PROTOCOL H81)."""
 
+    def __init__(self, message: str, **fields: Any) -> None:
+        defaults = {
+            "retriable": False,
+            "fatal": True,
+            "outcome": Outcome.UNKNOWN,
+            "action": "Check etcd_endpoints; after a restore of etcd use the restore tool, which begins a new generation.",
+        }
+        super().__init__(message, **(defaults | fields))
+
 
 class LeaseNotFoundError(InvalidRequestError):
     """The lease has ended or never was: get a new one and register anew. The write was not done."""
+
+
+def check_txn(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
+    """Refuse a transaction that etcd would refuse, before it is sent.
+
+    Raises:
+        InvalidRequestError: as `Metastore.txn` says.
+    """
+    size = sum(len(compare.key) for compare in compares)
+    if len(compares) > MAX_TXN_OPERATIONS:
+        raise _bad_txn(f"{len(compares)} compares", f"at most {MAX_TXN_OPERATIONS}")
+    if not all(compare.key for compare in compares):
+        raise _bad_txn("a compare with an empty key", "a key in each")
+    for branch in (success, failure):
+        if len(branch) > MAX_TXN_OPERATIONS:
+            raise _bad_txn(f"{len(branch)} operations", f"at most {MAX_TXN_OPERATIONS}")
+        written: set[str] = set()
+        for operation in branch:
+            key = operation.prefix if isinstance(operation, DeletePrefix) else operation.key
+            if not key:
+                raise _bad_txn("an operation with an empty key", "a key in each")
+            size += len(key.encode()) + 16
+            if isinstance(operation, Put):
+                size += len(operation.value)
+                if key in written:
+                    raise _bad_txn(f"two writes of {key}", "one write a key")
+                written.add(key)
+        for operation in branch:
+            if isinstance(operation, Delete) and operation.key in written:
+                raise _bad_txn(f"two writes of {operation.key}", "one write a key")
+            if isinstance(operation, DeletePrefix) and any(key.startswith(operation.prefix) for key in written):
+                raise _bad_txn(f"a write below the deleted prefix {operation.prefix}", "one write a key")
+    if size > MAX_REQUEST_BYTES:
+        raise _bad_txn(f"{size} bytes", f"at most {MAX_REQUEST_BYTES}")
+
+
+def _bad_txn(found: str, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"a transaction with {found}; etcd takes {wanted}", action="Split it into smaller transactions."
+    )
 
 
 class Metastore(Protocol):
