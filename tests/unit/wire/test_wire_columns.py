@@ -163,3 +163,17 @@ for values in ([b"ab", None, b"", b"cde"], [b"ab", b"cd"], [b"", b""], [None, No
     assert decode_batch(encode_batch(values, base_timestamp_ms=0), max_payload_bytes=4096).values() == values
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "says"),
+    [(80 + 12 + 4 + 5, 1, "gap that is not zero"), (80 + 24, 0b1000, "bits past"), (80 + 24, 9, "do not span")],
+)
+def test_gaps_spare_bits_and_timestamps_are_checked(position: int, value: int, says: str) -> None:
+    """Nothing hides in a gap or behind the last bit, and the column of timestamps is what the header says of it."""
+    batch = bytearray(encode_batch([b"", b"x" * 5], timestamps_ms=[1, 2], base_timestamp_ms=0))
+    if says == "bits past":
+        batch = bytearray(encode_batch([None, b"x" * 5], base_timestamp_ms=0))
+    batch[position] = value
+    with pytest.raises(CorruptBatchError, match=says):
+        decode_batch(bytes(batch), max_payload_bytes=4096)

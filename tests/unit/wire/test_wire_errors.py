@@ -69,6 +69,8 @@ def test_round_trip_through_an_answer_and_a_trailer(code: ErrorCode) -> None:
     error = ERRORS[code].exception(
         "it broke", outcome=Outcome.APPLIED, retriable=True, leader=LeaderHint(3, 9, "h:1"), retry_after_ms=20
     )
+    told = from_detail(to_detail(ERRORS[code].exception("x", action="Turn it off and on.")))
+    assert told.action == "Turn it off and on."
     failed = FailedCall(GRPC_STATUS[code], (("x", "y"), (STATUS_DETAILS_KEY, to_status_bytes(error))))
     for back in (from_detail(to_detail(error)), from_rpc_error(failed), pickle.loads(pickle.dumps(error))):
         assert type(back) is type(error)
