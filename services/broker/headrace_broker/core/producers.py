@@ -1,0 +1,200 @@
+"""Sequence windows of idempotent producers: which batch is new, which one a duplicate, which one refused (H48-H51, I20).
+
+Owned by a `PartitionReplica`; rebuilt from batch headers when a log is opened. Sequences count the records of one producer
+in one partition, modulo 2^31. Source: KIP-98, and KAFKA-5494 for more than one batch in flight.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from headrace.wire.batch import sequence_after, sequence_distance
+from headrace.wire.errors import FencedProducerError, OutOfOrderSequenceError, UnknownProducerError
+from headrace.wire.ids import Offset
+
+WINDOW_RANGES = 64
+"""Ranges remembered a producer: the client has at most as many batches in flight (H48)."""
+
+_VERSION = 1
+_HEAD = struct.Struct("<HI")  # version, number of producers
+_PRODUCER = struct.Struct("<qiqiqI")  # id, epoch, last_at_ms, next sequence, forgotten end, ranges
+_RANGE = struct.Struct("<iiq")  # base sequence, records, base offset
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRange:
+    """One appended batch of a producer."""
+
+    base_sequence: int
+    record_count: int
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The batch was appended before."""
+
+    base_offset: Offset
+    """Of its first record; -1 where it is forgotten."""
+    end_offset: Offset
+    """The high watermark has passed the batch once it has reached this."""
+
+
+class _Producer:
+    """State of one producer id: its current epoch and its last ranges, oldest first."""
+
+    __slots__ = ("epoch", "forgotten_end", "last_at_ms", "next_sequence", "ranges")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.next_sequence = 0
+        self.ranges: deque[SequenceRange] = deque()
+        self.forgotten_end = 0
+        self.last_at_ms = 0
+
+
+class ProducerWindows:
+    """All producers of one partition; at most `max_producers`, the least recently used forgotten first.
+
+    `check` decides and changes nothing; `record` is called for what was appended.
+    """
+
+    def __init__(self, *, max_producers: int, expiry_ms: int) -> None:
+        self._max_producers = max_producers
+        self._expiry_ms = expiry_ms
+        self._producers: OrderedDict[int, _Producer] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def check(self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int) -> Duplicate | None:
+        """None: the batch is the next one and may be appended; `Duplicate`: it was appended before.
+
+        Raises:
+            UnknownProducerError, FencedProducerError, OutOfOrderSequenceError: definite, nothing may be appended.
+        """
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            if base_sequence != 0:
+                raise UnknownProducerError(
+                    f"producer {producer_id} is not known here, and its sequence {base_sequence} is not 0"
+                )
+            return None
+        if producer_epoch < producer.epoch:
+            raise FencedProducerError(
+                f"producer {producer_id} has epoch {producer.epoch} here, the batch has {producer_epoch}"
+            )
+        if producer_epoch > producer.epoch:
+            if base_sequence != 0:
+                raise OutOfOrderSequenceError(
+                    f"producer {producer_id} starts epoch {producer_epoch} with sequence {base_sequence} in place of 0"
+                )
+            return None
+        if base_sequence == producer.next_sequence:
+            return None
+        end_sequence = sequence_after(base_sequence, record_count)
+        if (
+            sequence_distance(base_sequence, producer.next_sequence) < record_count
+            or sequence_distance(end_sequence, producer.next_sequence) < 0
+        ):
+            raise OutOfOrderSequenceError(
+                f"producer {producer_id} sent sequence {base_sequence} ({record_count} records), "
+                f"expected {producer.next_sequence}"
+            )
+        return _find_duplicate(producer, base_sequence, record_count)
+
+    def record(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, base_offset: int, at_ms: int
+    ) -> None:
+        """Remember an appended batch; `at_ms` is its append timestamp."""
+        producer = self._producers.get(producer_id)
+        if producer is None or producer.epoch != producer_epoch:
+            producer = self._producers[producer_id] = _Producer(producer_epoch)
+        if len(producer.ranges) == WINDOW_RANGES:
+            oldest = producer.ranges.popleft()
+            producer.forgotten_end = oldest.base_offset + oldest.record_count
+        producer.ranges.append(SequenceRange(base_sequence, record_count, base_offset))
+        producer.next_sequence = sequence_after(base_sequence, record_count)
+        producer.last_at_ms = at_ms
+        self._producers.move_to_end(producer_id)
+        if len(self._producers) > self._max_producers:
+            self._producers.popitem(last=False)
+
+    def expire(self, at_ms: int) -> int:
+        """Forget producers that have been silent for the expiry time; how many."""
+        expired = 0
+        while self._producers:
+            producer_id, producer = next(iter(self._producers.items()))
+            if at_ms - producer.last_at_ms < self._expiry_ms:
+                break
+            del self._producers[producer_id]
+            expired += 1
+        return expired
+
+    def snapshot(self) -> bytes:
+        """Encode everything, for `restore`. Little-endian; see the structs above."""
+        parts = [_HEAD.pack(_VERSION, len(self._producers))]
+        for producer_id, producer in self._producers.items():
+            parts.append(
+                _PRODUCER.pack(
+                    producer_id,
+                    producer.epoch,
+                    producer.last_at_ms,
+                    producer.next_sequence,
+                    producer.forgotten_end,
+                    len(producer.ranges),
+                )
+            )
+            parts += [_RANGE.pack(each.base_sequence, each.record_count, each.base_offset) for each in producer.ranges]
+        return b"".join(parts)
+
+    def restore(self, snapshot: bytes) -> bool:
+        """Replace everything by a snapshot; False, and nothing remembered, where this release cannot read it."""
+        self._producers.clear()
+        try:
+            version, count = _HEAD.unpack_from(snapshot, 0)
+            position = _HEAD.size
+            if version != _VERSION:
+                return False
+            for _ in range(count):
+                producer_id, epoch, last_at_ms, next_sequence, forgotten_end, ranges = _PRODUCER.unpack_from(
+                    snapshot, position
+                )
+                position += _PRODUCER.size
+                producer = self._producers[producer_id] = _Producer(epoch)
+                producer.last_at_ms, producer.next_sequence = last_at_ms, next_sequence
+                producer.forgotten_end = forgotten_end
+                for _ in range(ranges):
+                    producer.ranges.append(SequenceRange(*_RANGE.unpack_from(snapshot, position)))
+                    position += _RANGE.size
+        except struct.error:
+            self._producers.clear()
+            return False
+        return True
+
+    def validate(self) -> None:
+        """Assert what must hold: bounds, and each producer's ranges contiguous and in offset order (I20)."""
+        assert len(self._producers) <= self._max_producers
+        for producer_id, producer in self._producers.items():
+            ranges = list(producer.ranges)
+            assert 1 <= len(ranges) <= WINDOW_RANGES, (producer_id, len(ranges))
+            for before, after in zip(ranges, ranges[1:], strict=False):
+                assert sequence_after(before.base_sequence, before.record_count) == after.base_sequence, producer_id
+                assert before.base_offset + before.record_count <= after.base_offset, producer_id
+            assert sequence_after(ranges[-1].base_sequence, ranges[-1].record_count) == producer.next_sequence
+
+
+def _find_duplicate(producer: _Producer, base_sequence: int, record_count: int) -> Duplicate:
+    """The place of a range that lies wholly below the next sequence: newest first, since retries are of late batches."""
+    for known in reversed(producer.ranges):
+        skipped = sequence_distance(known.base_sequence, base_sequence)
+        if skipped < 0:
+            continue
+        if skipped + record_count <= known.record_count:
+            base_offset = known.base_offset + skipped
+            return Duplicate(Offset(base_offset), Offset(base_offset + record_count))
+        # It spans ranges, which no client of ours sends: applied, its place is the newest record's.
+        return Duplicate(Offset(-1), Offset(producer.ranges[-1].base_offset + producer.ranges[-1].record_count))
+    return Duplicate(Offset(-1), Offset(producer.forgotten_end))
