@@ -11,7 +11,6 @@ with protobuf 4.25 to 7, and the stubs work on `grpc` and `grpc.aio` channels al
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import sys
 from pathlib import Path

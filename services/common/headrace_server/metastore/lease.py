@@ -1,196 +1,179 @@
-"""Keeping a lease alive from a plain thread: a busy event loop must not cost the registration (PROTOCOL H74-H77, H89).
+"""Keeps one lease alive from a plain OS thread, and says honestly when it can no longer be trusted.
 
-The thread has a synchronous channel of its own. After each answer it knows until when the lease surely lives: the
-moment the renewal was *sent*, plus the time to live, less a margin, on the clock that counts sleep. Three things can be
-learnt, and they differ: the lease is alive; etcd is silent (which by itself fences nothing); the lease is lost, because
-etcd said so. Where the event loop no longer beats, the thread stops renewing: a process that does no work must not look
-alive.
+The thread has its own synchronous connection: a busy event loop does not cost the lease (PROTOCOL H89). But liveness
+must not be faked either: a loop that has not run for `loop_dead_after_ms` stops the renewals, so that a hung process
+loses its leadership.
+
+States, as `LeaseKeeper.state`:
+
+    ALIVE   the last renewal was answered, and its deadline has not passed
+    SILENT  nobody answered until the deadline; the lease may or may not be alive (a later answer makes it ALIVE again)
+    LOST    etcd said that the lease has ended (time to live 0, not found); final
+
+The deadline is the send time of the last answered renewal + TTL - margin, on CLOCK_BOOTTIME (PROTOCOL H77). `alive_now`
+compares it with the clock at the moment of the question, so a process that was stopped and continues asks and is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
-import grpc
-import structlog
 from headrace.wire.errors import MetastoreUnavailableError
-
-from headrace_server.clock import Clock
-from headrace_server.metastore.etcd3_stubs import LeaseStub, rpc_pb2
-
-log = structlog.get_logger(__name__)
-
-RENEWALS_PER_TTL = 3
-RETRY_MS = 1000
+from headrace_server.clock import Clock, SystemClock
 
 
 class LeaseState(Enum):
-    """What is known of a lease."""
+    """What is known of the lease."""
 
     ALIVE = "alive"
     SILENT = "silent"
-    """The last renewal was not answered."""
     LOST = "lost"
-    """etcd said that the lease has ended. Final."""
 
 
-class Renewer(Protocol):
-    """Renews leases, synchronously."""
+class LeaseRenewer(Protocol):
+    """What the keeper's thread calls: `etcd.EtcdLeaseRenewer` or `memory.MemoryLeaseRenewer`."""
 
-    def renew(self, lease_id: int) -> int:
-        """The new time to live in ms; 0: the lease has ended.
-
-        Raises:
-            MetastoreUnavailableError: no answer.
-        """
+    def renew(self, lease_id: int, timeout_s: float) -> int:
+        """Renew once, blocking; the new time to live in ms, 0: ended. Raises MetastoreUnavailableError: no answer."""
 
     def close(self) -> None:
-        """Give up connections."""
-
-
-class EtcdRenewer:
-    """Renews over channels of its own, one an endpoint, going on to the next one after a failure. For one thread."""
-
-    def __init__(self, endpoints: Sequence[str], timeout_seconds: float) -> None:
-        """`endpoints` are host:port."""
-        self._timeout_seconds = timeout_seconds
-        self._channels = [grpc.insecure_channel(endpoint) for endpoint in endpoints]
-        self._stubs = [LeaseStub(channel) for channel in self._channels]
-        self._next = 0
-
-    def renew(self, lease_id: int) -> int:
-        """See `Renewer`. One request on a stream of its own: nothing of an earlier failure can cling to it."""
-        stub = self._stubs[self._next % len(self._stubs)]
-        request = rpc_pb2.LeaseKeepAliveRequest(ID=lease_id)
-        call = stub.LeaseKeepAlive(iter([request]), timeout=self._timeout_seconds)
-        try:
-            answer = next(call, None)
-        except grpc.RpcError as error:
-            self._next += 1
-            raise MetastoreUnavailableError(f"etcd did not renew lease {lease_id:x}: {error.details()}") from error
-        finally:
-            call.cancel()
-        if answer is None:
-            self._next += 1
-            raise MetastoreUnavailableError(f"etcd ended the stream that renews lease {lease_id:x}")
-        return max(0, int(answer.TTL)) * 1000
-
-    def close(self) -> None:
-        """Close the channels."""
-        for channel in self._channels:
-            channel.close()
+        """Give up the connection."""
 
 
 class LeaseKeeper:
-    """Renews one lease until stopped or lost.
+    """Owner: the service that registered. `start`, `stop` and the callback belong to the event loop; `state`,
+    `deadline_ms` and `alive_now` may be read from any thread.
 
-    `start` and `stop` are called by the event loop; the rest may be read from any thread.
+    Args:
+        renewer: owned from here on; closed by `stop`.
+        lease_id: the lease granted.
+        ttl_ms: its time to live as granted.
+        granted_at_ms: boot time just before the grant was sent.
+        margin_ms: how much earlier than etcd this side gives up; default a tenth of the TTL.
+        loop_dead_after_ms: how long the event loop may stand still before renewals stop; default half the TTL.
+        on_change: called on the event loop with each new state, in order; LOST is the last.
     """
 
     def __init__(
         self,
-        renewer: Renewer,
+        renewer: LeaseRenewer,
         lease_id: int,
         ttl_ms: int,
-        clock: Clock,
         *,
         granted_at_ms: int,
-        beats: Callable[[], int],
-        on_state: Callable[[LeaseState], None],
-        stall_ms: int | None = None,
+        on_change: Callable[[LeaseState], None],
+        margin_ms: int | None = None,
+        loop_dead_after_ms: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """Keep `lease_id` alive.
-
-        Args:
-            renewer: used by the thread only; closed with it.
-            lease_id: a lease just granted.
-            ttl_ms: what was granted.
-            clock: boot time is read.
-            granted_at_ms: boot time when the grant was sent.
-            beats: a count that the event loop raises while it lives.
-            on_state: called in the event loop at each change of state.
-            stall_ms: how long the loop may stand still before renewals end; default: half the time to live.
-        """
         self.lease_id = lease_id
         self._renewer = renewer
         self._ttl_ms = ttl_ms
-        self._clock = clock
-        self._margin_ms = ttl_ms // 10
-        self._beats = beats
-        self._on_state = on_state
-        self._stall_ms = ttl_ms // 2 if stall_ms is None else stall_ms
+        self._margin_ms = ttl_ms // 10 if margin_ms is None else margin_ms
+        assert 0 <= self._margin_ms < ttl_ms, (self._margin_ms, ttl_ms)
+        self._loop_dead_after_ms = ttl_ms // 2 if loop_dead_after_ms is None else loop_dead_after_ms
+        self._on_change = on_change
+        self._clock: Clock = clock or SystemClock()
         self._deadline_ms = granted_at_ms + ttl_ms - self._margin_ms
         self._state = LeaseState.ALIVE
-        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._beat_asked_ms = 0
+        self._beat_pending = False
         self._thread = threading.Thread(target=self._run, name=f"lease-{lease_id:x}", daemon=True)
 
     @property
     def state(self) -> LeaseState:
-        """What is known now."""
+        """What is known now; the change to SILENT is seen by whoever looks first, thread or caller."""
+        if self._state is LeaseState.ALIVE and self._clock.boottime_ms() >= self._deadline_ms:
+            return LeaseState.SILENT
         return self._state
 
     @property
     def deadline_ms(self) -> int:
-        """Boot time until which the lease surely lives."""
+        """Boot time in ms until which the lease certainly lives, as far as etcd's clock runs no faster than ours."""
         return self._deadline_ms
 
-    def is_sure(self) -> bool:
-        """Whether the lease surely lives now: not lost, and its deadline not passed."""
-        return self._state is not LeaseState.LOST and self._clock.boottime_ms() < self._deadline_ms
+    def alive_now(self) -> bool:
+        """Whether the deadline has not passed and no end was reported, judged by the clock now."""
+        return self.state is LeaseState.ALIVE
 
     def start(self) -> None:
-        """Begin; called in the event loop."""
+        """Start the thread. Called once, on the event loop that gets the callbacks."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the renewals and the thread; the lease lives on until revoked or expired."""
-        self._stop.set()
-        await asyncio.to_thread(self._thread.join)
+        """Stop renewing, without revoking, and close the connection. Returns when the thread has ended."""
+        self._stopping = True
+        self._wake.set()
+        self._renewer.close()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        beats, beat_ms = self._beats(), self._clock.monotonic_ms()
-        wait_ms = self._ttl_ms // RENEWALS_PER_TTL
-        while not self._stop.wait(wait_ms / 1000):
-            now_ms = self._clock.monotonic_ms()
-            if self._beats() != beats:
-                beats, beat_ms = self._beats(), now_ms
-            if now_ms - beat_ms > self._stall_ms:
-                log.error("lease_not_renewed", reason="the event loop stands still", since_ms=now_ms - beat_ms)
-                wait_ms = min(RETRY_MS, self._ttl_ms // RENEWALS_PER_TTL)
+        """The thread: renew every third of the TTL, sooner again after a failure."""
+        pause_s = self._ttl_ms / 3_000
+        self._beat()
+        self._wake.wait(pause_s)
+        while not self._stopping and self._state is not LeaseState.LOST:
+            self._beat()
+            if self._loop_is_dead():
+                self._note_silence()
+                self._wake.wait(pause_s / 4)
                 continue
-            wait_ms = self._renew_once()
-            if self._state is LeaseState.LOST:
-                break
-        self._renewer.close()
+            answered = self._renew_once(timeout_s=pause_s)
+            self._wake.wait(pause_s if answered else pause_s / 4)
 
-    def _renew_once(self) -> int:
-        """Renew and return how long to wait before the next time, in ms."""
+    def _renew_once(self, timeout_s: float) -> bool:
+        """One renewal; False where nobody answered."""
         sent_ms = self._clock.boottime_ms()
         try:
-            ttl_ms = self._renewer.renew(self.lease_id)
-        except MetastoreUnavailableError as error:
-            log.warning("lease_silent", lease_id=self.lease_id, cause=str(error))
-            self._change(LeaseState.SILENT)
-            return min(RETRY_MS, self._ttl_ms // RENEWALS_PER_TTL)
-        if ttl_ms == 0:
+            ttl_ms = self._renewer.renew(self.lease_id, timeout_s)
+        except (MetastoreUnavailableError, ValueError):
+            # ValueError: gRPC's word for a channel that `stop` closed under the call.
+            self._note_silence()
+            return False
+        if ttl_ms <= 0:
             self._change(LeaseState.LOST)
-            return 0
+            return True
         self._deadline_ms = sent_ms + ttl_ms - self._margin_ms
-        self._change(LeaseState.ALIVE)
-        return self._ttl_ms // RENEWALS_PER_TTL
+        self._change(LeaseState.ALIVE if self._clock.boottime_ms() < self._deadline_ms else LeaseState.SILENT)
+        return True
+
+    def _note_silence(self) -> None:
+        if self._clock.boottime_ms() >= self._deadline_ms:
+            self._change(LeaseState.SILENT)
 
     def _change(self, state: LeaseState) -> None:
-        if state is self._state:
+        if state is self._state or self._stopping:
             return
         self._state = state
+        self._tell_loop(lambda: self._on_change(state))
+
+    def _beat(self) -> None:
+        """Ask the loop for a sign of life, unless one is asked for already."""
+        if not self._beat_pending:
+            self._beat_asked_ms = self._clock.boottime_ms()
+            self._beat_pending = True
+            self._tell_loop(self._on_beat)
+
+    def _on_beat(self) -> None:
+        self._beat_pending = False
+
+    def _loop_is_dead(self) -> bool:
+        """True where a sign of life asked for has not come for too long."""
+        return self._beat_pending and self._clock.boottime_ms() - self._beat_asked_ms > self._loop_dead_after_ms
+
+    def _tell_loop(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(self._on_state, state)
+            self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            log.debug("lease_state_unheard", state=state.value)  # The loop is closed: nobody is left to tell.
+            # The loop is closed: the process is ending and nobody is left to tell.
+            self._stopping = True

@@ -1,0 +1,434 @@
+"""etcd as a `Metastore`, over grpc.aio.
+
+One channel an endpoint. Calls go to the current endpoint; one that fails or stays silent makes the next call, and the
+next try of a read, go to the next endpoint. A write is sent once (PROTOCOL H79): gRPC's own retries are off, and an
+error after sending is an unknown outcome. Reads are linearizable, which is etcd's default (H82). `EtcdLeaseRenewer` is
+the synchronous half that `lease.LeaseKeeper` uses from its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from headrace.wire.errors import InvalidConfigError, InvalidRequestError, MetastoreUnavailableError, Outcome
+from headrace_server.metastore import etcd3_stubs as stubs
+from headrace_server.metastore.api import (
+    CompactedError,
+    Compare,
+    CreateRevisionIs,
+    Delete,
+    DeleteEvent,
+    DeletePrefix,
+    Exists,
+    Get,
+    GetResult,
+    KeyValue,
+    LeaseGrant,
+    LeaseNotFoundError,
+    MetastoreRolledBackError,
+    MetastoreStatus,
+    MetastoreUnknownOutcomeError,
+    ModRevisionIs,
+    Operation,
+    Put,
+    PutEvent,
+    RangeResult,
+    TxnResult,
+    VersionIs,
+    WatchEvent,
+    WatchEvents,
+    check_txn,
+)
+
+AnswerT = TypeVar("AnswerT")
+
+_PAGE_KEYS = 1_000
+_CHANNEL_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+# A member that has lost its leader ends the watch, so that the client goes to another one.
+_REQUIRE_LEADER = (("hasleader", "true"),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    address: str
+    channel: grpc.aio.Channel
+    kv: Any
+    watch: Any
+    lease: Any
+    maintenance: Any
+
+
+class EtcdMetastore:
+    """A client of one etcd cluster. Owned by the event loop that was running when it was made.
+
+    Args:
+        endpoints: `host:port` of members of one cluster, at least one.
+        timeout_s: the deadline of every call, all tries of a read together.
+    """
+
+    def __init__(self, endpoints: Sequence[str], *, timeout_s: float = 5.0) -> None:
+        check_endpoints(endpoints)
+        self._timeout_s = timeout_s
+        self._current = 0
+        self._cluster_id = 0
+        self._endpoints = [_connect(endpoint) for endpoint in endpoints]
+
+    async def get(self, key: str) -> GetResult:
+        """See `Metastore.get`."""
+        if not key:
+            raise InvalidRequestError("a read of an empty key", action="Name a key.")
+        request = stubs.rpc_pb2.RangeRequest(key=key.encode())
+        answer = await self._read("get", lambda endpoint, timeout: endpoint.kv.Range(request, timeout=timeout))
+        found = _key_value(answer.kvs[0]) if answer.kvs else None
+        return GetResult(found, answer.header.revision, answer.header.cluster_id)
+
+    async def range(self, prefix: str) -> RangeResult:
+        """See `Metastore.range`. Read in pages of 1000 keys at the revision of the first page (PROTOCOL H85)."""
+        if not prefix:
+            raise InvalidRequestError("a read of an empty prefix", action="Name a prefix.")
+        start, end, revision = prefix.encode(), _prefix_end(prefix), 0
+        found: list[KeyValue] = []
+        while True:
+            request = stubs.rpc_pb2.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, revision=revision)
+            answer = await self._read("range", lambda endpoint, timeout, r=request: endpoint.kv.Range(r, timeout=timeout))
+            revision = revision or answer.header.revision
+            found.extend(_key_value(kv) for kv in answer.kvs)
+            if not answer.more:
+                return RangeResult(tuple(found), revision, answer.header.cluster_id)
+            start = answer.kvs[-1].key + b"\0"
+
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
+    ) -> TxnResult:
+        """See `Metastore.txn`."""
+        check_txn(compares, success, failure)
+        request = stubs.rpc_pb2.TxnRequest(
+            compare=[_compare(compare) for compare in compares],
+            success=[_operation(operation) for operation in success],
+            failure=[_operation(operation) for operation in failure],
+        )
+        answer = await self._write("txn", lambda endpoint: endpoint.kv.Txn(request, timeout=self._timeout_s))
+        responses = tuple(_response(response) for response in answer.responses)
+        return TxnResult(answer.succeeded, answer.header.revision, responses, answer.header.cluster_id)
+
+    async def grant_lease(self, ttl_ms: int) -> LeaseGrant:
+        """See `Metastore.grant_lease`."""
+        if ttl_ms < 1_000:
+            raise InvalidRequestError(f"a lease of {ttl_ms} ms", action="Ask for 1000 ms or more.")
+        request = stubs.rpc_pb2.LeaseGrantRequest(TTL=-(-ttl_ms // 1_000))
+        answer = await self._write(
+            "grant_lease", lambda endpoint: endpoint.lease.LeaseGrant(request, timeout=self._timeout_s)
+        )
+        return LeaseGrant(answer.ID, answer.TTL * 1_000)
+
+    async def revoke_lease(self, lease_id: int) -> bool:
+        """See `Metastore.revoke_lease`."""
+        request = stubs.rpc_pb2.LeaseRevokeRequest(ID=lease_id)
+        try:
+            await self._write(
+                "revoke_lease", lambda endpoint: endpoint.lease.LeaseRevoke(request, timeout=self._timeout_s)
+            )
+        except LeaseNotFoundError:
+            return False
+        return True
+
+    async def renew_lease(self, lease_id: int) -> int:
+        """See `Metastore.renew_lease`. Renewing twice does no harm, so it may go to several endpoints."""
+        request = stubs.rpc_pb2.LeaseKeepAliveRequest(ID=lease_id)
+
+        async def once(endpoint: _Endpoint, timeout: float) -> Any:
+            call = endpoint.lease.LeaseKeepAlive(iter([request]), timeout=timeout)
+            try:
+                async for answer in call:
+                    return answer
+            finally:
+                call.cancel()
+            raise MetastoreUnavailableError("etcd closed the keep-alive without an answer", outcome=Outcome.UNKNOWN)
+
+        answer = await self._read("renew_lease", once)
+        return max(0, int(answer.TTL)) * 1_000
+
+    async def watch(
+        self, prefix: str, start_revision: int, *, progress_interval_s: float = 5.0
+    ) -> AsyncIterator[WatchEvents]:
+        """See `Metastore.watch`."""
+        assert prefix and start_revision > 0, (prefix, start_revision)
+        endpoint = self._endpoints[self._current]
+        create = stubs.rpc_pb2.WatchRequest(
+            create_request=stubs.rpc_pb2.WatchCreateRequest(
+                key=prefix.encode(), range_end=_prefix_end(prefix), start_revision=start_revision, progress_notify=True
+            )
+        )
+
+        async def requests() -> AsyncIterator[Any]:
+            yield create
+            while True:
+                await asyncio.sleep(progress_interval_s)
+                yield stubs.PROGRESS_REQUEST
+
+        call = endpoint.watch.Watch(requests(), metadata=_REQUIRE_LEADER)
+        try:
+            async for answer in call:
+                self._check_cluster(answer.header)
+                if answer.canceled:
+                    if answer.compact_revision:
+                        raise CompactedError(
+                            f"the watch of {prefix} from revision {start_revision} came too late",
+                            compact_revision=answer.compact_revision,
+                        )
+                    self._leave(endpoint)
+                    raise _unavailable("watch", endpoint, answer.cancel_reason or "etcd cancelled the watch")
+                for events in _by_revision(answer):
+                    yield events
+            self._leave(endpoint)
+            raise _unavailable("watch", endpoint, "etcd closed the stream")
+        except grpc.aio.AioRpcError as error:
+            self._leave(endpoint)
+            raise _unavailable("watch", endpoint, _reason(error)) from error
+        finally:
+            call.cancel()
+
+    async def compact(self, revision: int) -> None:
+        """See `Metastore.compact`."""
+        request = stubs.rpc_pb2.CompactionRequest(revision=revision, physical=True)
+        await self._write("compact", lambda endpoint: endpoint.kv.Compact(request, timeout=self._timeout_s))
+
+    async def status(self) -> MetastoreStatus:
+        """See `Metastore.status`."""
+        request = stubs.rpc_pb2.StatusRequest()
+        answer = await self._read(
+            "status", lambda endpoint, timeout: endpoint.maintenance.Status(request, timeout=timeout)
+        )
+        return MetastoreStatus(answer.version, answer.header.revision, answer.header.cluster_id, answer.dbSize)
+
+    async def close(self) -> None:
+        """See `Metastore.close`."""
+        for endpoint in self._endpoints:
+            await endpoint.channel.close()
+
+    async def _read(self, what: str, send: Callable[[_Endpoint, float], Awaitable[Any]]) -> Any:
+        """Call until one endpoint answers, each endpoint once, all within the deadline."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        failures: list[str] = []
+        for tries_left in range(len(self._endpoints), 0, -1):
+            endpoint = self._endpoints[self._current]
+            timeout = max(0.05, (deadline - loop.time()) / tries_left)
+            try:
+                answer = await send(endpoint, timeout)
+            except grpc.aio.AioRpcError as error:
+                _raise_definite(what, error, read=True)
+                failures.append(f"{endpoint.address}: {_reason(error)}")
+                self._leave(endpoint)
+            else:
+                self._check_cluster(answer.header)
+                return answer
+        raise MetastoreUnavailableError(
+            f"etcd did not answer {what} within {self._timeout_s} s ({'; '.join(failures)})", outcome=Outcome.NOT_APPLIED
+        )
+
+    async def _write(self, what: str, send: Callable[[_Endpoint], Awaitable[Any]]) -> Any:
+        """Call once; whatever is not an answer is an unknown outcome. A cancelled call stays a cancelled task."""
+        endpoint = self._endpoints[self._current]
+        try:
+            answer = await send(endpoint)
+        except grpc.aio.AioRpcError as error:
+            _raise_definite(what, error, read=False)
+            self._leave(endpoint)
+            raise MetastoreUnknownOutcomeError(
+                f"etcd at {endpoint.address} did not say how {what} ended: {_reason(error)}"
+            ) from error
+        self._check_cluster(answer.header)
+        return answer
+
+    def _leave(self, endpoint: _Endpoint) -> None:
+        """Let the next call go to another endpoint, unless one has moved on already."""
+        if self._endpoints[self._current] is endpoint:
+            self._current = (self._current + 1) % len(self._endpoints)
+
+    def _check_cluster(self, header: Any) -> None:
+        """Refuse the answer of another cluster than the first that answered (PROTOCOL H81)."""
+        if self._cluster_id and header.cluster_id != self._cluster_id:
+            raise MetastoreRolledBackError(
+                f"etcd cluster {header.cluster_id:x} answered where {self._cluster_id:x} did before"
+            )
+        self._cluster_id = header.cluster_id
+
+
+class EtcdLeaseRenewer:
+    """Renews a lease over a synchronous channel of its own, so that no event loop is needed (PROTOCOL H89).
+
+    One thread uses it: the `lease.LeaseKeeper`'s.
+    """
+
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        check_endpoints(endpoints)
+        self._addresses = list(endpoints)
+        self._channels = [grpc.insecure_channel(address, options=_CHANNEL_OPTIONS) for address in endpoints]
+        self._stubs = [stubs.LeaseStub(channel) for channel in self._channels]
+        self._current = 0
+
+    def renew(self, lease_id: int, timeout_s: float) -> int:
+        """Renew once; the new time to live in ms, 0 where the lease has ended.
+
+        Raises:
+            MetastoreUnavailableError: no answer within `timeout_s`; the next call tries the next endpoint.
+        """
+        address = self._addresses[self._current]
+        request = stubs.rpc_pb2.LeaseKeepAliveRequest(ID=lease_id)
+        call = self._stubs[self._current].LeaseKeepAlive(iter([request]), timeout=timeout_s)
+        try:
+            for answer in call:
+                return max(0, int(answer.TTL)) * 1_000
+            reason = "the stream ended without an answer"
+        except grpc.RpcError as error:
+            if _is_lease_gone(error):
+                return 0
+            reason = _reason(error)
+        finally:
+            call.cancel()
+        self._current = (self._current + 1) % len(self._channels)
+        raise MetastoreUnavailableError(
+            f"etcd at {address} did not answer a keep-alive: {reason}", outcome=Outcome.UNKNOWN
+        )
+
+    def close(self) -> None:
+        """Give up the connections; a renewal under way fails."""
+        for channel in self._channels:
+            channel.close()
+
+
+def check_endpoints(endpoints: Sequence[str]) -> None:
+    """Check that there is at least one endpoint and each is `host:port`.
+
+    Raises:
+        InvalidConfigError: names the one that is not.
+    """
+    if isinstance(endpoints, str) or not endpoints:
+        raise InvalidConfigError("etcd_endpoints names no endpoint", action="Set etcd_endpoints to host:port,host:port.")
+    for endpoint in endpoints:
+        host, _, port = endpoint.rpartition(":")
+        if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65_536:
+            raise InvalidConfigError(
+                f"the etcd endpoint {endpoint!r} is not host:port", action="Write it as host:port, without a scheme."
+            )
+
+
+def _connect(address: str) -> _Endpoint:
+    channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return _Endpoint(
+        address,
+        channel,
+        stubs.KVStub(channel),
+        stubs.WatchStub(channel),
+        stubs.LeaseStub(channel),
+        stubs.MaintenanceStub(channel),
+    )
+
+
+def _prefix_end(prefix: str) -> bytes:
+    """The first key behind all keys that start with `prefix`; every prefix here ends below 0xff."""
+    encoded = prefix.encode()
+    return encoded[:-1] + bytes([encoded[-1] + 1])
+
+
+def _compare(compare: Compare) -> Any:
+    message = stubs.rpc_pb2.Compare
+    key = compare.key.encode()
+    match compare:
+        case ModRevisionIs(revision=revision):
+            return message(key=key, result=message.EQUAL, target=message.MOD, mod_revision=revision)
+        case CreateRevisionIs(revision=revision):
+            return message(key=key, result=message.EQUAL, target=message.CREATE, create_revision=revision)
+        case VersionIs(version=version):
+            return message(key=key, result=message.EQUAL, target=message.VERSION, version=version)
+        case Exists():
+            return message(key=key, result=message.GREATER, target=message.VERSION, version=0)
+
+
+def _operation(operation: Operation) -> Any:
+    rpc = stubs.rpc_pb2
+    match operation:
+        case Put(key, value, lease_id):
+            return rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
+        case Delete(key):
+            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key.encode(), prev_kv=True))
+        case DeletePrefix(prefix):
+            deletion = rpc.DeleteRangeRequest(key=prefix.encode(), range_end=_prefix_end(prefix), prev_kv=True)
+            return rpc.RequestOp(request_delete_range=deletion)
+        case Get(key):
+            return rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
+
+
+def _response(response: Any) -> tuple[KeyValue, ...]:
+    match response.WhichOneof("response"):
+        case "response_range":
+            return tuple(_key_value(kv) for kv in response.response_range.kvs)
+        case "response_delete_range":
+            return tuple(_key_value(kv) for kv in response.response_delete_range.prev_kvs)
+    return ()
+
+
+def _key_value(kv: Any) -> KeyValue:
+    return KeyValue(kv.key.decode(), kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+
+
+def _by_revision(answer: Any) -> list[WatchEvents]:
+    """Group a watch answer's events by revision. etcd splits answers between revisions only, as fragments are off."""
+    cluster_id = answer.header.cluster_id
+    groups: dict[int, list[WatchEvent]] = {}
+    for event in answer.events:
+        revision = event.kv.mod_revision
+        item: WatchEvent
+        if event.type == stubs.kv_pb2.Event.PUT:
+            item = PutEvent(_key_value(event.kv))
+        else:
+            item = DeleteEvent(event.kv.key.decode(), revision)
+        groups.setdefault(revision, []).append(item)
+    if not groups:
+        return [WatchEvents(answer.header.revision, (), cluster_id)]
+    return [WatchEvents(revision, tuple(groups[revision]), cluster_id) for revision in sorted(groups)]
+
+
+def _raise_definite(what: str, error: grpc.RpcError, *, read: bool) -> None:
+    """Raise where etcd's answer says for certain that nothing was done; return otherwise."""
+    if _is_lease_gone(error):
+        raise LeaseNotFoundError(f"{what}: the lease has ended", action="Get a new lease and register anew.") from error
+    code, details = error.code(), error.details() or ""
+    if code == grpc.StatusCode.OUT_OF_RANGE and "compacted" in details:
+        raise CompactedError(f"{what}: {details}", compact_revision=0) from error
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.UNIMPLEMENTED):
+        raise InvalidRequestError(f"etcd refused {what}: {details}", action="Report it; the request is wrong.") from error
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) and read:
+        raise MetastoreUnavailableError(
+            f"etcd refused {what}: {details}", outcome=Outcome.NOT_APPLIED, action="Check the rights in etcd."
+        ) from error
+
+
+def _is_lease_gone(error: grpc.RpcError) -> bool:
+    return error.code() == grpc.StatusCode.NOT_FOUND and "lease not found" in (error.details() or "")
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return f"{error.code().name} {error.details() or ''}".strip()
+
+
+def _unavailable(what: str, endpoint: _Endpoint, reason: str) -> MetastoreUnavailableError:
+    return MetastoreUnavailableError(f"{what} at etcd {endpoint.address}: {reason}", outcome=Outcome.NOT_APPLIED)
