@@ -1,0 +1,48 @@
+"""Arrow tables over the columns of record batches. Imports pyarrow, so it is imported when a table is first asked for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.client.records import Segment
+
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+"""The columns of `RecordBatch.to_arrow` and `Reader.to_arrow`."""
+
+
+def table_of(segments: Sequence[Segment]) -> Any:
+    """Give a table with one chunk a segment; values, keys and headers are not copied."""
+    return pa.Table.from_batches([batch_of(segment) for segment in segments], SCHEMA)
+
+
+def batch_of(segment: Segment) -> Any:
+    """Give one `pyarrow.RecordBatch`."""
+    columns, start, count = segment.columns, segment.start, segment.end - segment.start
+    topic = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(count, np.int32)), pa.array([segment.source.topic], pa.string())
+    )
+    whole = count == columns.record_count
+    arrays = [
+        columns.to_arrow_timestamps(),
+        columns.to_arrow_keys(),
+        columns.to_arrow_values(),
+        columns.to_arrow_headers(),
+    ]
+    times, keys, values, headers = arrays if whole else [array.slice(start, count) for array in arrays]
+    partition = pa.array(np.full(count, segment.source.partition, np.int32))
+    offsets = pa.array(np.arange(segment.base_offset, segment.end_offset, dtype=np.int64))
+    return pa.RecordBatch.from_arrays([topic, partition, offsets, times, keys, values, headers], schema=SCHEMA)

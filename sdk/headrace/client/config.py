@@ -1,0 +1,255 @@
+"""Every setting of the SDK, as data. A class each, frozen and validated whole; an unknown name raises and names the nearest.
+
+`describe(cls)` gives the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or `_memory`.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from headrace.client.config_text import nearest
+from headrace.client.errors import ConfigError
+from headrace.client.partitioner import Partitioner
+from headrace.client.serializers import (
+    Deserializer,
+    Serializer,
+    resolve_deserializer,
+    resolve_serializer,
+)
+
+KiB, MiB = 1024, 1024 * 1024
+
+CODECS = ("none", "gzip", "lz4", "zstd")
+OFFSET_RESETS = ("earliest", "latest", "error")
+MAX_MESSAGE_BYTES = 32 * MiB
+"""What a channel of the SDK sends and receives at most in one message."""
+
+
+def _setting(
+    default: Any, text: str, *, low: int | None = None, high: int | None = None, one_of: tuple[Any, ...] = ()
+) -> Any:
+    return dataclasses.field(default=default, metadata={"text": text, "low": low, "high": high, "one_of": one_of})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """What all classes share."""
+
+    bootstrap_servers: str | tuple[str, ...] = _setting(
+        "localhost:7170", "Addresses of brokers or coordinators, `host:port`, a list or separated by commas."
+    )
+    client_id: str = _setting("headrace-python", "A name for this client in the servers' logs.")
+    request_timeout_ms: int = _setting(30_000, "The deadline of one request.", low=1)
+    retry_backoff_ms: int = _setting(50, "The first delay before a retry.", low=1)
+    retry_backoff_max_ms: int = _setting(1_000, "The longest delay before a retry.", low=1)
+    metadata_max_age_ms: int = _setting(
+        60_000, "How old metadata may grow before it is read again; new partitions show up within it.", low=100
+    )
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The bootstrap addresses, in the order given, each once."""
+        given = self.bootstrap_servers
+        parts = given.split(",") if isinstance(given, str) else given
+        return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+    def check(self) -> None:
+        """Check relations between settings.
+
+        Raises:
+            ConfigError: one does not hold.
+        """
+        if not self.addresses:
+            raise ConfigError("bootstrap_servers names no address", action="Give host:port.")
+        for address in self.addresses:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ConfigError(f"bootstrap_servers: {address!r} is not host:port", action="Give host:port.")
+        if self.retry_backoff_max_ms < self.retry_backoff_ms:
+            raise ConfigError("retry_backoff_max_ms is less than retry_backoff_ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminConfig(ClientConfig):
+    """Settings of `Admin`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig(ClientConfig):
+    """Settings of `Producer`."""
+
+    acks: str | int = _setting(
+        "all",
+        "When a record counts as delivered: `all` in-sync replicas have it, `1` the leader has appended it, `0` at once.",
+        one_of=("all", 0, 1, "0", "1"),
+    )
+    enable_idempotence: bool | None = _setting(
+        None, "Retries never duplicate or reorder. None: yes, unless acks is 0, where it cannot be."
+    )
+    linger_ms: int = _setting(5, "How long a batch waits for more records before it is sent.", low=0, high=60_000)
+    batch_bytes: int = _setting(
+        MiB, "A batch is sent when its records have this size; the topic's max_batch_bytes bounds it.", low=1
+    )
+    batch_records: int = _setting(10_000, "A batch is sent when it has this many records.", low=1, high=1_000_000)
+    max_request_bytes: int = _setting(
+        4 * MiB, "The most that one request carries, batches of several partitions together.", low=KiB, high=24 * MiB
+    )
+    max_in_flight_requests: int = _setting(5, "Requests in flight to one broker.", low=1, high=5)
+    buffer_memory: int = _setting(64 * MiB, "The most that records on their way may take, in bytes.", low=64 * KiB)
+    max_block_ms: int = _setting(60_000, "How long `send` waits for room in the buffer or for metadata.", low=0)
+    delivery_timeout_ms: int = _setting(
+        120_000, "How long a record may take from `send` to its acknowledgement, retries included.", low=1
+    )
+    compression_type: str = _setting("none", "How batches are compressed.", one_of=CODECS)
+    compression_level: int | None = _setting(None, "The codec's own level; None for its default.")
+    receipts: bool = _setting(True, "Whether `send` returns a Receipt; without, it is faster and returns None.")
+    key_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
+    value_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
+    partitioner: Partitioner | None = _setting(
+        None, "A callable (topic, key, partitions) -> partition. None: CRC-32 of the key, sticky without a key."
+    )
+
+    @property
+    def acks_level(self) -> str:
+        """`all`, `1` or `0`."""
+        return str(self.acks)
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether batches carry a producer id and sequences."""
+        return self.acks_level != "0" if self.enable_idempotence is None else self.enable_idempotence
+
+    def check(self) -> None:
+        """Check relations between settings.
+
+        Raises:
+            ConfigError: one does not hold.
+        """
+        ClientConfig.check(self)
+        if self.enable_idempotence and self.acks_level == "0":
+            raise ConfigError("enable_idempotence=True needs acks 1 or all, not 0")
+        if self.delivery_timeout_ms < self.linger_ms:
+            raise ConfigError("delivery_timeout_ms is less than linger_ms")
+        if self.batch_bytes > self.buffer_memory:
+            raise ConfigError("batch_bytes is more than buffer_memory")
+        if self.partitioner is not None and not callable(self.partitioner):
+            raise ConfigError("partitioner is not a callable (topic, key, partitions) -> partition")
+        resolve_serializer(self.key_serializer, "key_serializer")
+        resolve_serializer(self.value_serializer, "value_serializer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig(ClientConfig):
+    """What `Consumer` and `Reader` share."""
+
+    fetch_min_bytes: int = _setting(1, "A fetch waits for this many bytes, up to fetch_wait_ms.", low=0)
+    fetch_wait_ms: int = _setting(500, "How long a fetch waits for fetch_min_bytes.", low=0, high=60_000)
+    fetch_max_bytes: int = _setting(8 * MiB, "The most that one fetch answers.", low=1, high=24 * MiB)
+    partition_fetch_max_bytes: int = _setting(
+        4 * MiB, "The most that one fetch answers for one partition.", low=1, high=24 * MiB
+    )
+    prefetch_bytes: int = _setting(
+        32 * MiB, "How many bytes are fetched ahead of the application, all partitions together.", low=1
+    )
+    max_payload_bytes: int = _setting(
+        128 * MiB, "A batch that would inflate to more is refused as corrupt.", low=KiB, high=2**31 - 1
+    )
+    key_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
+    value_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
+
+    def check(self) -> None:
+        """Check relations between settings.
+
+        Raises:
+            ConfigError: one does not hold.
+        """
+        ClientConfig.check(self)
+        resolve_deserializer(self.key_deserializer, "key_deserializer")
+        resolve_deserializer(self.value_deserializer, "value_deserializer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig(FetchConfig):
+    """Settings of `Consumer`."""
+
+    auto_offset_reset: str = _setting(
+        "latest",
+        "Where to start without a position, or when the position is gone: `earliest`, `latest`, or `error`.",
+        one_of=OFFSET_RESETS,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderConfig(FetchConfig):
+    """Settings of `Reader`."""
+
+
+Config = TypeVar("Config", bound=ClientConfig)
+
+
+def build(cls: type[Config], settings: Mapping[str, Any]) -> Config:
+    """Build and check a class's settings.
+
+    Raises:
+        ConfigError: an unknown setting, a wrong type, a value out of range, or settings that contradict each other.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in fields:
+            raise ConfigError(
+                f"unknown setting {name!r}{nearest(name, fields)}",
+                action=f"{cls.__name__.removesuffix('Config')} takes: {', '.join(sorted(fields))}.",
+            )
+        values[name] = _checked(name, value, hints[name], fields[name].metadata)
+    config = cls(**values)
+    config.check()
+    return config
+
+
+def _checked(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
+    if name == "bootstrap_servers" and isinstance(value, list | tuple):
+        if not all(isinstance(address, str) for address in value):
+            raise ConfigError("bootstrap_servers is not a list of strings")
+        return tuple(value)
+    allowed = typing.get_args(hint) or (hint,)
+    plain = tuple(kind for kind in allowed if isinstance(kind, type))
+    open_ended = len(plain) != len(allowed)
+    wrong = not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain)
+    if wrong and not (open_ended and callable(value)):
+        kinds = " or ".join("None" if kind is type(None) else getattr(kind, "__name__", "callable") for kind in allowed)
+        raise ConfigError(f"{name}={value!r} is not {kinds}")
+    if rule["one_of"] and value not in rule["one_of"]:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, rule['one_of']))}")
+    if isinstance(value, int) and not isinstance(value, bool):
+        low, high = rule["low"], rule["high"]
+        if (low is not None and value < low) or (high is not None and value > high):
+            raise ConfigError(f"{name}={value} is not within {low} to {high if high is not None else 'any'}")
+    return value
+
+
+class SettingDescription(NamedTuple):
+    """One row of the reference page."""
+
+    name: str
+    default: str
+    range: str
+    text: str
+
+
+def describe(cls: type[ClientConfig]) -> list[SettingDescription]:
+    """Give every setting of a class with its default, its range and what it does, in the order of the class."""
+    rows = []
+    for field in dataclasses.fields(cls):
+        rule = field.metadata
+        if rule["one_of"]:
+            span = ", ".join(str(value) for value in dict.fromkeys(map(str, rule["one_of"])))
+        elif rule["low"] is None:
+            span = ""
+        else:
+            span = f"{rule['low']} to {rule['high']}" if rule["high"] is not None else f"at least {rule['low']}"
+        rows.append(SettingDescription(field.name, str(field.default), span, rule["text"]))
+    return rows

@@ -1,0 +1,10 @@
+"""The words in which a wrong setting is answered."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Give `; did you mean 'x'?` where something close is known, else nothing."""
+    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""

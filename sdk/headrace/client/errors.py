@@ -1,0 +1,140 @@
+"""Errors that arise in the client and never cross the wire; those that do are in `headrace.wire.errors`."""
+
+from collections.abc import Mapping, Sequence
+
+from headrace.wire.errors import ErrorCode, HeadraceError, Outcome
+from headrace.wire.ids import TopicPartition
+
+__all__ = [
+    "BufferFullError",
+    "ClosedError",
+    "ConfigError",
+    "DeliveryError",
+    "ForkedError",
+    "LogTruncationError",
+    "NoBrokersAvailableError",
+    "SerializationError",
+    "WakeupError",
+]
+
+
+class ConfigError(HeadraceError, ValueError):
+    """A setting is unknown or out of range: correct the call. The message names the nearest known setting or the range."""
+
+    def __init__(self, message: str, *, action: str = "") -> None:
+        super().__init__(message, code=ErrorCode.INVALID_CONFIG, outcome=Outcome.NOT_APPLIED, action=action)
+
+
+class SerializationError(HeadraceError, ValueError):
+    """A key or value could not be turned into bytes or back. Nothing was sent; the cause is chained."""
+
+    def __init__(self, message: str, *, action: str = "") -> None:
+        super().__init__(message, outcome=Outcome.NOT_APPLIED, action=action)
+
+
+class ClosedError(HeadraceError):
+    """The object is closed: make a new one."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} is closed", outcome=Outcome.NOT_APPLIED, fatal=True, action=f"Make a new {what}.")
+
+
+class ForkedError(HeadraceError):
+    """The process was forked after the object was made. Threads and connections do not survive a fork."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"this {what} was made before the process forked, and its threads and connections stayed in the parent",
+            outcome=Outcome.NOT_APPLIED,
+            fatal=True,
+            action=f"Create the {what} in the child process.",
+        )
+
+
+class BufferFullError(HeadraceError):
+    """The producer's buffer stayed full for `max_block_ms`. The record was not taken; send it again later."""
+
+    def __init__(self, buffer_memory: int, max_block_ms: int) -> None:
+        super().__init__(
+            f"the buffer of {buffer_memory} bytes stayed full for {max_block_ms} ms",
+            outcome=Outcome.NOT_APPLIED,
+            retriable=True,
+            action="Send it again later; if brokers are healthy, raise buffer_memory or max_block_ms.",
+        )
+
+
+class DeliveryError(HeadraceError):
+    """Records that a flush or close could not deliver.
+
+    Attributes:
+        failures: what failed, each a (partition, records, cause); at most 100 are kept.
+        failed_records: how many records failed, all causes together.
+        pending_records: how many are still on their way: a flush ran into its timeout. They may arrive later.
+    """
+
+    def __init__(
+        self,
+        failures: Sequence[tuple[TopicPartition, int, HeadraceError]],
+        *,
+        failed_records: int,
+        pending_records: int = 0,
+    ) -> None:
+        parts = [f"{records} of {where}: {cause}" for where, records, cause in failures[:5]]
+        if len(failures) > 5:
+            parts.append(f"and {len(failures) - 5} more")
+        if pending_records:
+            parts.append(f"{pending_records} still undelivered when the time was up")
+        definite = not pending_records and all(cause.outcome == Outcome.NOT_APPLIED for _, _, cause in failures)
+        super().__init__(
+            f"{failed_records + pending_records} records were not delivered ({'; '.join(parts)})",
+            outcome=Outcome.NOT_APPLIED if definite else Outcome.UNKNOWN,
+            action="The outcome of each cause says whether its records may be read later.",
+        )
+        self.failures = tuple(failures)
+        self.failed_records = failed_records
+        self.pending_records = pending_records
+
+
+class NoBrokersAvailableError(HeadraceError):
+    """No address answered.
+
+    Attributes:
+        causes: every address that was tried and its own cause.
+    """
+
+    def __init__(self, causes: Mapping[str, str]) -> None:
+        tried = "; ".join(f"{address}: {cause}" for address, cause in causes.items())
+        super().__init__(
+            f"no broker or coordinator answered ({tried})",
+            outcome=Outcome.NOT_APPLIED,
+            retriable=True,
+            action="Check bootstrap_servers and that the cluster is up (`headrace cluster health`).",
+        )
+        self.causes = dict(causes)
+
+
+class LogTruncationError(HeadraceError):
+    """The log lost offsets that this reader had passed: the data at its position is another than before.
+
+    Attributes:
+        partition: where.
+        position: the next offset the reader would have read.
+        end_offset: where the log ends now.
+    """
+
+    def __init__(self, partition: TopicPartition, position: int, end_offset: int) -> None:
+        super().__init__(
+            f"{partition} ends at {end_offset}, before the position {position}: the log was truncated",
+            outcome=Outcome.NOT_APPLIED,
+            action="Seek to where to go on; with auto_offset_reset set to earliest or latest that happens by itself.",
+        )
+        self.partition = partition
+        self.position = position
+        self.end_offset = end_offset
+
+
+class WakeupError(HeadraceError):
+    """Another thread called `wakeup()`; the consumer is as before and can be used again."""
+
+    def __init__(self) -> None:
+        super().__init__("the wait was ended by wakeup()", outcome=Outcome.NOT_APPLIED)

@@ -1,0 +1,187 @@
+"""What applications send and receive: records one by one, and batches of them that stay columns until they are looked at.
+
+A `RecordBatch` is a sequence of `Record`s over the columns that came from the broker. Its objects are made by C loops, a batch
+at a time, when they are asked for; `to_arrow` never makes them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple, overload
+
+from headrace.client.serializers import Deserializer, deserialize
+from headrace.wire.columns import Columns
+from headrace.wire.ids import TopicPartition
+
+__all__ = ["Deserializers", "Record", "RecordBatch", "RecordMetadata", "Segment", "TopicPartition"]
+
+
+class Record(NamedTuple):
+    """One record, as an application receives it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    """Milliseconds since 1970: given by the producer, or the time its batch was opened."""
+    key: Any
+    """bytes or None, unless a key_deserializer is set."""
+    value: Any
+    """bytes or None (a null value), unless a value_deserializer is set."""
+    headers: tuple[tuple[str, bytes], ...]
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record went."""
+
+    topic: str
+    partition: int
+    offset: int
+    """-1 with acks=0, and where a retry was recognised so late that the broker had forgotten the offset."""
+    timestamp_ms: int
+
+
+_make_records: Callable[[Any], Record] = partial(tuple.__new__, Record)
+"""A Record from its seven fields, without Python code a record: a quarter of the time of calling the class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deserializers:
+    """What turns a consumer's bytes into objects; None leaves bytes."""
+
+    key: Deserializer | None = None
+    value: Deserializer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Some consecutive records of one batch. Immutable, any thread."""
+
+    source: TopicPartition
+    columns: Columns
+    start: int
+    """The first record, counted within the batch."""
+    end: int
+    """Behind the last one."""
+    deserializers: Deserializers
+
+    @property
+    def base_offset(self) -> int:
+        """The offset of the first record."""
+        return self.columns.base_offset + self.start
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the last record."""
+        return self.columns.base_offset + self.end
+
+    def cut(self, start: int, end: int) -> "Segment":
+        """Give the records `start` to `end`, counted within this segment."""
+        return Segment(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
+
+    def offsets(self) -> range:
+        """Give the records' offsets."""
+        return range(self.base_offset, self.end_offset)
+
+    def records(self, offsets: Iterator[int]) -> Iterator[Record]:
+        """Give the records by C loops alone; `offsets` is consumed in step with them and ends them when it ends."""
+        columns, start, end = self.columns, self.start, self.end
+        where = f"{self.source} from offset {self.base_offset}"
+        values = self._objects(_part(columns.values(), start, end), self.deserializers.value, "value", where)
+        keys: Iterator[Any] = repeat(None)
+        if columns.key_column is not None:
+            keys = self._objects(_part(columns.keys(), start, end), self.deserializers.key, "key", where)
+        times: Iterator[int] = repeat(columns.header.base_timestamp_ms)
+        if columns.timestamps_ms is not None:
+            times = iter(columns.timestamps_ms[start:end].tolist())
+        headers: Iterator[Any] = repeat(())
+        if columns.header_columns is not None:
+            headers = iter(_part(columns.headers(), start, end))
+        return map(
+            _make_records,
+            zip(
+                repeat(self.source.topic),
+                repeat(self.source.partition),
+                offsets,
+                times,
+                keys,
+                values,
+                headers,
+                strict=False,
+            ),
+        )
+
+    @staticmethod
+    def _objects(data: list[Any], how: Deserializer | None, what: str, where: str) -> Iterator[Any]:
+        if how is None:
+            return iter(data)
+        return map(deserialize, repeat(how), data, repeat(what), repeat(where))
+
+
+def _part(entries: list[Any], start: int, end: int) -> list[Any]:
+    return entries if start == 0 and end == len(entries) else entries[start:end]
+
+
+class RecordBatch(Sequence[Record]):
+    """Records in the order in which they were received: a sequence, and a source of tables. Immutable; any thread."""
+
+    __slots__ = ("_records", "segments")
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments: tuple[Segment, ...] = tuple(segments)
+        self._records: list[Record] | None = None
+
+    def __len__(self) -> int:
+        return sum(segment.end - segment.start for segment in self.segments)
+
+    def __iter__(self) -> Iterator[Record]:
+        if self._records is not None:
+            return iter(self._records)
+        return (record for segment in self.segments for record in segment.records(iter(segment.offsets())))
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        return self._list()[index]
+
+    def __repr__(self) -> str:
+        return f"RecordBatch({len(self)} records of {len(self.by_partition())} partitions)"
+
+    def _list(self) -> list[Record]:
+        if self._records is None:
+            records: list[Record] = []
+            for segment in self.segments:
+                records.extend(segment.records(iter(segment.offsets())))
+            self._records = records
+        return self._records
+
+    def by_partition(self) -> dict[TopicPartition, "RecordBatch"]:
+        """Give the records of each partition, in order, partitions in the order in which they first appear."""
+        parts: dict[TopicPartition, list[Segment]] = {}
+        for segment in self.segments:
+            parts.setdefault(segment.source, []).append(segment)
+        return {source: RecordBatch(segments) for source, segments in parts.items()}
+
+    def to_arrow(self) -> Any:
+        """Give a `pyarrow.Table` over the same memory: one chunk a batch, never copied together.
+
+        Columns: topic (dictionary of string), partition int32, offset int64, timestamp (ms, UTC), key and value binary,
+        headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not apply.
+
+        Raises:
+            ImportError: pyarrow is not installed; install `headrace[arrow]`.
+        """
+        from headrace.client.arrow_tables import table_of
+
+        return table_of(self.segments)
+
+    def to_pandas(self) -> Any:
+        """Give a `pandas.DataFrame` with the columns of `to_arrow`.
+
+        Raises:
+            ImportError: pandas or pyarrow is not installed.
+        """
+        return self.to_arrow().to_pandas()

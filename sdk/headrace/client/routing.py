@@ -1,0 +1,151 @@
+"""What the client knows of the cluster: topics, partitions, leaders, addresses. Pure; not thread-safe: its owner locks.
+
+Knowledge only moves forward: a leader of a lower epoch than the known one is ignored (PROTOCOL H4), and a topic's id is its
+identity: a topic that was deleted and created again replaces the old one as a whole.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from headrace.v1 import cluster_pb2
+from headrace.wire.errors import HeadraceError, LeaderHint, UnknownTopicError, from_detail
+from headrace.wire.ids import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a partition."""
+
+    broker_id: int
+    """-1: nobody."""
+    epoch: int
+    """-1: not known."""
+
+
+NOBODY = Leader(-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """One life of a topic."""
+
+    name: str
+    topic_id: bytes
+    leaders: tuple[Leader, ...]
+    """By partition."""
+    max_batch_bytes: int
+    """The largest batch that it takes, header included; 0: not known."""
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions it has."""
+        return len(self.leaders)
+
+    def led_partitions(self) -> list[int]:
+        """Give the partitions that have a leader, ascending."""
+        return [number for number, leader in enumerate(self.leaders) if leader.broker_id >= 0]
+
+
+class RoutingTable:
+    """Topics by name, brokers by id. Changed by `update`, `learn_leader` and `forget_leader` alone."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, TopicRoute] = {}
+        self._errors: dict[str, HeadraceError] = {}
+        self._addresses: dict[int, str] = {}
+        self.cluster_id = ""
+
+    def update(self, response: cluster_pb2.GetMetadataResponse) -> None:
+        """Take an answer of GetMetadata. Topics that it does not mention stay as they are."""
+        self.cluster_id = response.cluster_id
+        for broker in response.brokers:
+            self._addresses[broker.broker_id] = broker.address
+        for topic in response.topics:
+            if topic.HasField("error"):
+                if topic.name:
+                    self._topics.pop(topic.name, None)
+                    self._errors[topic.name] = from_detail(topic.error)
+                continue
+            self._errors.pop(topic.name, None)
+            route = TopicRoute(
+                topic.name, topic.topic_id, _leaders(topic), topic.max_batch_bytes or response.max_batch_bytes
+            )
+            known = self._topics.get(topic.name)
+            if known is not None and known.topic_id == route.topic_id:
+                route = replace(route, leaders=_newest(known.leaders, route.leaders))
+            self._topics[topic.name] = route
+
+    def topic(self, name: str) -> TopicRoute | None:
+        """Give what is known of a topic, or None."""
+        return self._topics.get(name)
+
+    def error(self, name: str) -> HeadraceError | None:
+        """Give what the last answer said against a topic, or None."""
+        return self._errors.get(name)
+
+    def require(self, name: str) -> TopicRoute:
+        """Give a topic that the last answer must have known.
+
+        Raises:
+            HeadraceError: what the answer said; UnknownTopicError where it said nothing.
+        """
+        route = self._topics.get(name)
+        if route is None:
+            raise self._errors.get(name) or UnknownTopicError(f"there is no topic {name!r}")
+        return route
+
+    def leader(self, where: TopicPartition) -> tuple[int, str, int] | None:
+        """Give broker id, address and leader epoch of a partition's leader, or None while there is none to send to."""
+        route = self._topics.get(where.topic)
+        if route is None or where.partition >= len(route.leaders):
+            return None
+        leader = route.leaders[where.partition]
+        address = self._addresses.get(leader.broker_id, "")
+        return (leader.broker_id, address, leader.epoch) if leader.broker_id >= 0 and address else None
+
+    def learn_leader(self, where: TopicPartition, hint: LeaderHint) -> bool:
+        """Take the leader that a NOT_LEADER names, if it is newer than the known one; whether it was."""
+        route = self._topics.get(where.topic)
+        if route is None or where.partition >= len(route.leaders) or hint.leader_id < 0:
+            return False
+        known = route.leaders[where.partition]
+        if hint.leader_epoch < known.epoch or (hint.leader_id, hint.leader_epoch) == (known.broker_id, known.epoch):
+            return False
+        if hint.address:
+            self._addresses[hint.leader_id] = hint.address
+        self._set(route, where.partition, Leader(hint.leader_id, hint.leader_epoch))
+        return True
+
+    def forget_leader(self, where: TopicPartition, epoch: int) -> None:
+        """Send nothing more to the leader of `epoch`; a newer one that is known meanwhile stays."""
+        route = self._topics.get(where.topic)
+        if route is not None and where.partition < len(route.leaders) and route.leaders[where.partition].epoch <= epoch:
+            self._set(route, where.partition, Leader(-1, route.leaders[where.partition].epoch))
+
+    def names(self) -> Iterable[str]:
+        """Give the names of the known topics."""
+        return list(self._topics)
+
+    def forget_topic(self, name: str) -> None:
+        """Forget a topic; it is asked for anew when it is next used."""
+        self._topics.pop(name, None)
+        self._errors.pop(name, None)
+
+    def _set(self, route: TopicRoute, partition: int, leader: Leader) -> None:
+        leaders = (*route.leaders[:partition], leader, *route.leaders[partition + 1 :])
+        self._topics[route.name] = replace(route, leaders=leaders)
+
+
+def _leaders(topic: cluster_pb2.TopicMetadata) -> tuple[Leader, ...]:
+    count = max((partition.partition for partition in topic.partitions), default=-1) + 1
+    leaders = [NOBODY] * count
+    for partition in topic.partitions:
+        leaders[partition.partition] = Leader(partition.leader_id, partition.leader_epoch)
+    return tuple(leaders)
+
+
+def _newest(known: tuple[Leader, ...], given: tuple[Leader, ...]) -> tuple[Leader, ...]:
+    """Keep the leader of the higher epoch; partitions never become fewer."""
+    merged = [new if new.epoch >= old.epoch else old for old, new in zip(known, given, strict=False)]
+    longer = known if len(known) > len(given) else given
+    return (*merged, *longer[len(merged) :])
