@@ -1,15 +1,39 @@
 """One broker's data directory: who owns it, which logs are in it, how much room there is.
 
-Opened once at the broker's start and closed last. Not for several threads at once, except `check_space`.
+    <data_dir>/identity                       sealed JSON: format, cluster id, generation, broker id, storage id
+    <data_dir>/clean                          sealed JSON: broker epoch that stopped in good order; read, then removed
+    <data_dir>/lock                           empty; flock'ed while a process owns the directory
+    <data_dir>/reserve                        room kept back for checkpoints on a full disk
+    <data_dir>/<topic_id hex>-<partition>/    a log
+    <data_dir>/<...>.deleted-<n>/             a log that was deleted, to be removed
+    <data_dir>/<...>.damaged-<n>/             a damaged log, kept for a person
+
+Opened once at the broker's start and closed last. Not for several threads at once, except `check_space`. Names come
+from topic ids and integers only: a topic's name never touches the file system.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+import re
+from typing import Any, NamedTuple
 
+from headrace_broker.storage.checkpoint import read_sealed, replace_file, seal
+from headrace_broker.storage.environment import LogEnvironment
+from headrace_broker.storage.errors import DirectoryInUseError, WrongDirectoryError, storage_offline
 from headrace_broker.storage.filesystem import FileSystem
+from headrace_broker.storage.index import IndexCache
 from headrace_broker.storage.log import PartitionLog
+from headrace_broker.storage.open_files import OpenFiles
+from headrace_broker.storage.os_filesystem import OsFileSystem
 from headrace_broker.storage.settings import DiskLimits, LogSettings
+from headrace_broker.storage.space import DiskSpaceGuard, DiskUsage
+
+__all__ = ["DataDirectory", "DiskUsage", "LogId"]
+
+FORMAT_VERSION = 1
+_LOG_NAME = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})\Z")
+_DELETED_NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.deleted-[0-9]+\Z")
 
 
 class LogId(NamedTuple):
@@ -18,23 +42,28 @@ class LogId(NamedTuple):
     topic_id: bytes  # 16 bytes
     partition: int
 
-
-class DiskUsage(NamedTuple):
-    """The room on a data directory's volume, in bytes."""
-
-    total_bytes: int
-    free_bytes: int
-    refusing: bool  # appends are refused now (H35)
+    @property
+    def directory_name(self) -> str:
+        """The name of its directory."""
+        return f"{self.topic_id.hex()}-{self.partition}"
 
 
 class DataDirectory:
     """A data directory, locked by this process."""
 
-    path: str
-    # Drawn once for this directory; stands in the broker's session key (H42).
-    storage_id: bytes
-    # Broker epoch given to the last `close(clean=True)`; None if the last process did not stop cleanly.
-    clean_broker_epoch: int | None
+    def __init__(
+        self, path: str, environment: LogEnvironment, lock: int, storage_id: bytes, clean_broker_epoch: int | None
+    ) -> None:
+        """Used by `open` only."""
+        self.path = path
+        # Drawn once for this directory; stands in the broker's session key (H42).
+        self.storage_id = storage_id
+        # Broker epoch given to the last `close(clean=True)`; None if the last process did not stop cleanly.
+        self.clean_broker_epoch = clean_broker_epoch
+        self._environment = environment
+        self._filesystem = environment.filesystem
+        self._lock = lock
+        self._logs: dict[LogId, PartitionLog] = {}
 
     @classmethod
     def open(
@@ -45,7 +74,7 @@ class DataDirectory:
         generation: int,
         broker_id: int,
         new_storage_id: bytes,
-        limits: DiskLimits = DiskLimits(),
+        limits: DiskLimits | None = None,
         filesystem: FileSystem | None = None,
     ) -> DataDirectory:
         """Lock `path` (made if absent), check or write its identity, read and remove the clean marker (H39, H42).
@@ -53,38 +82,196 @@ class DataDirectory:
         `new_storage_id` (16 random bytes) is used only where the directory is new.
         Raises DirectoryInUseError, WrongDirectoryError, StorageOfflineError.
         """
-        raise NotImplementedError
+        filesystem = filesystem or OsFileSystem()
+        limits = limits or DiskLimits()
+        try:
+            _make_directories(filesystem, path)
+            lock = _lock(filesystem, path)
+            try:
+                wanted = {"cluster_id": cluster_id, "generation": generation, "broker_id": broker_id}
+                storage_id = _check_identity(filesystem, path, wanted, new_storage_id)
+                clean_broker_epoch = _take_clean_marker(filesystem, path)
+                environment = LogEnvironment(
+                    filesystem,
+                    OpenFiles(filesystem, limits.max_open_files),
+                    IndexCache(limits.max_index_bytes),
+                    DiskSpaceGuard(filesystem, path, limits),
+                )
+                environment.space.check()
+            except BaseException:
+                filesystem.close(lock)
+                raise
+        except OSError as error:
+            raise storage_offline(path, error) from error
+        return cls(path, environment, lock, storage_id, clean_broker_epoch)
 
     def log_ids(self) -> list[LogId]:
         """The logs on disk, sorted."""
-        raise NotImplementedError
+        try:
+            names = self._filesystem.list_directory(self.path)
+        except OSError as error:
+            raise storage_offline(self.path, error) from error
+        matches = [match for name in names if (match := _LOG_NAME.match(name))]
+        return sorted(LogId(bytes.fromhex(match[1]), int(match[2])) for match in matches)
 
     def open_log(
         self, topic_id: bytes, partition: int, settings: LogSettings, *, cut_at_damage: bool = False
     ) -> PartitionLog:
         """Open the log, making it if absent, and recover it: O(segments) after a clean stop.
 
-        Raises LogDamagedError (file, offset, position) where records below the fsynced mark are damaged or a valid batch
-        follows a torn one; nothing is changed then. `cut_at_damage` is the operator's explicit word to lose what follows.
+        Raises LogDamagedError (file, offset, position) where records below the fsynced mark are damaged or a valid
+        batch follows a torn one; nothing is changed then. `cut_at_damage` is the operator's explicit word to lose what
+        follows.
         """
-        raise NotImplementedError
+        log_id = LogId(topic_id, partition)
+        assert log_id not in self._logs, f"{log_id.directory_name} is open already"
+        directory = f"{self.path}/{log_id.directory_name}"
+        try:
+            if not self._filesystem.exists(directory):
+                self._filesystem.make_directory(directory)
+                self._filesystem.fsync_directory(self.path)
+        except OSError as error:
+            raise storage_offline(directory, error) from error
+        log = PartitionLog.open(
+            self._environment,
+            directory,
+            topic_id,
+            partition,
+            settings,
+            clean=self.clean_broker_epoch is not None,
+            cut_at_damage=cut_at_damage,
+        )
+        self._logs[log_id] = log
+        return log
+
+    def close_log(self, log: PartitionLog, *, high_watermark: int | None = None) -> None:
+        """Close one log and forget it; it may be opened again."""
+        self._logs.pop(LogId(log.topic_id, log.partition), None)
+        log.close(high_watermark=high_watermark)
 
     def delete_log(self, log: PartitionLog) -> None:
-        """Close the log and rename its directory to `.deleted` (synced); `remove_deleted` removes it."""
-        raise NotImplementedError
+        """Close the log and rename its directory to `.deleted-<n>` (synced); `remove_deleted` removes it."""
+        self.close_log(log)
+        self._set_aside(LogId(log.topic_id, log.partition), "deleted")
+
+    def delete_log_directory(self, log_id: LogId) -> None:
+        """As `delete_log`, for a log that is not open."""
+        assert log_id not in self._logs, f"{log_id.directory_name} is open"
+        self._set_aside(log_id, "deleted")
 
     def quarantine_log(self, log_id: LogId) -> str:
         """Rename a damaged log's directory (not open) to `.damaged-<n>`, kept for a person; its new path."""
-        raise NotImplementedError
+        assert log_id not in self._logs, f"{log_id.directory_name} is open"
+        return self._set_aside(log_id, "damaged")
 
     def remove_deleted(self) -> int:
         """Remove directories of deleted logs from the disk; how many. May take long: call it in a thread."""
-        raise NotImplementedError
+        try:
+            names = [name for name in self._filesystem.list_directory(self.path) if _DELETED_NAME.match(name)]
+            for name in names:
+                directory = f"{self.path}/{name}"
+                for file in self._filesystem.list_directory(directory):
+                    self._filesystem.unlink(f"{directory}/{file}")
+                self._filesystem.remove_directory(directory)
+        except OSError as error:
+            raise storage_offline(self.path, error) from error
+        return len(names)
 
     def check_space(self) -> DiskUsage:
         """Look at the free space, refuse or take appends by it, make the reserve file again. Call it every second."""
-        raise NotImplementedError
+        try:
+            return self._environment.space.check()
+        except OSError as error:
+            raise storage_offline(self.path, error) from error
 
     def close(self, *, clean: bool, broker_epoch: int = 0) -> None:
-        """Close all open logs, write the clean marker last if `clean` (H40), unlock."""
-        raise NotImplementedError
+        """Close all open logs, write the clean marker last if `clean` and no log is offline (H40), unlock."""
+        try:
+            for log in list(self._logs.values()):
+                clean = clean and not log.offline
+                self.close_log(log)
+            if clean:
+                marker = json.dumps({"broker_epoch": broker_epoch}).encode()
+                self._environment.space.with_reserve(
+                    lambda: replace_file(self._filesystem, self.path, "clean", seal(marker))
+                )
+        except OSError as error:
+            raise storage_offline(self.path, error) from error
+        finally:
+            self._filesystem.close(self._lock)
+
+    def _set_aside(self, log_id: LogId, suffix: str) -> str:
+        name = log_id.directory_name
+        try:
+            number = 0
+            while self._filesystem.exists(f"{self.path}/{name}.{suffix}-{number}"):
+                number += 1
+            target = f"{self.path}/{name}.{suffix}-{number}"
+            self._filesystem.rename(f"{self.path}/{name}", target)
+            self._filesystem.fsync_directory(self.path)
+        except OSError as error:
+            raise storage_offline(f"{self.path}/{name}", error) from error
+        return target
+
+
+def _make_directories(filesystem: FileSystem, path: str) -> None:
+    """Make `path` and what is missing above it, each synced into its parent."""
+    if not path or filesystem.is_directory(path):
+        return
+    parent = path.rpartition("/")[0]
+    _make_directories(filesystem, parent)
+    filesystem.make_directory(path)
+    filesystem.fsync_directory(parent or ".")
+
+
+def _lock(filesystem: FileSystem, path: str) -> int:
+    lock_path = f"{path}/lock"
+    try:
+        descriptor = filesystem.open(lock_path, create=True)
+    except FileExistsError:
+        descriptor = filesystem.open(lock_path)
+    if not filesystem.try_lock(descriptor):
+        filesystem.close(descriptor)
+        raise DirectoryInUseError(
+            f"the data directory {path} is in use by another process",
+            action="Stop that process, or give this broker a data directory of its own.",
+            retriable=False,
+        )
+    return descriptor
+
+
+def _check_identity(filesystem: FileSystem, path: str, wanted: dict[str, Any], new_storage_id: bytes) -> bytes:
+    """Return the storage id of a directory that is `wanted`'s, or make a new directory so."""
+    identity_path = f"{path}/identity"
+    if not filesystem.exists(identity_path):
+        strangers = [name for name in filesystem.list_directory(path) if _LOG_NAME.match(name)]
+        if strangers:
+            raise _wrong(f"{path} holds logs but no identity file")
+        identity = {"format": FORMAT_VERSION, **wanted, "storage_id": new_storage_id.hex()}
+        replace_file(filesystem, path, "identity", seal(json.dumps(identity).encode()))
+        return new_storage_id
+    payload = read_sealed(filesystem, identity_path)
+    if payload is None:
+        raise _wrong(f"{identity_path} is damaged")
+    identity = json.loads(payload)
+    if identity["format"] != FORMAT_VERSION:
+        raise _wrong(f"{path} has format {identity['format']}; this release knows {FORMAT_VERSION}")
+    for name, value in wanted.items():
+        if identity[name] != value:
+            raise _wrong(f"{path} belongs to {name} {identity[name]}, not {value}")
+    return bytes.fromhex(identity["storage_id"])
+
+
+def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
+    marker_path = f"{path}/clean"
+    payload = read_sealed(filesystem, marker_path)
+    if filesystem.exists(marker_path):
+        filesystem.unlink(marker_path)
+        filesystem.fsync_directory(path)
+    return None if payload is None else int(json.loads(payload)["broker_epoch"])
+
+
+def _wrong(message: str) -> WrongDirectoryError:
+    return WrongDirectoryError(
+        message, action="Give this broker the data directory that is its own, or an empty one.", retriable=False
+    )

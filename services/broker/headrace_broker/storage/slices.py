@@ -5,6 +5,10 @@ Made by `PartitionLog.read`; read by `Fetch`, replica fetch and, by file descrip
 
 from __future__ import annotations
 
+from headrace_broker.storage.errors import SliceCutError, storage_offline
+from headrace_broker.storage.open_files import OpenFile, OpenFiles
+from headrace_broker.storage.segment import Segment
+
 
 class Slice:
     """Whole batches at `position .. position + size_bytes` of one file; owns a pin on that file until `close`.
@@ -14,32 +18,70 @@ class Slice:
     it once (`with` does). An empty slice (`size_bytes == 0`) means that there is nothing before the end asked for.
     """
 
-    # First offset of the first batch; may be below the offset asked for. Equals `end_offset` when empty.
-    base_offset: int
-    # The offset after the last batch: where the next read goes on.
-    end_offset: int
-    # Where the batches start in the file, and how many bytes they are.
-    position: int
-    size_bytes: int
+    __slots__ = ("_cuts", "_file", "_files", "_segment", "base_offset", "end_offset", "position", "size_bytes")
+
+    def __init__(
+        self, segment: Segment, files: OpenFiles, file: OpenFile | None, *, base_offset: int, end_offset: int, position: int, size_bytes: int
+    ) -> None:
+        self._segment = segment
+        self._files = files
+        self._file = file
+        self._cuts = segment.cuts
+        # First offset of the first batch; may be below the offset asked for. Equals `end_offset` when empty.
+        self.base_offset = base_offset
+        # The offset after the last batch: where the next read goes on.
+        self.end_offset = end_offset
+        # Where the batches start in the file, and how many bytes they are.
+        self.position = position
+        self.size_bytes = size_bytes
 
     def fileno(self) -> int:
-        """Return the file descriptor for `sendfile`; valid until `close`."""
-        raise NotImplementedError
+        """Return the file descriptor for `sendfile`; valid until `close`. Only of a slice that is not empty or closed."""
+        assert self._file is not None, "an empty or closed slice has no file"
+        return self._file.descriptor
 
     def read(self) -> bytes:
         """Read the batches; may block on the disk. Raises SliceCutError, StorageOfflineError."""
-        raise NotImplementedError
+        if self.size_bytes == 0:
+            return b""
+        try:
+            data = self._files.filesystem.pread(self.fileno(), self.size_bytes, self.position)
+        except OSError as error:
+            raise storage_offline(self._segment.path, error) from error
+        self._check_uncut(len(data))
+        return data
 
     def try_read_nowait(self) -> bytes | None:
         """Read the batches if all of them are in the page cache, else None: then `read` in a thread (H46)."""
-        raise NotImplementedError
+        if self.size_bytes == 0:
+            return b""
+        try:
+            data = self._files.filesystem.pread_nowait(self.fileno(), self.size_bytes, self.position)
+        except OSError as error:
+            raise storage_offline(self._segment.path, error) from error
+        if data is not None:
+            self._check_uncut(len(data))
+        return data
+
+    def _check_uncut(self, got_bytes: int) -> None:
+        if self._segment.cuts != self._cuts or got_bytes != self.size_bytes:
+            raise SliceCutError(
+                f"{self._segment.path} was truncated below offset {self.end_offset} while it was read",
+                action="Read again at the log's new end.",
+                retriable=True,
+            )
 
     def close(self) -> None:
         """Give up the pin; further calls do nothing."""
-        raise NotImplementedError
+        file, self._file = self._file, None
+        if file is not None:
+            self._files.unpin(file)
 
     def __enter__(self) -> Slice:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()

@@ -1,0 +1,20 @@
+"""What all logs of one data directory share: the file system, descriptors, index memory, the watch on free space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace_broker.storage.filesystem import FileSystem
+from headrace_broker.storage.index import IndexCache
+from headrace_broker.storage.open_files import OpenFiles
+from headrace_broker.storage.space import DiskSpaceGuard
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnvironment:
+    """Made by `DataDirectory`, handed to every `PartitionLog`; its parts say which threads may use them."""
+
+    filesystem: FileSystem
+    files: OpenFiles
+    index_cache: IndexCache
+    space: DiskSpaceGuard

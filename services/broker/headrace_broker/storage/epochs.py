@@ -1,0 +1,77 @@
+"""The leader epochs of a log: at which offset each began (KIP-101). File `leader-epochs`, a line `epoch start_offset` each.
+
+Both columns increase strictly (I6). The file is replaced as a whole; where it is lost, the batches' headers give it again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from headrace.wire.ids import LeaderEpoch, Offset
+
+EPOCHS_FILE = "leader-epochs"
+
+
+class EpochHistory:
+    """Epochs with their start offsets, in memory; its log persists it and guards it by its lock."""
+
+    def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
+        self._epochs = [epoch for epoch, _ in entries or ()]
+        self._starts = [start for _, start in entries or ()]
+
+    @property
+    def last_epoch(self) -> int:
+        """The largest epoch, -1 for none."""
+        return self._epochs[-1] if self._epochs else -1
+
+    def entries(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
+        """All entries, ascending."""
+        return tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in zip(self._epochs, self._starts, strict=True))
+
+    def assign(self, epoch: int, start_offset: int) -> bool:
+        """Note that `epoch` starts at `start_offset`, if it is new; an epoch that got no record gives way. Whether it changed."""
+        if epoch <= self.last_epoch:
+            return False
+        while self._starts and self._starts[-1] >= start_offset:
+            self._epochs.pop()
+            self._starts.pop()
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+        return True
+
+    def cut_end(self, end_offset: int) -> bool:
+        """Forget epochs that start at `end_offset` or later; whether any did."""
+        keep = bisect_left(self._starts, end_offset)
+        changed = keep < len(self._starts)
+        del self._epochs[keep:], self._starts[keep:]
+        return changed
+
+    def cut_start(self, start_offset: int) -> bool:
+        """Forget epochs that end at `start_offset` or before; the one that holds it starts there now."""
+        keep = bisect_right(self._starts, start_offset) - 1
+        if keep < 0 or (keep == 0 and self._starts[0] == start_offset):
+            return False
+        del self._epochs[:keep], self._starts[:keep]
+        self._starts[0] = start_offset
+        return True
+
+    def end_of(self, epoch: int, log_end_offset: int) -> tuple[int, int] | None:
+        """Give the largest epoch <= `epoch` and the offset after its last record; None if all are larger."""
+        at = bisect_right(self._epochs, epoch) - 1
+        if at < 0:
+            return None
+        return self._epochs[at], self._starts[at + 1] if at + 1 < len(self._starts) else log_end_offset
+
+    def encode(self) -> bytes:
+        """Give the file's content."""
+        return b"".join(b"%d %d\n" % entry for entry in zip(self._epochs, self._starts, strict=True))
+
+
+def decode_epochs(content: bytes) -> EpochHistory | None:
+    """Read the file's content; None if it is not what `encode` writes."""
+    try:
+        entries = [(int(epoch), int(start)) for epoch, start in (line.split() for line in content.splitlines())]
+    except ValueError:
+        return None
+    rises = all(a[0] < b[0] and a[1] < b[1] for a, b in zip(entries, entries[1:], strict=False))
+    return EpochHistory(entries) if rises else None
