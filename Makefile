@@ -1,0 +1,69 @@
+# headrace: everything a developer runs. `make` alone prints this list.
+# Needs Python 3.11 or later with venv, git and make; the rest comes from PyPI, pinned by requirements.lock.
+
+PYTHON ?= python3
+PYTEST_FLAGS ?= -n 2 --dist loadgroup
+# Lines of a file of yours for the demo's user activity: make demo LOG=/path/to/access.log
+LOG ?=
+DEMO_FLAGS ?=
+UP_FLAGS ?=
+
+BIN := .venv/bin
+GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
+
+.DEFAULT_GOAL := help
+.PHONY: help set-up demo up down status test check proto check-proto proto-baseline lock docs clean
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+set-up: ## make .venv from the lock file (every target does it by itself)
+	@$(PYTHON) tools/set_up.py
+
+demo: set-up ## start a cluster, send a million records through it, read them back and check them (LOG=file for your own lines)
+	@$(BIN)/python -m headrace_devcluster demo $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
+
+up: set-up ## start a local cluster in the background: SDK and CLI find it at localhost:7170
+	@$(BIN)/python -m headrace_devcluster up $(UP_FLAGS)
+
+down: set-up ## stop it
+	@$(BIN)/python -m headrace_devcluster down
+
+status: set-up ## what runs, where, since when
+	@$(BIN)/python -m headrace_devcluster status
+
+test: check ## the checks, then all tests
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+check: set-up ## ruff, mypy --strict, import layers, protos, generated code and pages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(MAKE) check-proto
+	$(BIN)/python tools/docs.py --check
+
+check-proto: set-up # buf lint and breaking, and the committed code is what the protos give
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against proto/baseline.binpb
+	@$(PYTHON) tools/set_up.py proto && $(BIN)/python tools/proto.py --check
+
+proto: set-up ## write the code generated from proto/
+	@$(PYTHON) tools/set_up.py proto
+	$(BIN)/python tools/proto.py
+
+proto-baseline: set-up ## at a release: what later protos must stay compatible with
+	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
+
+lock: set-up ## write the lock files (UPGRADE=1 takes the newest versions)
+	tools/lock.sh
+
+docs: set-up ## write the reference pages that are generated from code and protos
+	$(BIN)/python tools/docs.py
+
+clean: ## remove environments, caches and the local cluster's data
+	-@[ ! -x $(BIN)/python ] || $(BIN)/python -m headrace_devcluster down --quiet
+	rm -rf .venv .venv-proto .headrace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,60 @@
+"""The workspace's own files: locks without places, a Makefile that explains itself, a set-up that does nothing twice."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+LOCKS = ["requirements-bootstrap.lock", "requirements-proto.lock", "requirements.lock"]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_names_no_host_and_no_path(name: str) -> None:
+    """A lock file speaks of names, versions and hashes: nothing of the machine or the index that wrote it."""
+    text = (ROOT / name).read_text()
+    assert not re.search(r"https?://|file:|@ |^-|/(home|root|tmp|usr|work)/", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_locked_package_has_a_hash(name: str) -> None:
+    """A package without a hash would be installed unchecked."""
+    entries = re.split(r"^(?=[a-z0-9])", (ROOT / name).read_text(), flags=re.MULTILINE)[1:]
+    assert entries
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_make_alone_prints_its_targets() -> None:
+    """`make` without a target is harmless and lists what there is."""
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = set(re.findall(r"^  make ([a-z-]+)", done.stdout, re.MULTILINE))
+    assert {"help", "demo", "up", "down", "status", "test", "check", "proto", "lock", "docs", "clean"} <= targets
+
+
+def test_a_second_set_up_takes_no_time() -> None:
+    """Set-up after the first time stays far below the two seconds promised, and says nothing."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "tools/set_up.py"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert time.monotonic() - started < 2
+
+
+def test_an_unfinished_set_up_is_taken_up_again(tmp_path: Path) -> None:
+    """The stamp is written last: an environment without one, or with another lock's, counts as not set up."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import set_up
+    finally:
+        sys.path.pop(0)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    assert set_up.read_stamp(str(tmp_path)) == {}
+    set_up.write_stamp(str(tmp_path), "a digest")
+    assert set_up.read_stamp(str(tmp_path))["digest"] == "a digest"
+    (tmp_path / "bin" / "python").unlink()
+    assert set_up.read_stamp(str(tmp_path)) == {}

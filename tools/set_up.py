@@ -1,0 +1,164 @@
+"""Makes the virtual environments of the workspace, from hashed lock files, with nothing but Python's standard library.
+
+Called by the Makefile before everything else, with whatever `python3` the machine has: so this file runs on old Pythons
+too, at least far enough to say which one is needed. `.venv` holds the tools and the members (editable); `.venv-proto`
+holds the old protobuf compiler that writes the committed code.
+
+Invariants: the stamp is written last, so that an interrupted set-up is taken up again by the next call; a second call
+in parallel waits for the first (a lock on the lock file itself); when nothing changed nothing is started.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MINIMUM = (3, 11)
+MEMBERS = ["sdk", "services/common", "services/broker", "services/coordinator", "services/devcluster"]
+STAMP = ".headrace-set-up.json"
+
+
+class SetUpError(Exception):
+    """A step failed; the message says which one and what to do."""
+
+
+def run(step, command):
+    """Runs one step silently; its output is shown only when it fails."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        output = done.stdout.decode("utf-8", "replace").strip()
+        raise SetUpError(f"{step} failed (exit code {done.returncode}):\n{output}")
+
+
+def use_new_enough_python():
+    """Replaces this process by a Python of at least MINIMUM, or explains that there is none."""
+    if sys.version_info >= MINIMUM:
+        return
+    for minor in range(20, MINIMUM[1] - 1, -1):
+        found = shutil.which(f"python3.{minor}")
+        if found:
+            os.execv(found, [found, *sys.argv])
+    raise SetUpError(
+        f"headrace needs Python {MINIMUM[0]}.{MINIMUM[1]} or later; {sys.executable} is {sys.version.split()[0]}. "
+        "Install one, or name it: make PYTHON=/path/to/python3.11"
+    )
+
+
+def digest_of(names):
+    """One SHA-256 over the named files' contents, and over where the workspace lies: scripts hold absolute paths."""
+    digest = hashlib.sha256(ROOT.encode())
+    for name in names:
+        with open(os.path.join(ROOT, name), "rb") as file:
+            digest.update(name.encode() + b"\0" + file.read() + b"\0")
+    return digest.hexdigest()
+
+
+def read_stamp(venv):
+    """The stamp of a finished set-up, or an empty one."""
+    try:
+        with open(os.path.join(venv, STAMP), encoding="utf-8") as file:
+            stamp = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) and os.path.exists(os.path.join(venv, "bin", "python")) else {}
+
+
+def write_stamp(venv, digest):
+    """Written last and atomically."""
+    temporary = os.path.join(venv, f"{STAMP}.{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump({"root": ROOT, "digest": digest}, file)
+    os.replace(temporary, os.path.join(venv, STAMP))
+
+
+def answers(command):
+    """Whether a program is there and runs."""
+    try:
+        return (
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+        )
+    except OSError:
+        return False
+
+
+def bootstrap(venv):
+    """An environment with uv and setuptools in it, whatever was there before."""
+    python = os.path.join(venv, "bin", "python")
+    uv = os.path.join(venv, "bin", "uv")
+    try:
+        with open(os.path.join(venv, STAMP), encoding="utf-8") as file:
+            moved = json.load(file).get("root") != ROOT
+    except (OSError, ValueError):
+        moved = False
+    if not moved and answers([python, "-c", "import setuptools"]) and answers([uv, "--version"]):
+        return
+    step = f"making {os.path.basename(venv)} (Debian and Ubuntu: apt install python3-venv)"
+    run(step, [sys.executable, "-m", "venv", "--clear", venv])
+    lock = os.path.join(ROOT, "requirements-bootstrap.lock")
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--require-hashes"]
+    run("installing uv", [*pip, "--only-binary", ":all:", "-r", lock])
+
+
+def make_workspace_venv(venv):
+    """`.venv`: the locked packages with their hashes checked, then the members as they lie here."""
+    bootstrap(venv)
+    uv = [os.path.join(venv, "bin", "uv"), "pip", "install", "--quiet", "--python", os.path.join(venv, "bin", "python")]
+    # etcd3 is published as source only. It is built by the setuptools that the bootstrap lock pins, not by whatever is
+    # newest today.
+    hashed = ["--require-hashes", "--no-build-isolation-package", "etcd3", "-r", "requirements.lock"]
+    run("installing the locked packages", uv + hashed)
+    editable = [argument for member in MEMBERS for argument in ("--editable", "./" + member)]
+    run("installing the workspace's members", [*uv, "--no-deps", "--no-build-isolation", *editable])
+
+
+def make_proto_venv(venv):
+    """`.venv-proto`: grpcio-tools old enough that what it generates runs under protobuf 4.25 and later."""
+    uv = os.path.join(ROOT, ".venv", "bin", "uv")
+    python = ["--python", ">=3.11,<3.13", "--no-python-downloads"]
+    step = "making .venv-proto (its wheels exist for Python 3.11 and 3.12)"
+    run(step, [uv, "venv", "--clear", "--quiet", *python, venv])
+    hashed = ["--require-hashes", "--only-binary", ":all:", "-r", "requirements-proto.lock"]
+    run("installing grpcio-tools", [uv, "pip", "install", "--quiet", "--python", venv + "/bin/python", *hashed])
+
+
+def ensure(name, files, make, first_words):
+    """Brings one environment up to date, under a lock that parallel calls wait for."""
+    venv = os.path.join(ROOT, name)
+    digest = digest_of(files)
+    if read_stamp(venv).get("digest") == digest:
+        return
+    with open(os.path.join(ROOT, files[0]), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if read_stamp(venv).get("digest") == digest:
+            return
+        started = time.monotonic()
+        sys.stderr.write(first_words + "\n")
+        make(venv)
+        write_stamp(venv, digest)
+        sys.stderr.write(f"{name} is ready ({time.monotonic() - started:.0f} s)\n")
+
+
+def main(arguments):
+    """`set_up.py` makes `.venv`; `set_up.py proto` makes `.venv-proto` as well."""
+    use_new_enough_python()
+    own = ["requirements-bootstrap.lock", "tools/set_up.py"] + [member + "/pyproject.toml" for member in MEMBERS]
+    words = "setting up .venv: packages from PyPI, pinned by requirements.lock (once; a minute at most)"
+    ensure(".venv", ["requirements.lock", *own], make_workspace_venv, words)
+    if arguments == ["proto"]:
+        words = "setting up .venv-proto: the protobuf compiler"
+        ensure(".venv-proto", ["requirements-proto.lock"], make_proto_venv, words)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except SetUpError as error:
+        sys.exit(f"set-up: {error}")
+    except KeyboardInterrupt:
+        sys.exit("set-up: interrupted; the next call takes it up again")
