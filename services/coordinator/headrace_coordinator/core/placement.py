@@ -1,0 +1,202 @@
+"""Where the replicas of new partitions go: spread over racks, then hosts, then brokers, and balanced over brokers.
+
+Called when a topic is created or gets more partitions. Deterministic: the same brokers, loads and numbers give the same
+placement on every coordinator, so that a dry run shows what the real one would do. The paper leaves placement open;
+spreading over failure domains first is the rule of KIP-36.
+
+1. Replica sets, partition by partition: each replica goes to a broker whose rack, then whose host, holds the fewest
+   replicas of this partition; among those to the one with the fewest replicas of this topic, then with the fewest
+   replicas in all, then to the rack with the fewest replicas of this topic.
+2. Leaders: each partition's is the member with the fewest leaders of this topic; then leadership moves along chains of
+   partitions from a broker with too many to one with too few, until no two differ by more than one where the sets allow
+   it.
+
+The topic counts before the total, because the partitions of one topic are busy at the same time: a new, empty broker
+must not get all partitions of the next topic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLoad:
+    """One broker that may take replicas, and what it holds already."""
+
+    broker_id: int
+    rack: str = ""
+    """The failure domain; empty: none named."""
+    host: str = ""
+    """The failure domain below the rack; empty: none named, the broker counts as a host of its own."""
+    replicas: int = 0
+    """Replicas it holds of all topics."""
+    leaders: int = 0
+    """Partitions it leads of all topics."""
+    topic_replicas: int = 0
+    """Replicas it holds of the topic that grows; 0 for a new topic."""
+    topic_leaders: int = 0
+    """Partitions it leads of the topic that grows; 0 for a new topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where each new partition goes."""
+
+    assignments: tuple[tuple[int, ...], ...]
+    """Broker ids a partition, in order of preference: the first leads."""
+    warnings: tuple[str, ...]
+    """What could not be spread, for a person."""
+
+
+def place(brokers: Sequence[BrokerLoad], *, partitions: int, replication_factor: int) -> Placement:
+    """Place `partitions` >= 1 new partitions of one topic, `replication_factor` >= 1 distinct brokers each.
+
+    The order of `brokers` does not matter; their ids are distinct and there are at least `replication_factor`.
+    """
+    ranked = sorted(brokers, key=lambda broker: broker.broker_id)
+    assert len({broker.broker_id for broker in ranked}) == len(ranked), "broker ids are distinct"
+    assert 1 <= replication_factor <= len(ranked), "the caller checks that there are enough brokers"
+    assert partitions >= 1, "the caller checks the number of partitions"
+    replica_sets = _choose_replica_sets(ranked, partitions, replication_factor)
+    leaders = _choose_leaders(ranked, replica_sets)
+    assignments = _order_followers(replica_sets, leaders)
+    return Placement(assignments, spread_warnings(ranked, assignments))
+
+
+def spread_warnings(brokers: Sequence[BrokerLoad], assignments: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """Say in sentences how `assignments` share failure domains; nothing where a partition has one replica."""
+    if not assignments or max(len(replicas) for replicas in assignments) == 1:
+        return ()
+    warnings: list[str] = []
+    by_id = {broker.broker_id: broker for broker in brokers}
+    without_rack = [broker.broker_id for broker in brokers if not broker.rack]
+    racks_are_named = len(without_rack) < len(brokers)
+    if racks_are_named and without_rack:
+        named = ", ".join(map(str, sorted(without_rack)))
+        warnings.append(f"brokers {named} name no rack, others do: those without count as one rack")
+    domains = [("host", _host)]
+    if racks_are_named:
+        domains.insert(0, ("rack", lambda broker: broker.rack))
+    for domain, domain_of in domains:
+        shared = sum(
+            len({domain_of(by_id[broker_id]) for broker_id in replicas}) < len(replicas) for replicas in assignments
+        )
+        if shared:
+            warnings.append(f"{shared} of {len(assignments)} partitions have replicas that share a {domain}")
+    return tuple(warnings)
+
+
+def _choose_replica_sets(brokers: Sequence[BrokerLoad], partitions: int, replication_factor: int) -> list[list[int]]:
+    """Choose the members of each partition, in the order chosen."""
+    rack_of = {broker.broker_id: broker.rack for broker in brokers}
+    host_of = {broker.broker_id: _host(broker) for broker in brokers}
+    total = {broker.broker_id: broker.replicas for broker in brokers}
+    of_topic = {broker.broker_id: broker.topic_replicas for broker in brokers}
+    rack_of_topic: Counter[str] = Counter()
+    for broker in brokers:
+        rack_of_topic[broker.rack] += broker.topic_replicas
+    sets: list[list[int]] = []
+    for _ in range(partitions):
+        chosen: list[int] = []
+        racks: Counter[str] = Counter()
+        hosts: Counter[tuple[str, str]] = Counter()
+        for _ in range(replication_factor):
+            best = min(
+                (broker_id for broker_id in total if broker_id not in chosen),
+                key=lambda b: (
+                    racks[rack_of[b]],
+                    hosts[host_of[b]],
+                    of_topic[b],
+                    total[b],
+                    rack_of_topic[rack_of[b]],
+                    b,
+                ),
+            )
+            chosen.append(best)
+            racks[rack_of[best]] += 1
+            hosts[host_of[best]] += 1
+            of_topic[best] += 1
+            total[best] += 1
+            rack_of_topic[rack_of[best]] += 1
+        sets.append(chosen)
+    return sets
+
+
+def _choose_leaders(brokers: Sequence[BrokerLoad], replica_sets: Sequence[Sequence[int]]) -> list[int]:
+    """Choose one member of each set, so that leaders of the topic are balanced as well as the sets allow."""
+    of_topic = {broker.broker_id: broker.topic_leaders for broker in brokers}
+    total = {broker.broker_id: broker.leaders for broker in brokers}
+    leaders: list[int] = []
+    for members in replica_sets:
+        leader = min(members, key=lambda b: (of_topic[b], total[b], b))
+        of_topic[leader] += 1
+        total[leader] += 1
+        leaders.append(leader)
+    while chain := _find_chain(of_topic, replica_sets, leaders):
+        for partition, broker_id in chain:
+            of_topic[leaders[partition]] -= 1
+            of_topic[broker_id] += 1
+            leaders[partition] = broker_id
+    return leaders
+
+
+def _find_chain(
+    leader_counts: dict[int, int], replica_sets: Sequence[Sequence[int]], leaders: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Find moves (partition, new leader) that take one leader from a broker to one with at least two fewer.
+
+    Breadth first from the busiest broker down; each step hands a partition to another of its members. Empty: none.
+    """
+    if max(leader_counts.values()) - min(leader_counts.values()) < 2 or len(replica_sets[0]) == 1:
+        return []
+    led_by: dict[int, list[int]] = {broker_id: [] for broker_id in leader_counts}
+    for partition, leader in enumerate(leaders):
+        led_by[leader].append(partition)
+    for start in sorted(leader_counts, key=lambda b: (-leader_counts[b], b)):
+        came_by: dict[int, tuple[int, int]] = {}
+        waiting = deque([start])
+        while waiting:
+            at = waiting.popleft()
+            if leader_counts[at] <= leader_counts[start] - 2:
+                return _trace(came_by, start, at)
+            for partition in led_by[at]:
+                for member in replica_sets[partition]:
+                    if member != start and member not in came_by:
+                        came_by[member] = (partition, at)
+                        waiting.append(member)
+    return []
+
+
+def _trace(came_by: dict[int, tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    moves: list[tuple[int, int]] = []
+    at = end
+    while at != start:
+        partition, previous = came_by[at]
+        moves.append((partition, at))
+        at = previous
+    return moves
+
+
+def _order_followers(replica_sets: Sequence[Sequence[int]], leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Put the leader first and the others so that each position is spread too: the second leads after a failure."""
+    at_position: Counter[tuple[int, int]] = Counter()
+    ordered: list[tuple[int, ...]] = []
+    for members, leader in zip(replica_sets, leaders, strict=True):
+        replicas = [leader]
+        rest = sorted(member for member in members if member != leader)
+        while rest:
+            position = len(replicas)
+            following = min(rest, key=lambda b: (at_position[position, b], b))
+            at_position[position, following] += 1
+            rest.remove(following)
+            replicas.append(following)
+        ordered.append(tuple(replicas))
+    return tuple(ordered)
+
+
+def _host(broker: BrokerLoad) -> tuple[str, str]:
+    """Name a broker's host within its rack; one that names none is a host of its own."""
+    return (broker.rack, broker.host or f"broker {broker.broker_id}")

@@ -1,0 +1,173 @@
+"""What creating, growing, changing and deleting a topic writes: transactions of at most 128 operations, crash-safe.
+
+A topic is visible if and only if `topic/{name}` is there (docs/decisions/0021-topics-become-visible-last.md). What fits
+into one transaction is written by one. What does not:
+
+1. `tid/{topic_id}` is put with `partitions` as they are visible now (0 for a new topic).
+2. Partition keys are put in chunks, each comparing the mod_revision of `tid/{topic_id}`.
+3. `topic/{name}` and `tid/{topic_id}` are put together with the new number of partitions, comparing the same.
+
+Whoever clears away what a dead coordinator left behind writes `tid/{topic_id}` first, or deletes it, so that nothing of
+the old attempt can be written any more. Deleting takes one transaction whatever the size: partition keys go by prefix.
+Every partition put compares the registration of each broker it names (C1, I12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import Keyspace
+from headrace_server.metastore.api import (
+    MAX_TXN_OPERATIONS,
+    Compare,
+    CreateRevisionIs,
+    Delete,
+    DeletePrefix,
+    Get,
+    ModRevisionIs,
+    Operation,
+    Put,
+    VersionIs,
+)
+from headrace_server.partition_state import PartitionState, encode
+
+FIXED_OPERATIONS = 2
+"""`topic/{name}` and `tid/{topic_id}`, in the compares and in the puts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One transaction."""
+
+    compares: tuple[Compare, ...]
+    success: tuple[Operation, ...]
+    failure: tuple[Operation, ...] = ()
+
+    def fits(self) -> bool:
+        """Say whether etcd takes it as one."""
+        return max(len(self.compares), len(self.success)) <= MAX_TXN_OPERATIONS
+
+
+def create(keyspace: Keyspace, topic: metadata_pb2.Topic, states: Mapping[int, PartitionState]) -> Write:
+    """Create a whole topic. Failure branch: `topic/{name}`, `tid/{topic_id}`."""
+    return Write(
+        _is_new(keyspace, topic) + _registered(keyspace, states),
+        _put_topic(keyspace, topic) + _put_states(keyspace, topic.topic_id, states),
+        _get_topic(keyspace, topic),
+    )
+
+
+def reserve(keyspace: Keyspace, topic: metadata_pb2.Topic) -> Write:
+    """Begin to create a topic: its id, without a visible partition. Failure branch as `create`."""
+    value = metadata_pb2.Topic()
+    value.CopyFrom(topic)
+    value.partitions = 0
+    put = Put(keyspace.topic_by_id(topic.topic_id), value.SerializeToString())
+    return Write(_is_new(keyspace, topic), (put,), _get_topic(keyspace, topic))
+
+
+def publish(keyspace: Keyspace, topic: metadata_pb2.Topic, tid_revision: int) -> Write:
+    """Make a reserved topic visible, all partitions of it being there. Failure branch as `create`."""
+    compares = (
+        VersionIs(keyspace.topic(topic.name), 0),
+        ModRevisionIs(keyspace.topic_by_id(topic.topic_id), tid_revision),
+    )
+    return Write(compares, _put_topic(keyspace, topic), _get_topic(keyspace, topic))
+
+
+def put_partitions(
+    keyspace: Keyspace, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]
+) -> Iterator[Write]:
+    """Put invisible partitions in chunks, in order. Failure branch: `tid/{topic_id}`."""
+    tid_key = keyspace.topic_by_id(topic_id)
+    for chunk in _chunks(states):
+        yield Write(
+            (ModRevisionIs(tid_key, tid_revision), *_registered(keyspace, chunk)),
+            _put_states(keyspace, topic_id, chunk),
+            (Get(tid_key),),
+        )
+
+
+def grow(
+    keyspace: Keyspace,
+    topic: metadata_pb2.Topic,
+    topic_revision: int,
+    tid_revision: int,
+    states: Mapping[int, PartitionState],
+) -> Write:
+    """Write the new number of partitions, with `states` where they were not put before. Failure branch as `create`."""
+    return Write(
+        (*_unchanged(keyspace, topic, topic_revision, tid_revision), *_registered(keyspace, states)),
+        _put_topic(keyspace, topic) + _put_states(keyspace, topic.topic_id, states),
+        _get_topic(keyspace, topic),
+    )
+
+
+def configure(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int, tid_revision: int) -> Write:
+    """Write changed settings. Failure branch as `create`."""
+    return Write(
+        _unchanged(keyspace, topic, topic_revision, tid_revision),
+        _put_topic(keyspace, topic),
+        _get_topic(keyspace, topic),
+    )
+
+
+def delete(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int) -> Write:
+    """Delete a topic and all its partitions at once. Failure branch as `create`."""
+    return Write(
+        (ModRevisionIs(keyspace.topic(topic.name), topic_revision),),
+        (
+            Delete(keyspace.topic(topic.name)),
+            Delete(keyspace.topic_by_id(topic.topic_id)),
+            DeletePrefix(keyspace.partition_prefix(topic.topic_id)),
+        ),
+        _get_topic(keyspace, topic),
+    )
+
+
+def _is_new(keyspace: Keyspace, topic: metadata_pb2.Topic) -> tuple[Compare, ...]:
+    return (VersionIs(keyspace.topic(topic.name), 0), VersionIs(keyspace.topic_by_id(topic.topic_id), 0))
+
+
+def _unchanged(
+    keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int, tid_revision: int
+) -> tuple[Compare, ...]:
+    return (
+        ModRevisionIs(keyspace.topic(topic.name), topic_revision),
+        ModRevisionIs(keyspace.topic_by_id(topic.topic_id), tid_revision),
+    )
+
+
+def _registered(keyspace: Keyspace, states: Mapping[int, PartitionState]) -> tuple[Compare, ...]:
+    sessions = {entry.broker_id: entry.broker_epoch for state in states.values() for entry in state.in_sync}
+    return tuple(CreateRevisionIs(keyspace.live(broker_id), sessions[broker_id]) for broker_id in sorted(sessions))
+
+
+def _put_topic(keyspace: Keyspace, topic: metadata_pb2.Topic) -> tuple[Operation, ...]:
+    value = topic.SerializeToString(deterministic=True)
+    return (Put(keyspace.topic(topic.name), value), Put(keyspace.topic_by_id(topic.topic_id), value))
+
+
+def _put_states(keyspace: Keyspace, topic_id: bytes, states: Mapping[int, PartitionState]) -> tuple[Operation, ...]:
+    return tuple(Put(keyspace.partition(topic_id, number), encode(states[number])) for number in sorted(states))
+
+
+def _get_topic(keyspace: Keyspace, topic: metadata_pb2.Topic) -> tuple[Operation, ...]:
+    return (Get(keyspace.topic(topic.name)), Get(keyspace.topic_by_id(topic.topic_id)))
+
+
+def _chunks(states: Mapping[int, PartitionState]) -> Iterator[dict[int, PartitionState]]:
+    """Cut `states` so that neither the puts nor the brokers compared exceed what a transaction takes."""
+    chunk: dict[int, PartitionState] = {}
+    brokers: set[int] = set()
+    for number in sorted(states):
+        named = {entry.broker_id for entry in states[number].in_sync}
+        if chunk and (len(chunk) == MAX_TXN_OPERATIONS or len(brokers | named) >= MAX_TXN_OPERATIONS):
+            yield chunk
+            chunk, brokers = {}, set()
+        chunk[number] = states[number]
+        brokers |= named
+    if chunk:
+        yield chunk

@@ -1,0 +1,278 @@
+"""What may be asked of a topic: creating, deleting, growing and configuring it, checked before anything is written.
+
+Pure; called by the runtime with what the request says and what the view shows. Every error is typed and was raised
+before anything was applied. What is then written stands in `topic_writes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace.wire.errors import (
+    InvalidConfigError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    UnknownBrokerError,
+)
+from headrace.wire.topic_names import check_topic_name
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.partition_state import PartitionState, Replica, check_shape
+from headrace_server.topic_configs import alter_topic_configs, normalise_topic_configs, parse_topic_config
+
+from headrace_coordinator.core.placement import BrokerLoad, Placement, place, spread_warnings
+
+MAX_REPLICATION_FACTOR = 1
+"""This release keeps one replica a partition (docs/decisions/0002)."""
+MAX_CONFIGS = 100
+"""Settings named in one request for one topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDefaults:
+    """What a request that names no number gets, and what it may name at most."""
+
+    partitions: int = 1
+    replication_factor: int = 1
+    max_partitions: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """One topic as a request asks for it; 0 means the default."""
+
+    name: str
+    partitions: int = 0
+    replication_factor: int = 0
+    configs: Mapping[str, str] = field(default_factory=dict)
+    assignments: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTopic:
+    """A topic that may be created, all numbers settled."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str]
+    """Canonical, only what differs from the defaults."""
+    min_insync_replicas: int
+    assignments: tuple[tuple[int, ...], ...] = ()
+    """Empty: placement decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A registered broker that is not about to leave: its session and its load."""
+
+    broker_epoch: int
+    load: BrokerLoad
+
+
+def check_new_topic(spec: TopicSpec, defaults: TopicDefaults) -> CheckedTopic:
+    """Settle the numbers of a new topic and check everything that needs no look at the cluster.
+
+    Raises:
+        InvalidTopicNameError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError,
+        InvalidRequestError: the request can never succeed as it is.
+    """
+    check_topic_name(spec.name)
+    if spec.assignments:
+        partitions, replication_factor = _check_assignments(
+            spec.assignments, spec.partitions, spec.replication_factor, defaults.max_partitions
+        )
+    else:
+        partitions = spec.partitions or defaults.partitions
+        replication_factor = spec.replication_factor or defaults.replication_factor
+    _check_partitions(partitions, defaults.max_partitions)
+    _check_replication_factor(replication_factor)
+    configs, min_insync_replicas = _check_configs(spec.configs, replication_factor)
+    return CheckedTopic(
+        spec.name, partitions, replication_factor, configs, min_insync_replicas, assignments=spec.assignments
+    )
+
+
+def place_new_topic(topic: CheckedTopic, candidates: Mapping[int, Candidate]) -> Placement:
+    """Choose brokers for all partitions of a checked topic.
+
+    Raises:
+        NotEnoughBrokersError: fewer live brokers than replicas; try again when there are more.
+        UnknownBrokerError: an explicit assignment names a broker that is not there or is draining.
+    """
+    return _place(candidates, topic.partitions, topic.replication_factor, topic.assignments)
+
+
+def check_more_partitions(
+    topic: metadata_pb2.Topic, total: int, assignments: Sequence[Sequence[int]], limit: int
+) -> int:
+    """Return how many partitions are to be added to have `total`.
+
+    Raises:
+        InvalidPartitionsError: `total` is no more than there are, or beyond `limit`.
+        InvalidRequestError: `assignments` does not fit.
+    """
+    if total <= topic.partitions:
+        raise InvalidPartitionsError(
+            f"topic {topic.name} has {topic.partitions} partitions, and {total} is not more",
+            action="Ask for a larger total; a topic never shrinks.",
+        )
+    _check_partitions(total, limit)
+    added = total - topic.partitions
+    if assignments:
+        _check_assignments(assignments, added, topic.replication_factor, limit)
+    return added
+
+
+def place_more_partitions(
+    topic: metadata_pb2.Topic,
+    added: int,
+    assignments: Sequence[Sequence[int]],
+    candidates: Mapping[int, Candidate],
+    states: Iterable[PartitionState],
+) -> Placement:
+    """Choose brokers for `added` further partitions, beside those in `states`. Raises as `place_new_topic`."""
+    replicas: dict[int, int] = {}
+    leaders: dict[int, int] = {}
+    for state in states:
+        for broker_id in state.replicas:
+            replicas[broker_id] = replicas.get(broker_id, 0) + 1
+        leaders[state.replicas[0]] = leaders.get(state.replicas[0], 0) + 1
+    with_topic = {
+        broker_id: replace(
+            candidate,
+            load=replace(
+                candidate.load, topic_replicas=replicas.get(broker_id, 0), topic_leaders=leaders.get(broker_id, 0)
+            ),
+        )
+        for broker_id, candidate in candidates.items()
+    }
+    return _place(with_topic, added, topic.replication_factor, assignments)
+
+
+def initial_state(
+    replicas: Sequence[int], candidates: Mapping[int, Candidate], min_insync_replicas: int
+) -> PartitionState:
+    """Give the first value of a partition's key: empty logs are all in sync, the first replica leads in epoch 0."""
+    members = tuple(Replica(broker_id, candidates[broker_id].broker_epoch) for broker_id in replicas)
+    state = PartitionState(
+        replicas=tuple(replicas),
+        leader=members[0],
+        leader_epoch=0,
+        in_sync=members,
+        min_insync_replicas=min_insync_replicas,
+    )
+    check_shape(state)
+    return state
+
+
+def add_load(candidates: Mapping[int, Candidate], assignments: Iterable[Sequence[int]]) -> dict[int, Candidate]:
+    """Count `assignments` into the brokers' loads, so that the next topic of a request is placed beside this one."""
+    replicas = {broker_id: candidate.load.replicas for broker_id, candidate in candidates.items()}
+    leaders = {broker_id: candidate.load.leaders for broker_id, candidate in candidates.items()}
+    for members in assignments:
+        leaders[members[0]] += 1
+        for broker_id in members:
+            replicas[broker_id] += 1
+    return {
+        broker_id: replace(
+            candidate, load=replace(candidate.load, replicas=replicas[broker_id], leaders=leaders[broker_id])
+        )
+        for broker_id, candidate in candidates.items()
+    }
+
+
+def altered_configs(topic: metadata_pb2.Topic, changes: Mapping[str, str], unset: Sequence[str]) -> dict[str, str]:
+    """Give the settings to store after `changes` and `unset`.
+
+    Raises:
+        InvalidConfigError: an unknown name, a bad value, a broken relation, nothing or too much to change.
+    """
+    if not changes and not unset:
+        raise InvalidRequestError("the request changes no setting", action="Name at least one setting to set or unset.")
+    if len(changes) + len(unset) > MAX_CONFIGS:
+        raise InvalidConfigError(
+            f"{len(changes) + len(unset)} settings in one request, more than {MAX_CONFIGS}", action="Name each once."
+        )
+    configs = alter_topic_configs(topic.configs, changes, unset)
+    _check_configs(configs, topic.replication_factor)
+    return configs
+
+
+def _place(
+    candidates: Mapping[int, Candidate], partitions: int, replication_factor: int, assignments: Sequence[Sequence[int]]
+) -> Placement:
+    loads = [candidates[broker_id].load for broker_id in sorted(candidates)]
+    if assignments:
+        for broker_id in sorted({broker_id for replicas in assignments for broker_id in replicas}):
+            if broker_id not in candidates:
+                raise UnknownBrokerError(
+                    f"broker {broker_id} is not registered, or is draining",
+                    action=f"Assign to brokers that live: {', '.join(map(str, sorted(candidates))) or 'there are none'}.",
+                )
+        explicit = tuple(tuple(replicas) for replicas in assignments)
+        return Placement(explicit, spread_warnings(loads, explicit))
+    if len(candidates) < replication_factor:
+        raise NotEnoughBrokersError(
+            f"{len(candidates)} brokers live and are not draining, {replication_factor} are needed",
+            retry_after_ms=1_000,
+        )
+    return place(loads, partitions=partitions, replication_factor=replication_factor)
+
+
+def _check_partitions(partitions: int, limit: int) -> None:
+    if not 1 <= partitions <= limit:
+        raise InvalidPartitionsError(
+            f"{partitions} partitions are outside 1 .. {limit}",
+            action=f"Ask for 1 to {limit} partitions; max_partitions_per_topic of the coordinators sets the limit.",
+        )
+
+
+def _check_replication_factor(replication_factor: int) -> None:
+    if replication_factor < 1:
+        raise InvalidReplicationFactorError(f"a replication factor of {replication_factor} keeps nothing")
+    if replication_factor > MAX_REPLICATION_FACTOR:
+        raise InvalidReplicationFactorError(
+            f"a replication factor of {replication_factor} was asked for; this release keeps one replica per partition",
+            action="Ask for a replication factor of 1, or leave it out.",
+        )
+
+
+def _check_configs(configs: Mapping[str, str], replication_factor: int) -> tuple[dict[str, str], int]:
+    if len(configs) > MAX_CONFIGS:
+        raise InvalidConfigError(f"{len(configs)} settings for one topic, more than {MAX_CONFIGS}")
+    min_insync_replicas = parse_topic_config(configs).min_insync_replicas
+    if min_insync_replicas > replication_factor:
+        raise InvalidConfigError(
+            f"min_insync_replicas = {min_insync_replicas} is more than the replication factor {replication_factor}: "
+            "no record could ever be acknowledged",
+            action=f"Set min_insync_replicas to {replication_factor} or less.",
+        )
+    return normalise_topic_configs(configs), min_insync_replicas
+
+
+def _check_assignments(
+    assignments: Sequence[Sequence[int]], partitions: int, replication_factor: int, limit: int
+) -> tuple[int, int]:
+    """Return the numbers of partitions and of replicas that explicit assignments make; 0 asked for: any."""
+    _check_partitions(len(assignments), limit)
+    if partitions not in (0, len(assignments)):
+        raise InvalidRequestError(
+            f"{partitions} partitions are asked for and {len(assignments)} are assigned",
+            action="Give one assignment for each new partition.",
+        )
+    size = len(assignments[0])
+    for number, replicas in enumerate(assignments):
+        if not replicas or len(replicas) != size or len(set(replicas)) != size:
+            raise InvalidRequestError(
+                f"assignment {number} names the brokers {list(replicas)}",
+                action="Name distinct brokers, at least one and equally many in each assignment.",
+            )
+    if replication_factor not in (0, size):
+        raise InvalidReplicationFactorError(
+            f"{replication_factor} replicas are asked for and {size} are assigned",
+            action="Name as many brokers in each assignment as there are replicas.",
+        )
+    return len(assignments), size
