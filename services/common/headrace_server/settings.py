@@ -23,10 +23,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from headrace.wire.errors import InvalidConfigError
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-
-from headrace.wire.errors import InvalidConfigError
 
 SettingsT = TypeVar("SettingsT")
 

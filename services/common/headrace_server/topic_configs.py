@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.wire.errors import InvalidConfigError
+
 from headrace_server.settings import nearest_name
 
 INT64_MAX = 2**63 - 1
@@ -94,18 +95,19 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ),
     ConfigDefinition(
         "durability", "choice", Durability.FSYNC.value, choices=tuple(Durability),
-        documentation="fsync: a record is acknowledged, visible and counted as replicated once it is on stable storage. "
-        "async: once it is in the page cache; flush_messages and flush_ms bound what a crash of the machine can lose.",
+        documentation="fsync: a record is acknowledged, visible and counted as replicated once it is on stable "
+        "storage. async: once it is in the page cache; flush_messages and flush_ms bound what a crash of the "
+        "machine can lose.",
     ),
     ConfigDefinition(
         "flush_messages", "integer", INT64_MAX, 1,
-        documentation="With durability=async: records appended after which the log is flushed; where set, consumers see "
-        "flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
+        documentation="With durability=async: records appended after which the log is flushed; where set, consumers "
+        "see flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
     ),
     ConfigDefinition(
         "flush_ms", "integer", INT64_MAX, 1,
-        documentation="With durability=async: milliseconds a record waits for a flush at most; where set, consumers see "
-        "flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
+        documentation="With durability=async: milliseconds a record waits for a flush at most; where set, consumers "
+        "see flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
     ),
     ConfigDefinition(
         "min_insync_replicas", "integer", 1, 1, 32_767,
@@ -174,7 +176,7 @@ def parse_topic_config(configs: Mapping[str, str]) -> TopicConfig:
     """Check a topic's settings, relations too, and give them types; those not named have their defaults.
 
     Raises:
-        InvalidConfigError: an unknown name (the nearest known one is named), a bad value, or two that do not go together.
+        InvalidConfigError: an unknown name (it names the nearest known one), a bad value, two that exclude each other.
     """
     values: dict[str, Any] = {}
     for name in sorted(configs):

@@ -1,0 +1,1 @@
+"""The values that stand in etcd, generated from proto/headrace/internal/v1/metadata.proto."""

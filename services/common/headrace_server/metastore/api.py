@@ -210,11 +210,11 @@ class MetastoreRolledBackError(MetastoreUnavailableError):
     go on from here: stop, and let an operator look (PROTOCOL H81)."""
 
     def __init__(self, message: str, **fields: Any) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "retriable": False,
             "fatal": True,
             "outcome": Outcome.UNKNOWN,
-            "action": "Check etcd_endpoints; after a restore of etcd use the restore tool, which begins a new generation.",
+            "action": "Check etcd_endpoints; after a restore of etcd begin a new generation with the restore tool.",
         }
         super().__init__(message, **(defaults | fields))
 
@@ -298,9 +298,11 @@ class Metastore(Protocol):
         """End a lease and delete its keys. False: it had ended before."""
 
     async def renew_lease(self, lease_id: int) -> int:
-        """Renew a lease once; the new time to live in ms, or 0 where the lease has ended. See also `lease.LeaseKeeper`."""
+        """Renew a lease once; the new time to live in ms, or 0 where it has ended. See also `lease.LeaseKeeper`."""
 
-    def watch(self, prefix: str, start_revision: int, *, progress_interval_s: float = 5.0) -> AsyncIterator[WatchEvents]:
+    def watch(
+        self, prefix: str, start_revision: int, *, progress_interval_s: float = 5.0
+    ) -> AsyncIterator[WatchEvents]:
         """Follow the changes under `prefix` from `start_revision` (> 0) on, one item a revision, in order.
 
         An item without events comes at least every `progress_interval_s` while etcd answers. The iterator never ends

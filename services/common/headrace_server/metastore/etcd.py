@@ -11,22 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
-
 from headrace.wire.errors import InvalidConfigError, InvalidRequestError, MetastoreUnavailableError, Outcome
+
 from headrace_server.metastore import etcd3_stubs as stubs
 from headrace_server.metastore.api import (
     CompactedError,
     Compare,
-    CreateRevisionIs,
-    Delete,
-    DeleteEvent,
-    DeletePrefix,
-    Exists,
-    Get,
     GetResult,
     KeyValue,
     LeaseGrant,
@@ -34,19 +28,20 @@ from headrace_server.metastore.api import (
     MetastoreRolledBackError,
     MetastoreStatus,
     MetastoreUnknownOutcomeError,
-    ModRevisionIs,
     Operation,
-    Put,
-    PutEvent,
     RangeResult,
     TxnResult,
-    VersionIs,
-    WatchEvent,
     WatchEvents,
     check_txn,
 )
-
-AnswerT = TypeVar("AnswerT")
+from headrace_server.metastore.etcd_messages import (
+    by_revision,
+    compare_message,
+    found_by,
+    key_value,
+    operation_message,
+    prefix_end,
+)
 
 _PAGE_KEYS = 1_000
 _CHANNEL_OPTIONS = (
@@ -96,23 +91,27 @@ class EtcdMetastore:
             raise InvalidRequestError("a read of an empty key", action="Name a key.")
         request = stubs.rpc_pb2.RangeRequest(key=key.encode())
         answer = await self._read("get", lambda endpoint, timeout: endpoint.kv.Range(request, timeout=timeout))
-        found = _key_value(answer.kvs[0]) if answer.kvs else None
+        found = key_value(answer.kvs[0]) if answer.kvs else None
         return GetResult(found, answer.header.revision, answer.header.cluster_id)
 
     async def range(self, prefix: str) -> RangeResult:
         """See `Metastore.range`. Read in pages of 1000 keys at the revision of the first page (PROTOCOL H85)."""
         if not prefix:
             raise InvalidRequestError("a read of an empty prefix", action="Name a prefix.")
-        start, end, revision = prefix.encode(), _prefix_end(prefix), 0
+        start, end, revision = prefix.encode(), prefix_end(prefix), 0
         found: list[KeyValue] = []
         while True:
-            request = stubs.rpc_pb2.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, revision=revision)
-            answer = await self._read("range", lambda endpoint, timeout, r=request: endpoint.kv.Range(r, timeout=timeout))
+            answer = await self._range_page(start, end, revision)
             revision = revision or answer.header.revision
-            found.extend(_key_value(kv) for kv in answer.kvs)
+            found.extend(key_value(kv) for kv in answer.kvs)
             if not answer.more:
                 return RangeResult(tuple(found), revision, answer.header.cluster_id)
             start = answer.kvs[-1].key + b"\0"
+
+    async def _range_page(self, start: bytes, end: bytes, revision: int) -> Any:
+        """One page of `range`; revision 0: the newest."""
+        request = stubs.rpc_pb2.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, revision=revision)
+        return await self._read("range", lambda endpoint, timeout: endpoint.kv.Range(request, timeout=timeout))
 
     async def txn(
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
@@ -120,12 +119,12 @@ class EtcdMetastore:
         """See `Metastore.txn`."""
         check_txn(compares, success, failure)
         request = stubs.rpc_pb2.TxnRequest(
-            compare=[_compare(compare) for compare in compares],
-            success=[_operation(operation) for operation in success],
-            failure=[_operation(operation) for operation in failure],
+            compare=[compare_message(compare) for compare in compares],
+            success=[operation_message(operation) for operation in success],
+            failure=[operation_message(operation) for operation in failure],
         )
         answer = await self._write("txn", lambda endpoint: endpoint.kv.Txn(request, timeout=self._timeout_s))
-        responses = tuple(_response(response) for response in answer.responses)
+        responses = tuple(found_by(response) for response in answer.responses)
         return TxnResult(answer.succeeded, answer.header.revision, responses, answer.header.cluster_id)
 
     async def grant_lease(self, ttl_ms: int) -> LeaseGrant:
@@ -169,11 +168,12 @@ class EtcdMetastore:
         self, prefix: str, start_revision: int, *, progress_interval_s: float = 5.0
     ) -> AsyncIterator[WatchEvents]:
         """See `Metastore.watch`."""
-        assert prefix and start_revision > 0, (prefix, start_revision)
+        assert prefix, "an empty prefix"
+        assert start_revision > 0, start_revision
         endpoint = self._endpoints[self._current]
         create = stubs.rpc_pb2.WatchRequest(
             create_request=stubs.rpc_pb2.WatchCreateRequest(
-                key=prefix.encode(), range_end=_prefix_end(prefix), start_revision=start_revision, progress_notify=True
+                key=prefix.encode(), range_end=prefix_end(prefix), start_revision=start_revision, progress_notify=True
             )
         )
 
@@ -195,7 +195,7 @@ class EtcdMetastore:
                         )
                     self._leave(endpoint)
                     raise _unavailable("watch", endpoint, answer.cancel_reason or "etcd cancelled the watch")
-                for events in _by_revision(answer):
+                for events in by_revision(answer):
                     yield events
             self._leave(endpoint)
             raise _unavailable("watch", endpoint, "etcd closed the stream")
@@ -241,7 +241,8 @@ class EtcdMetastore:
                 self._check_cluster(answer.header)
                 return answer
         raise MetastoreUnavailableError(
-            f"etcd did not answer {what} within {self._timeout_s} s ({'; '.join(failures)})", outcome=Outcome.NOT_APPLIED
+            f"etcd did not answer {what} within {self._timeout_s} s ({'; '.join(failures)})",
+            outcome=Outcome.NOT_APPLIED,
         )
 
     async def _write(self, what: str, send: Callable[[_Endpoint], Awaitable[Any]]) -> Any:
@@ -322,7 +323,7 @@ def check_endpoints(endpoints: Sequence[str]) -> None:
         InvalidConfigError: names the one that is not.
     """
     if isinstance(endpoints, str) or not endpoints:
-        raise InvalidConfigError("etcd_endpoints names no endpoint", action="Set etcd_endpoints to host:port,host:port.")
+        raise InvalidConfigError("etcd_endpoints is empty", action="Set etcd_endpoints to host:port,host:port.")
     for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
         if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65_536:
@@ -343,70 +344,6 @@ def _connect(address: str) -> _Endpoint:
     )
 
 
-def _prefix_end(prefix: str) -> bytes:
-    """The first key behind all keys that start with `prefix`; every prefix here ends below 0xff."""
-    encoded = prefix.encode()
-    return encoded[:-1] + bytes([encoded[-1] + 1])
-
-
-def _compare(compare: Compare) -> Any:
-    message = stubs.rpc_pb2.Compare
-    key = compare.key.encode()
-    match compare:
-        case ModRevisionIs(revision=revision):
-            return message(key=key, result=message.EQUAL, target=message.MOD, mod_revision=revision)
-        case CreateRevisionIs(revision=revision):
-            return message(key=key, result=message.EQUAL, target=message.CREATE, create_revision=revision)
-        case VersionIs(version=version):
-            return message(key=key, result=message.EQUAL, target=message.VERSION, version=version)
-        case Exists():
-            return message(key=key, result=message.GREATER, target=message.VERSION, version=0)
-
-
-def _operation(operation: Operation) -> Any:
-    rpc = stubs.rpc_pb2
-    match operation:
-        case Put(key, value, lease_id):
-            return rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
-        case Delete(key):
-            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key.encode(), prev_kv=True))
-        case DeletePrefix(prefix):
-            deletion = rpc.DeleteRangeRequest(key=prefix.encode(), range_end=_prefix_end(prefix), prev_kv=True)
-            return rpc.RequestOp(request_delete_range=deletion)
-        case Get(key):
-            return rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
-
-
-def _response(response: Any) -> tuple[KeyValue, ...]:
-    match response.WhichOneof("response"):
-        case "response_range":
-            return tuple(_key_value(kv) for kv in response.response_range.kvs)
-        case "response_delete_range":
-            return tuple(_key_value(kv) for kv in response.response_delete_range.prev_kvs)
-    return ()
-
-
-def _key_value(kv: Any) -> KeyValue:
-    return KeyValue(kv.key.decode(), kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
-
-
-def _by_revision(answer: Any) -> list[WatchEvents]:
-    """Group a watch answer's events by revision. etcd splits answers between revisions only, as fragments are off."""
-    cluster_id = answer.header.cluster_id
-    groups: dict[int, list[WatchEvent]] = {}
-    for event in answer.events:
-        revision = event.kv.mod_revision
-        item: WatchEvent
-        if event.type == stubs.kv_pb2.Event.PUT:
-            item = PutEvent(_key_value(event.kv))
-        else:
-            item = DeleteEvent(event.kv.key.decode(), revision)
-        groups.setdefault(revision, []).append(item)
-    if not groups:
-        return [WatchEvents(answer.header.revision, (), cluster_id)]
-    return [WatchEvents(revision, tuple(groups[revision]), cluster_id) for revision in sorted(groups)]
-
-
 def _raise_definite(what: str, error: grpc.RpcError, *, read: bool) -> None:
     """Raise where etcd's answer says for certain that nothing was done; return otherwise."""
     if _is_lease_gone(error):
@@ -415,7 +352,7 @@ def _raise_definite(what: str, error: grpc.RpcError, *, read: bool) -> None:
     if code == grpc.StatusCode.OUT_OF_RANGE and "compacted" in details:
         raise CompactedError(f"{what}: {details}", compact_revision=0) from error
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.UNIMPLEMENTED):
-        raise InvalidRequestError(f"etcd refused {what}: {details}", action="Report it; the request is wrong.") from error
+        raise InvalidRequestError(f"etcd refused {what}: {details}", action="Report it: a bug.") from error
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) and read:
         raise MetastoreUnavailableError(
             f"etcd refused {what}: {details}", outcome=Outcome.NOT_APPLIED, action="Check the rights in etcd."

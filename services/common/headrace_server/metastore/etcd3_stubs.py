@@ -70,7 +70,8 @@ def _load_stubs() -> tuple[dict[str, ModuleType], ModuleType]:
     # The stub file is run by itself, under a parent that holds only our modules: the package's `__init__` would bring
     # its own client, which nothing here may use.
     spec = importlib.util.spec_from_file_location(f"{_PACKAGE}.rpc_pb2_grpc", directory / "rpc_pb2_grpc.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     stubs = importlib.util.module_from_spec(spec)
     borrowed = {"etcd3": ModuleType("etcd3"), _PACKAGE: ModuleType(_PACKAGE)}
     for name, module in modules.items():
@@ -100,5 +101,5 @@ LeaseStub: Any = _stubs.LeaseStub
 MaintenanceStub: Any = _stubs.MaintenanceStub
 
 PROGRESS_REQUEST: Any = rpc_pb2.WatchRequest.FromString(b"\x1a\x00")
-"""A WatchRequest with field 3, `progress_request` (etcd 3.4), which the package's descriptor does not know yet: protobuf
-keeps unknown fields when it writes the message again."""
+"""A WatchRequest with field 3, `progress_request` (etcd 3.4), which the package's descriptor does not know yet:
+protobuf keeps unknown fields when it writes the message again."""

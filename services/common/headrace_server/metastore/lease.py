@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Protocol
 
 from headrace.wire.errors import MetastoreUnavailableError
+
 from headrace_server.clock import Clock, SystemClock
 
 

@@ -1,4 +1,4 @@
-"""An in-memory metastore with etcd's semantics: one revision a write transaction, versions, leases, compaction, watches.
+"""An in-memory metastore with etcd's semantics: revisions, versions, leases, compaction, watches.
 
 For tests and simulations; it passes the contract tests that etcd passes (tests/contract). Everything happens on one
 event loop, at the moment of the call: nothing is random and no real time passes. Leases follow the injected clock and
@@ -8,10 +8,13 @@ end when `expire_leases` is called or the next call comes. Faults are injected f
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from headrace.wire.errors import InvalidRequestError, MetastoreUnavailableError, Outcome
+
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.metastore.api import (
     CompactedError,
@@ -140,7 +143,8 @@ class MemoryMetastore:
         self, prefix: str, start_revision: int, *, progress_interval_s: float = 5.0
     ) -> AsyncIterator[WatchEvents]:
         """See `Metastore.watch`."""
-        assert prefix and start_revision > 0, (prefix, start_revision)
+        assert prefix, "an empty prefix"
+        assert start_revision > 0, start_revision
         self._enter_read()
         if start_revision <= self._compact_revision:
             raise self._compacted(f"the watch of {prefix} from revision {start_revision} came too late")
@@ -264,7 +268,7 @@ class MemoryMetastore:
         self._changed = asyncio.Event()
 
     def _history_from(self, revision: int) -> list[tuple[int, tuple[WatchEvent, ...]]]:
-        return [item for item in self._history if item[0] >= revision]
+        return self._history[bisect_left(self._history, revision, key=itemgetter(0)) :]
 
     def _compacted(self, message: str) -> CompactedError:
         return CompactedError(message, compact_revision=self._compact_revision)
