@@ -1,0 +1,117 @@
+"""docs/reference/batch-format.md: the tables out of the docstrings, and one small batch byte by byte."""
+
+from __future__ import annotations
+
+import struct
+
+from headrace.wire import batch, columns
+from headrace.wire.batch import HEADER, HEADER_BYTES, BatchFlags, BatchHeader, Codec, check_batch, read_header
+from headrace.wire.encoding import encode_batch
+
+from reference_pages.markdown import docstring, table
+
+_FLAGS = {
+    BatchFlags.KEYS: "there are columns of keys",
+    BatchFlags.NULL_VALUES: "some value is null: there is `value_validity`",
+    BatchFlags.NULL_KEYS: "some key is null: there is `key_validity`",
+    BatchFlags.RECORD_TIMESTAMPS: "each record has a timestamp of its own",
+    BatchFlags.HEADERS: "there are columns of headers",
+    BatchFlags.TRANSACTIONAL: "reserved for transactions; the batch has a producer id",
+    BatchFlags.CONTROL: "reserved for control records",
+}
+_CODECS = {
+    Codec.NONE: "-",
+    Codec.LZ4: "`headrace[lz4]`",
+    Codec.ZSTD: "`headrace[zstd]`",
+    Codec.GZIP: "none: in Python's standard library",
+}
+
+_INTRO = """# Record batch format
+
+A record batch is what a producer sends, a broker stores and a reader gets: a header of 80 bytes and a payload of
+columns. Producers encode it, readers decode it; a broker checks the header and both checksums and never looks into the
+payload. Version 1; `tests/golden/batch-v1.bin` pins it."""
+
+_RULES = """## Who checks what
+
+A broker checks, once, where a batch enters (`headrace.wire.batch.check_batch`):
+
+1. `batch_bytes` is the length of what came, a multiple of 8, within the topic's `max_batch_bytes`.
+2. `stamp_crc` and `crc` are right.
+3. The codec is known, `record_count` is at least 1 and within the limit, `payload_bytes` is within the limit.
+4. `4 * (record_count + 1) <= payload_bytes`; without compression `payload_bytes` is what is stored.
+5. Reserved flags are 0, the final padding is zero, timestamps and producer fields agree with each other.
+
+A reader checks the same, inflates at most `payload_bytes` bytes, then checks the columns: offsets ascend and end where
+their data ends, validity bitmaps have no bits past `n`, gaps are zero. Wrong columns raise `CorruptBatchError`, which
+carries the offset behind the batch (`next_offset`).
+
+The stamp (the first 32 bytes) is the leader's. A produced batch has `base_offset` 0, `append_timestamp_ms` 0,
+`leader_epoch` -1, `previous_crc` 0 and a valid `stamp_crc`. `previous_crc` chains the batches of a log: each names the
+`crc` of the one before it, so that an old block behind a new one is noticed although its own checksums are right."""
+
+
+def batch_body() -> str:
+    """The page from its title on."""
+    assert set(_FLAGS) == set(BatchFlags)
+    assert set(_CODECS) == set(Codec)
+    flags = [(f"{flag.value:#06x}", f"`{flag.name}`", meaning) for flag, meaning in _FLAGS.items()]
+    codecs = [(codec.value, f"`{codec.name.lower()}`", extra) for codec, extra in _CODECS.items()]
+    return "\n\n".join(
+        [
+            _INTRO,
+            "## Header",
+            docstring(batch),
+            "### Flags",
+            table(("bit", "name", "when set"), [*flags, ("13-15", "-", "a number: the zero bytes at the end")]),
+            "### Codecs",
+            "The payload is compressed as a whole. `payload_bytes` is its size before compression.",
+            table(("number", "name", "extra to install"), codecs),
+            "## Payload",
+            docstring(columns),
+            _RULES,
+            "## Overhead",
+            _overhead(),
+            "## An example",
+            'Two records, keyless, uncompressed, at timestamp 1,300,000,000,000: `b"tick"` and `b"tock!"`.',
+            _example(),
+        ]
+    )
+
+
+def _overhead() -> str:
+    rows = []
+    for count in (1, 10, 50, 1_000, 10_000):
+        values = [b"v" * 200] * count
+        encoded = encode_batch(values, base_timestamp_ms=0)
+        rows.append((f"{count:,}", f"{len(encoded):,}", f"{(len(encoded) - 200 * count) / count:.2f}"))
+    text = "Values of 200 bytes, without keys, timestamps of their own or headers, uncompressed."
+    return f"{text}\n\n{table(('records', 'bytes of the batch', 'bytes of overhead a record'), rows)}"
+
+
+def _example() -> str:
+    encoded = encode_batch([b"tick", b"tock!"], base_timestamp_ms=1_300_000_000_000)
+    header = check_batch(encoded, max_batch_bytes=1 << 20, max_records=10, max_payload_bytes=1 << 20)
+    assert header == read_header(encoded)
+    lines = ["```text", "offset bytes                     field"]
+    position = 0
+    for name, code in zip(BatchHeader._fields, HEADER.format.lstrip("<"), strict=True):
+        size = struct.calcsize("<" + code)
+        lines.append(_line(encoded, position, size, f"{name} = {getattr(header, name)}"))
+        position += size
+    assert position == HEADER_BYTES
+    for size, what in (
+        (12, "value_offsets = 0, 4, 9"),
+        (4, "gap to a multiple of 8"),
+        (9, "value_data"),
+        (7, "final padding"),
+    ):
+        for start in range(0, size, 8):
+            lines.append(_line(encoded, position + start, min(8, size - start), what if start == 0 else ""))
+        position += size
+    assert position == len(encoded) == header.batch_bytes, (position, len(encoded))
+    return "\n".join([*(line.rstrip() for line in lines), "```"])
+
+
+def _line(encoded: bytes, position: int, size: int, what: str) -> str:
+    return f"{position:4}   {encoded[position : position + size].hex(' '):<25} {what}"

@@ -1,0 +1,73 @@
+"""docs/reference/errors.md: the one table of errors, and those that arise in the client."""
+
+from __future__ import annotations
+
+import headrace.client.errors as client_errors
+from headrace.wire.errors import ERRORS, ErrorCode, HeadraceError, TransportError
+
+from reference_pages.markdown import summary, table
+
+_INTRO = """# Errors
+
+Every error that a server answers has a code. It travels as an `ErrorDetail`
+([rpcs.md](rpcs.md#errordetail)) inside an answer, or in the trailer of a call that failed as a whole. The SDK raises
+the exception beside it; every exception derives from `headrace.HeadraceError` and has the attributes below.
+
+| attribute | meaning |
+| --- | --- |
+| `code` | what went wrong |
+| `message` | what is wrong, in one sentence |
+| `action` | what to do about it, in one sentence |
+| `retriable` | the same request may succeed later, unchanged |
+| `outcome` | whether the request took effect |
+| `fatal` | the object that raised it is of no further use |
+| `leader` | where the partition's leader is, beside the codes about leadership |
+| `retry_after_ms` | the least time to wait before the next try |
+
+The outcome is `NOT_APPLIED`, `APPLIED` or `UNKNOWN`. Only `NOT_APPLIED` is a definite failure. A record whose outcome
+is `UNKNOWN` may be read later; sending it again may store it twice unless the producer is idempotent. Where nobody
+vouches for an outcome, as when a connection breaks during a call, it is `UNKNOWN`.
+
+The table gives each code's defaults. A server that knows better in one case says so in the error itself."""
+
+_CLIENT = """## Raised by the SDK alone
+
+These never cross the wire."""
+
+
+def errors_body() -> str:
+    """The page from its title on."""
+    rows = [
+        (
+            code.value,
+            f"`{code.name}`",
+            f"`{row.exception.__name__}`",
+            row.grpc_status,
+            "yes" if row.retriable else "no",
+            row.outcome.name + (", fatal" if row.fatal else ""),
+            row.action,
+        )
+        for code, row in ERRORS.items()
+        if code is not ErrorCode.UNSPECIFIED
+    ]
+    head = ("number", "code", "exception", "gRPC status", "retriable", "outcome", "what to do")
+    meanings = [
+        (f"`{row.exception.__name__}`", summary(row.exception))
+        for code, row in ERRORS.items()
+        if code is not ErrorCode.UNSPECIFIED
+    ]
+    own: list[type[HeadraceError]] = [TransportError, *_client_exceptions()]
+    return "\n\n".join(
+        [
+            _INTRO,
+            table(head, rows),
+            "## What each exception means",
+            table(("exception", "meaning"), meanings),
+            _CLIENT,
+            table(("exception", "meaning"), [(f"`{error.__name__}`", summary(error)) for error in own]),
+        ]
+    )
+
+
+def _client_exceptions() -> list[type[HeadraceError]]:
+    return [getattr(client_errors, name) for name in sorted(client_errors.__all__)]

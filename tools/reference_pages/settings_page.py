@@ -1,0 +1,56 @@
+"""docs/reference/settings.md: every setting of the services and of the SDK."""
+
+from __future__ import annotations
+
+from headrace.client.config import AdminConfig, ClientConfig, ConsumerConfig, ProducerConfig, ReaderConfig, describe
+from headrace_broker.settings import ENVIRON_PREFIX as BROKER_PREFIX
+from headrace_broker.settings import BrokerSettings
+from headrace_server.settings import describe_settings
+
+from reference_pages.markdown import table
+
+_INTRO = """# Settings
+
+## Services
+
+A service takes each setting, in rising order of precedence, from its default, the TOML file given as `--config FILE`
+(one key a setting at the top level), the environment, and `--set name=value` on the command line. An unknown name is an
+error that names the nearest known one, and so is a value out of range. The unit is the last part of a name."""
+
+_SDK = """## SDK
+
+Given as keyword arguments to the class: `headrace.Producer(acks="all", linger_ms=20)`. An unknown name raises
+`ConfigError` and names the nearest known one. The blocking and the asyncio classes take the same settings.
+
+### All classes"""
+
+
+def settings_body() -> str:
+    """The page from its title on."""
+    return "\n\n".join(
+        [
+            _INTRO,
+            f"### Broker\n\n`python -m headrace_broker`; in the environment `{BROKER_PREFIX}<NAME>`.",
+            describe_settings(BrokerSettings).strip(),
+            _SDK,
+            _sdk_table(ClientConfig),
+            *(f"### {name}\n\n{_sdk_table(cls, but=ClientConfig)}" for name, cls in _SDK_CLASSES),
+        ]
+    )
+
+
+_SDK_CLASSES: tuple[tuple[str, type[ClientConfig]], ...] = (
+    ("Producer", ProducerConfig),
+    ("Consumer", ConsumerConfig),
+    ("Reader", ReaderConfig),
+    ("Admin", AdminConfig),
+)
+
+
+def _sdk_table(cls: type[ClientConfig], but: type[ClientConfig] | None = None) -> str:
+    """The settings of `cls` without those of `but`."""
+    known = {row.name for row in describe(but)} if but else set()
+    rows = [
+        (f"`{row.name}`", f"`{row.default}`", row.range, row.text) for row in describe(cls) if row.name not in known
+    ]
+    return table(("setting", "default", "range", "what it does"), rows) if rows else "Those of all classes."
