@@ -9,8 +9,8 @@ FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "decisions"
 _INTRO = """# Decisions
 
 One page a decision that outlives the change that made it: what was decided, why, what shows it, what it costs, and what
-would make us choose again. A page is not rewritten when we change our minds: a new one says so and the old one points to
-it."""
+would make us choose again. A page is not rewritten when we change our minds: a new one says so and the old one points
+to it."""
 
 
 def decisions_body() -> str:
