@@ -14,7 +14,7 @@ Every partition put compares the registration of each broker it names (C1, I12).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace_server.internal_v1 import metadata_pb2
@@ -171,3 +171,22 @@ def _chunks(states: Mapping[int, PartitionState]) -> Iterator[dict[int, Partitio
         brokers |= named
     if chunk:
         yield chunk
+
+
+def clear_orphan(
+    keyspace: Keyspace, topic_id: bytes, tid_revision: int, tid_value: bytes | None, partitions: Sequence[int]
+) -> Write:
+    """Clear away what was left of a topic's creation or growth.
+
+    `tid_value` None: the topic has no name, everything goes. Otherwise it is visible: `tid/{topic_id}` is written anew,
+    so that the attempt that left `partitions` can go on no more, and those are deleted (at most 127 at once).
+    """
+    tid_key = keyspace.topic_by_id(topic_id)
+    compare = ModRevisionIs(tid_key, tid_revision)
+    if tid_value is None:
+        return Write((compare,), (Delete(tid_key), DeletePrefix(keyspace.partition_prefix(topic_id))))
+    gone = partitions[: MAX_TXN_OPERATIONS - 1]
+    return Write(
+        (compare,),
+        (Put(tid_key, tid_value), *(Delete(keyspace.partition(topic_id, number)) for number in gone)),
+    )

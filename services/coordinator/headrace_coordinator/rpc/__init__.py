@@ -1,0 +1,1 @@
+"""`ClusterService` over grpc.aio: requests in, bounded and checked; typed errors out."""

@@ -1,0 +1,46 @@
+"""The coordinator's instruments, all in one place. No series a topic or partition."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class CoordinatorMetrics:
+    """Instruments on one registry; made once a coordinator, used from its event loop."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, documentation: str) -> Counter:
+            return Counter(f"headrace_coordinator_{name}", documentation, registry=registry)
+
+        def gauge(name: str, documentation: str) -> Gauge:
+            return Gauge(f"headrace_coordinator_{name}", documentation, registry=registry)
+
+        self.call_seconds = Histogram(
+            "headrace_coordinator_call_seconds",
+            "Calls of ClusterService, by method",
+            ["method"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.call_errors = Counter(
+            "headrace_coordinator_call_errors",
+            "Errors answered, of whole calls and of single topics, by code",
+            ["code"],
+            registry=registry,
+        )
+        self.topics_created = counter("topics_created", "Topics created here")
+        self.topics_deleted = counter("topics_deleted", "Topics deleted here")
+        self.producer_ids = counter("producer_ids", "Producer ids given out")
+        self.unknown_writes = counter("unknown_writes", "Writes whose answer was lost; each was resolved or reported")
+        self.elections = counter("elections", "Leaders elected by this controller")
+        self.unclean_elections = counter("unclean_elections", "Leaders elected whose log may lack its end")
+        self.orphans_cleared = counter("orphans_cleared", "Remains of half-created topics cleared by this controller")
+        self.is_controller = gauge("is_controller", "1 while this coordinator is the controller")
+        self.registered = gauge("registered", "1 while this coordinator is registered")
+        self.topics = gauge("topics", "Visible topics")
+        self.partitions = gauge("partitions", "Partitions of visible topics; seen by the controller")
+        self.offline_partitions = gauge("offline_partitions", "Partitions without a leader; seen by the controller")
+        self.metadata_age_seconds = gauge("metadata_age_seconds", "How long ago etcd last confirmed the view")
+        self.loop_lag_seconds = gauge("loop_lag_seconds", "How late the event loop was at its last beat")

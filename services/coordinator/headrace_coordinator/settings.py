@@ -1,0 +1,102 @@
+"""What a coordinator is told by its operator. Read once by `__main__` through `headrace_server.settings.load_settings`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from headrace_server.settings import CommaList
+from headrace_server.telemetry import LogFormat, LogLevel
+from pydantic import Field
+
+ENVIRON_PREFIX = "HEADRACE_COORDINATOR_"
+_COORDINATOR_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """The settings of one coordinator process; `docs/reference/settings.md` is made from the descriptions."""
+
+    coordinator_id: Annotated[
+        str,
+        Field(description="This coordinator's name, unique in the cluster: 1 to 63 letters, digits, `.`, `_`, `-`."),
+    ]
+    cluster: Annotated[str, Field(min_length=1, description="The cluster's name, part of every key in etcd.")] = (
+        "headrace"
+    )
+    etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of the etcd cluster, host:port.")] = (
+        "127.0.0.1:2379",
+    )
+    listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
+        "127.0.0.1:7170"
+    )
+    metrics_listen: Annotated[str, Field(description="Address of the Prometheus endpoint, host:port; empty: none.")] = (
+        ""
+    )
+    advertised_address: Annotated[
+        str, Field(description="The address that clients are told, host:port; empty: the address bound.")
+    ] = ""
+    lease_ttl_ms: Annotated[
+        int,
+        Field(
+            ge=1_000,
+            le=600_000,
+            description="Milliseconds after which etcd forgets a silent coordinator and another becomes controller.",
+        ),
+    ] = 10_000
+    log_level: Annotated[LogLevel, Field(description="The least severe log line that is written.")] = "info"
+    log_format: Annotated[LogFormat, Field(description="Log lines for people or as JSON.")] = "console"
+    ready_file: Annotated[str, Field(description="A JSON file written once the coordinator serves; empty: none.")] = ""
+    stop_timeout_ms: Annotated[
+        int, Field(ge=1_000, description="Milliseconds that an orderly stop may take before the process ends.")
+    ] = 15_000
+    default_partitions: Annotated[
+        int, Field(ge=1, description="Partitions of a topic that is created without a number.")
+    ] = 1
+    default_replication_factor: Annotated[
+        int, Field(ge=1, le=1, description="Replicas of a topic that is created without a number; 1 in this release.")
+    ] = 1
+    max_partitions_per_topic: Annotated[
+        int, Field(ge=1, le=100_000, description="Partitions that one topic may have.")
+    ] = 10_000
+    max_request_topics: Annotated[int, Field(ge=1, le=10_000, description="Topics that one request may name.")] = 1_000
+    max_request_partitions: Annotated[
+        int, Field(ge=1, le=1_000_000, description="Partitions that one request may create, all its topics together.")
+    ] = 10_000
+    max_partitions: Annotated[
+        int, Field(ge=1, description="Partitions of the whole cluster beyond which no more are created.")
+    ] = 100_000
+    default_timeout_ms: Annotated[
+        int,
+        Field(
+            ge=100, le=600_000, description="Milliseconds that creating topics may take where the request says nothing."
+        ),
+    ] = 30_000
+    max_inflight_writes: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1_024,
+            description="Transactions that this coordinator has under way at once, each for the "
+            "controller and for requests.",
+        ),
+    ] = 32
+    orphan_grace_ms: Annotated[
+        int,
+        Field(ge=100, description="Milliseconds after which the controller clears away a topic that was half created."),
+    ] = 60_000
+    producer_id_block: Annotated[
+        int,
+        Field(ge=1, le=1_000_000, description="Producer ids taken from etcd at once; those left at a stop are lost."),
+    ] = 1_000
+    max_concurrent_calls: Annotated[int, Field(ge=2, description="Calls at once; more are refused.")] = 1_024
+
+    def __post_init__(self) -> None:
+        """Refuse what the types cannot say."""
+        if not _COORDINATOR_ID.match(self.coordinator_id):
+            raise ValueError(
+                f"coordinator_id {self.coordinator_id!r} is not 1 to 63 letters, digits, dots, underscores and dashes"
+            )
+        if self.default_partitions > self.max_partitions_per_topic:
+            raise ValueError("default_partitions must not be more than max_partitions_per_topic")
