@@ -1,5 +1,5 @@
 """The decisions of one partition replica, without I/O: no clock, chance, asyncio, grpc, logging or files.
 
-`replica` is the state machine, `messages` its events and actions, `producers` the sequence windows of idempotent producers.
-`headrace_broker.runtime` performs the actions in order and reports their completion as events.
+`replica` is the state machine, `messages` its events and actions, `producers` the sequence windows of idempotent
+producers. `headrace_broker.runtime` performs the actions in order and reports their completion as events.
 """

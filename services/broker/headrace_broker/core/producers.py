@@ -1,11 +1,12 @@
-"""Sequence windows of idempotent producers: which batch is new, which one a duplicate, which one refused (H48-H51, I20).
+"""Sequence windows of idempotent producers: which batch is new, which a duplicate, which refused (H48-H51, I20).
 
-Owned by a `PartitionReplica`; rebuilt from batch headers when a log is opened. Sequences count the records of one producer
-in one partition, modulo 2^31. Source: KIP-98, and KAFKA-5494 for more than one batch in flight.
+Owned by a `PartitionReplica`; rebuilt from batch headers when a log is opened. Sequences count the records of one
+producer in one partition, modulo 2^31. Source: KIP-98, and KAFKA-5494 for more than one batch in flight.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -106,7 +107,14 @@ class ProducerWindows:
         return _find_duplicate(producer, base_sequence, record_count)
 
     def record(
-        self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, base_offset: int, at_ms: int
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        record_count: int,
+        *,
+        base_offset: int,
+        at_ms: int,
     ) -> None:
         """Remember an appended batch; `at_ms` is its append timestamp."""
         producer = self._producers.get(producer_id)
@@ -180,14 +188,14 @@ class ProducerWindows:
         for producer_id, producer in self._producers.items():
             ranges = list(producer.ranges)
             assert 1 <= len(ranges) <= WINDOW_RANGES, (producer_id, len(ranges))
-            for before, after in zip(ranges, ranges[1:], strict=False):
+            for before, after in itertools.pairwise(ranges):
                 assert sequence_after(before.base_sequence, before.record_count) == after.base_sequence, producer_id
                 assert before.base_offset + before.record_count <= after.base_offset, producer_id
             assert sequence_after(ranges[-1].base_sequence, ranges[-1].record_count) == producer.next_sequence
 
 
 def _find_duplicate(producer: _Producer, base_sequence: int, record_count: int) -> Duplicate:
-    """The place of a range that lies wholly below the next sequence: newest first, since retries are of late batches."""
+    """The place of a range wholly below the next sequence; newest first, since retries are of late batches."""
     for known in reversed(producer.ranges):
         skipped = sequence_distance(known.base_sequence, base_sequence)
         if skipped < 0:

@@ -1,9 +1,10 @@
 """One partition replica as a pure state machine: who may append and read, what is visible, what is acknowledged.
 
 Driven by `headrace_broker.runtime.partition` and by the simulator. `handle(event)` gives the actions to perform; the
-`check_*` methods answer for the hot path and change nothing. Keeps I4, I5, I8, I9, I10, I11, I20 for this replica. Source:
-PROTOCOL section 1.2, after Kafka's replication (KIP-101, KIP-320, KIP-497, KIP-966). One replica is in effect today: the
-high watermark's rule is written for n, and a follower's acknowledged offset has its place in `_acknowledged`.
+`check_*` methods answer for the hot path and change nothing. Keeps I4, I5, I8, I9, I10, I11, I20 for this replica.
+Source: PROTOCOL section 1.2, after Kafka's replication (KIP-101, KIP-320, KIP-497, KIP-966). One replica is in effect
+today: the high watermark's rule is written for n, and a follower's acknowledged offset has its place in
+`_acknowledged`.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class PartitionReplica:
         """Raise unless this replica leads and `known_epoch` (-1: not known) is its epoch.
 
         Raises:
-            NotLeaderError, LeaderNotAvailableError, FencedLeaderEpochError, UnknownLeaderEpochError, StorageOfflineError,
-            FencedBrokerError, UnknownTopicIdError: all definite.
+            NotLeaderError, LeaderNotAvailableError, FencedLeaderEpochError, UnknownLeaderEpochError,
+            StorageOfflineError, FencedBrokerError, UnknownTopicIdError: all definite.
         """
         if self.role is not Role.LEADING:
             raise self._not_leading()
@@ -130,7 +131,8 @@ class PartitionReplica:
         assert self.state is not None
         if len(self.state.in_sync) < self.state.min_insync_replicas:
             raise NotEnoughReplicasError(
-                f"{len(self.state.in_sync)} replicas are in sync, min_insync_replicas is {self.state.min_insync_replicas}"
+                f"{len(self.state.in_sync)} replicas are in sync, min_insync_replicas is
+                {self.state.min_insync_replicas}"
             )
 
     def check_batch(
@@ -247,8 +249,8 @@ class PartitionReplica:
                 event.producer_epoch,
                 event.base_sequence,
                 event.end_offset - event.base_offset,
-                event.base_offset,
-                event.at_ms,
+                base_offset=event.base_offset,
+                at_ms=event.at_ms,
             )
         return [] if self.flushed_only else self._advance()
 
@@ -262,7 +264,8 @@ class PartitionReplica:
         if event.producer_id >= 0:
             count = event.end_offset - event.base_offset
             self.producers.record(
-                event.producer_id, event.producer_epoch, event.base_sequence, count, event.base_offset, event.at_ms
+                event.producer_id, event.producer_epoch, event.base_sequence, count, base_offset=event.base_offset,
+                at_ms=event.at_ms
             )
 
     def _flush(self, event: Flushed) -> list[Action]:

@@ -1,0 +1,1 @@
+"""`BrokerService` over grpc.aio: requests are bounded and checked here, then handed to `runtime`."""

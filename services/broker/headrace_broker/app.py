@@ -1,0 +1,284 @@
+"""A broker process from start to stop, in the order that PROTOCOL section 1.2 ("Startup") gives.
+
+identity in etcd -> lock and check the data directory -> read the metadata -> recover the logs -> listen -> register ->
+lead what names the session ... refuse new calls -> finish those at work -> flush all -> clean marker -> revoke the
+lease
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+import structlog
+from headrace.v1 import broker_pb2_grpc
+from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.ids import BrokerId
+from headrace_server.clock import Clock, SystemClock
+from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import LiveKey
+from headrace_server.lifecycle import StopRequest, write_ready_file
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
+from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.lease import LeaseState
+from headrace_server.metastore.view import PrefixView
+from headrace_server.rpc import RpcLimits, RpcServer
+from headrace_server.telemetry import LoopBeat, MetricsServer, configure_logging, serve_metrics
+from headrace_server.topic_configs import CONFIGS
+from prometheus_client import CollectorRegistry
+
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.rpc.service import SERVICE_NAME, BrokerService
+from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.flusher import Flusher
+from headrace_broker.runtime.partition import PartitionServices
+from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.upkeep import maintain, retain
+from headrace_broker.settings import BrokerSettings
+from headrace_broker.storage.directory import DataDirectory
+
+log = structlog.get_logger(__name__)
+
+STORAGE_THREADS = 4
+RETRY_SECONDS = 0.5
+STOP_GRACE_SECONDS = 10.0
+
+
+async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
+    """Run a broker until `stop` is requested.
+
+    Raises:
+        HeadraceError: it cannot start, or cannot go on; the message says what to do.
+    """
+    configure_logging(settings.log_level, settings.log_format, bound={"broker_id": settings.broker_id})
+    registry = CollectorRegistry()
+    metrics = BrokerMetrics(registry)
+    metrics_server = serve_metrics(settings.metrics_listen, registry) if settings.metrics_listen else None
+    metastore = EtcdMetastore(settings.etcd_endpoints)
+    clock = SystemClock()
+    executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
+    try:
+        identity = await _identify(metastore, settings, stop)
+        if identity is None:
+            return
+        directory = await asyncio.get_running_loop().run_in_executor(executor, _open_directory, settings, identity)
+        broker = Broker(settings, metastore, identity, directory, clock=clock, metrics=metrics, executor=executor)
+        await broker.run(stop, metrics_server)
+    finally:
+        executor.shutdown(wait=True)
+        await metastore.close()
+        if metrics_server is not None:
+            metrics_server.stop()
+
+
+async def _identify(metastore: Metastore, settings: BrokerSettings, stop: StopRequest) -> ClusterIdentity | None:
+    """Read the cluster's identity, waiting for etcd as long as it takes; None where a stop came first."""
+    while not stop.is_set():
+        try:
+            return await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnavailableError as error:
+            log.warning("etcd_not_reached", endpoints=list(settings.etcd_endpoints), cause=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+    return None
+
+
+def _open_directory(settings: BrokerSettings, identity: ClusterIdentity) -> DataDirectory:
+    return DataDirectory.open(
+        settings.data_dir,
+        cluster_id=identity.cluster_id,
+        generation=identity.generation,
+        broker_id=settings.broker_id,
+        new_storage_id=secrets.token_bytes(16),
+    )
+
+
+class Broker:
+    """The parts of one broker and their order. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        metastore: Metastore,
+        identity: ClusterIdentity,
+        directory: DataDirectory,
+        *,
+        clock: Clock,
+        metrics: BrokerMetrics,
+        executor: ThreadPoolExecutor,
+    ) -> None:
+        """Take over an opened data directory: `run` closes it."""
+        self._settings = settings
+        self._metastore = metastore
+        self._identity = identity
+        self._directory = directory
+        self._clock = clock
+        self._metrics = metrics
+        self._executor = executor
+        self._flusher = Flusher(metrics)
+        self._server = RpcServer(RpcLimits(max_concurrent_calls=settings.max_concurrent_calls))
+        self._lease_lost = asyncio.Event()
+        self._clean = False
+        self._broker_epoch = 0
+
+    async def run(self, stop: StopRequest, metrics_server: MetricsServer | None) -> None:
+        """Serve until `stop`; the data directory is closed whatever happens."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._run(tasks, stop, metrics_server)
+        finally:
+            self._flusher.close()
+            await asyncio.get_running_loop().run_in_executor(
+                self._executor, lambda: self._directory.close(clean=self._clean, broker_epoch=self._broker_epoch)
+            )
+
+    async def _run(self, tasks: asyncio.TaskGroup, stop: StopRequest, metrics_server: MetricsServer | None) -> None:
+        settings = self._settings
+        source = PrefixView(self._metastore, self._identity.keyspace.prefix, self._clock)
+        await self._load(source, stop)
+        view = ClusterView(self._identity, source)
+        services = PartitionServices(
+            BrokerId(settings.broker_id), settings, self._clock, self._metrics, self._flusher, self._executor
+        )
+        assignments = Assignments(view, self._metastore, self._directory, services, tasks)
+        data_is_whole = await assignments.open_existing()
+        live = self._describe()
+        registration = self._make_registration(live)
+        service = BrokerService(view, assignments, self._directory, registration, services=services, tasks=tasks)
+        self._server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, service, SERVICE_NAME)
+        address = await self._server.start(settings.listen)
+        await self._server.set_health("startup", True)
+        await self._server.set_health("liveness", True)
+        live.address = live.internal_address = settings.advertised_address or address
+        background = [tasks.create_task(LoopBeat(self._metrics.loop_lag_seconds).run())]
+        starting = tasks.create_task(self._start_session(registration, assignments, data_is_whole))
+        stopping = tasks.create_task(stop.requested())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            view.subscribe(lambda _revision, keys: self._watch_own_key(view, keys))
+            background += [
+                tasks.create_task(source.run()),
+                tasks.create_task(assignments.run()),
+                tasks.create_task(self._keep_registered(registration, assignments)),
+                tasks.create_task(maintain(assignments, self._directory, services)),
+                tasks.create_task(retain(assignments, services)),
+            ]
+            await self._server.set_health("readiness", True)
+            self._announce(address, metrics_server)
+            await stopping
+        else:
+            starting.cancel()
+        await self._stop(service, assignments, registration, background)
+
+    async def _load(self, source: PrefixView, stop: StopRequest) -> None:
+        while not stop.is_set():
+            try:
+                return await source.load()
+            except MetastoreRolledBackError:
+                raise
+            except MetastoreUnavailableError as error:
+                log.warning("metadata_not_read", cause=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        return None
+
+    def _describe(self) -> metadata_pb2.BrokerLive:
+        settings = self._settings
+        default = CONFIGS["max_batch_bytes"].default
+        assert isinstance(default, int)
+        return metadata_pb2.BrokerLive(
+            broker_id=settings.broker_id,
+            rack=settings.rack,
+            host=settings.host,
+            boot_id=secrets.token_bytes(16),
+            version=version("headrace-broker"),
+            max_batch_bytes=default,
+        )
+
+    def _make_registration(self, live: metadata_pb2.BrokerLive) -> Registration:
+        return Registration(
+            self._metastore,
+            self._identity.keyspace,
+            live,
+            self._directory.storage_id,
+            lease_ttl_ms=self._settings.lease_ttl_ms,
+            clock=self._clock,
+            make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints),
+            on_lease_change=self._on_lease_change,
+        )
+
+    async def _start_session(self, registration: Registration, assignments: Assignments, clean: bool) -> None:
+        self._broker_epoch = await registration.register(clean=clean)
+        self._metrics.registered.set(1)
+        assignments.start_session(self._broker_epoch)
+
+    def _on_lease_change(self, state: LeaseState) -> None:
+        """Silence does not fence (PROTOCOL, decisions); a lease that etcd calls ended does."""
+        log.warning("lease_changed", state=state.value)
+        if state is LeaseState.LOST:
+            self._lease_lost.set()
+
+    def _watch_own_key(self, view: ClusterView, keys: list[str] | tuple[str, ...] | object) -> None:
+        """The own key gone, or another session's: fenced, also where renewals are still answered (H76)."""
+        own = self._settings.broker_id
+        assert isinstance(keys, list | tuple)
+        if not any(view.keyspace.parse(key) == LiveKey(BrokerId(own)) for key in keys):
+            return
+        broker = view.brokers.get(BrokerId(own))
+        behind = view.source.revision < self._broker_epoch
+        if not behind and (broker is None or broker.broker_epoch != self._broker_epoch):
+            self._lease_lost.set()
+
+    async def _keep_registered(self, registration: Registration, assignments: Assignments) -> None:
+        """Lead nothing after a lost lease, and register anew: the process lived on, so its data is whole."""
+        while True:
+            await self._lease_lost.wait()
+            log.error("registration_lost", broker_epoch=self._broker_epoch)
+            self._metrics.registered.set(0)
+            assignments.lose_session()
+            await self._server.set_health("readiness", False)
+            await registration.end(revoke=False)
+            self._lease_lost.clear()
+            await self._start_session(registration, assignments, clean=True)
+            await self._server.set_health("readiness", True)
+
+    def _announce(self, address: str, metrics_server: MetricsServer | None) -> None:
+        metrics_address = "" if metrics_server is None else metrics_server.address
+        log.info("serving", address=address, metrics_address=metrics_address)
+        if self._settings.ready_file:
+            write_ready_file(
+                Path(self._settings.ready_file),
+                {
+                    "broker_id": self._settings.broker_id,
+                    "address": address,
+                    "internal_address": address,
+                    "metrics_address": metrics_address,
+                },
+            )
+
+    async def _stop(
+        self,
+        service: BrokerService,
+        assignments: Assignments,
+        registration: Registration,
+        background: list[asyncio.Task[None]],
+    ) -> None:
+        """Stop in good order: the clean marker is the last thing written, then the lease goes (H40)."""
+        service.begin_stop()
+        await self._server.stop(STOP_GRACE_SECONDS)
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
+        self._clean = await assignments.close()
+        self._flusher.close()
+        await asyncio.get_running_loop().run_in_executor(
+            self._executor, lambda: self._directory.close(clean=self._clean, broker_epoch=self._broker_epoch)
+        )
+        await registration.end(revoke=True)
+        log.info("stopped", clean=self._clean)

@@ -1,0 +1,238 @@
+"""Fetch: several partitions, a long poll over all of them, batches as they lie in the log or the simple form.
+
+First the slices are located, then, when there are enough bytes or the time is over, read. What is in the page cache is
+read on the event loop; the rest in threads. The answer's bytes stay in the budget until the call is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.v1 import broker_pb2
+from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
+
+from headrace_broker.rpc.records import MAX_ANSWER_BYTES, decode_records
+from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.budget import MemoryBudget
+from headrace_broker.runtime.partition import Partition, PartitionServices
+from headrace_broker.runtime.waiters import FetchWaiters
+from headrace_broker.storage.slices import Slice
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """One partition of a request."""
+
+    request: broker_pb2.PartitionFetch
+    known_epoch: int
+    result: broker_pb2.PartitionFetchResult
+    partition: Partition | None = None
+    found: Slice | None = None
+    error: HeadraceError | None = None
+
+
+class FetchHandler:
+    """Handles Fetch calls. Belongs to the event loop."""
+
+    def __init__(
+        self, assignments: Assignments, budget: MemoryBudget, waiters: FetchWaiters, services: PartitionServices
+    ) -> None:
+        self._assignments = assignments
+        self._budget = budget
+        self._waiters = waiters
+        self._services = services
+        self._turn = 0  # who comes first in a request moves on from call to call, so that no partition starves
+
+    async def fetch(
+        self, request: broker_pb2.FetchRequest, when_done: Callable[[Callable[[], None]], None]
+    ) -> broker_pb2.FetchResponse:
+        """Answer one call; `when_done` takes what is to be called when the answer has left.
+
+        Raises:
+            InvalidRequestError: the request as a whole cannot be.
+            ThrottledError: no room for the answer's bytes now.
+        """
+        started = time.perf_counter()
+        max_bytes = self._check(request)
+        response = broker_pb2.FetchResponse()
+        wanted = self._resolve(request, response)
+        min_bytes = min(request.min_bytes, max_bytes)
+        waited = 0.0
+        try:
+            found_bytes = await self._locate(wanted, max_bytes)
+            if found_bytes < min_bytes and request.max_wait_ms > 0 and not _any_error(wanted):
+                before = time.perf_counter()
+                found_bytes = await self._wait(wanted, max_bytes, min_bytes, request.max_wait_ms)
+                waited = time.perf_counter() - before
+                self._services.metrics.fetch_wait_seconds.observe(waited)
+            if found_bytes:
+                self._budget.take(found_bytes)
+                when_done(lambda: self._budget.give_back(found_bytes))
+            records_bytes = MAX_ANSWER_BYTES if request.as_records else 0
+            for each in wanted:
+                records_bytes -= await self._fill(each, request.as_records, records_bytes)
+        finally:
+            for each in wanted:
+                if each.found is not None:
+                    each.found.close()
+        self._services.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
+        return response
+
+    def _check(self, request: broker_pb2.FetchRequest) -> int:
+        """Check what concerns the whole request; the most bytes to answer."""
+        settings = self._services.settings
+        if request.max_wait_ms < 0 or request.min_bytes < 0 or request.max_bytes < 0:
+            raise InvalidRequestError("max_wait_ms, min_bytes and max_bytes must not be negative")
+        if request.max_wait_ms > settings.max_fetch_wait_ms:
+            raise InvalidRequestError(
+                f"max_wait_ms {request.max_wait_ms} is over the limit of {settings.max_fetch_wait_ms}"
+            )
+        if not request.topics:
+            raise InvalidRequestError("the request names no topic")
+        partitions = sum(len(topic.partitions) for topic in request.topics)
+        if partitions > settings.max_request_partitions:
+            raise InvalidRequestError(
+                f"{partitions} partitions are over the limit of {settings.max_request_partitions}"
+            )
+        limit = min(settings.max_fetch_bytes, request.max_bytes or settings.max_fetch_bytes)
+        return min(limit, MAX_ANSWER_BYTES) if request.as_records else limit
+
+    def _resolve(self, request: broker_pb2.FetchRequest, response: broker_pb2.FetchResponse) -> list[_Wanted]:
+        wanted: list[_Wanted] = []
+        for topic_fetch in request.topics:
+            topic, unknown = None, None
+            try:
+                topic = self._assignments.resolve(topic_fetch.topic)
+            except HeadraceError as error:
+                unknown = error
+            topic_result = response.topics.add(
+                name=topic_fetch.topic.name if topic is None else topic.name,
+                topic_id=topic_fetch.topic.topic_id if topic is None else topic.topic_id,
+            )
+            for part in topic_fetch.partitions:
+                result = topic_result.partitions.add(
+                    partition=part.partition,
+                    high_watermark=-1,
+                    log_start_offset=-1,
+                    leader_epoch=-1,
+                    preferred_replica=-1,
+                )
+                each = _Wanted(part, part.leader_epoch if part.HasField("leader_epoch") else -1, result, error=unknown)
+                if topic is not None:
+                    try:
+                        each.partition = self._assignments.find_in(topic, part.partition)
+                    except HeadraceError as error:
+                        each.error = error
+                wanted.append(each)
+        return wanted
+
+    async def _locate(self, wanted: list[_Wanted], max_bytes: int) -> int:
+        """Find the slices, at most `max_bytes` together but for the first; their bytes."""
+        total = 0
+        self._turn += 1
+        first = self._turn % len(wanted) if wanted else 0
+        for index in range(len(wanted)):
+            each = wanted[(first + index) % len(wanted)]
+            if each.partition is None or each.error is not None:
+                continue
+            room = max_bytes - total
+            if total and room <= 0:
+                break
+            limit = min(room, each.request.max_bytes) if each.request.max_bytes > 0 else room
+            try:
+                found, would_block = each.partition.locate_now(each.request.offset, limit, each.known_epoch)
+                if would_block:
+                    found = await each.partition.locate(each.request.offset, limit)
+            except HeadraceError as error:
+                each.error = error
+                continue
+            if found is None:
+                continue
+            # A batch larger than what is left goes to the next call, unless nothing else would be answered.
+            if total and found.size_bytes > room:
+                found.close()
+                continue
+            each.found = found
+            total += found.size_bytes
+        return total
+
+    async def _wait(self, wanted: list[_Wanted], max_bytes: int, min_bytes: int, max_wait_ms: int) -> int:
+        """The long poll: look again whenever a partition moved, until there is enough or the time is over."""
+        partitions = [each.partition for each in wanted if each.partition is not None]
+        event = self._waiters.try_enter(partitions)
+        found_bytes = 0
+        deadline = time.monotonic() + max_wait_ms / 1000
+        try:
+            while True:
+                _close_all(wanted)
+                found_bytes = await self._locate(wanted, max_bytes)
+                enough = found_bytes >= min_bytes or _any_error(wanted)
+                if enough or event is None or self._waiters.closed:
+                    return found_bytes
+                try:
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        await event.wait()
+                except TimeoutError:
+                    return found_bytes
+                event.clear()
+        finally:
+            if event is not None:
+                self._waiters.leave(event, partitions)
+
+    async def _fill(self, each: _Wanted, as_records: bool, records_bytes: int) -> int:
+        """Write one partition's result; the bytes of records it took."""
+        result, partition = each.result, each.partition
+        taken = 0
+        if partition is not None:
+            replica = partition.replica
+            result.high_watermark = replica.high_watermark
+            result.log_start_offset = replica.log_start_offset
+            result.leader_epoch = replica.leader_epoch
+            result.next_offset = each.request.offset
+            if each.found is not None and each.error is None:
+                try:
+                    data = await partition.read(each.found)
+                    self._services.metrics.fetched_bytes.inc(len(data))
+                    if as_records:
+                        taken = await self._fill_records(each, data, records_bytes)
+                    else:
+                        result.batches = data
+                except HeadraceError as error:
+                    each.error = error
+        if each.error is not None:
+            self._services.metrics.fetch_errors.inc()
+            if each.error.leader is not None:
+                each.error.leader = self._assignments.with_address(each.error.leader)
+            result.error.CopyFrom(to_detail(each.error))
+        return taken
+
+    async def _fill_records(self, each: _Wanted, data: bytes, records_bytes: int) -> int:
+        if records_bytes <= 0:
+            return 0
+        limit = min(records_bytes, each.request.max_bytes) if each.request.max_bytes > 0 else records_bytes
+
+        def decode() -> int:
+            records, each.result.next_offset = decode_records(
+                data,
+                each.request.offset,
+                max_bytes=limit,
+                max_payload_bytes=self._services.settings.max_payload_bytes,
+            )
+            each.result.records.extend(records)
+            return each.result.ByteSize()
+
+        return await asyncio.get_running_loop().run_in_executor(self._services.executor, decode)
+
+
+def _any_error(wanted: list[_Wanted]) -> bool:
+    return any(each.error is not None for each in wanted)
+
+
+def _close_all(wanted: list[_Wanted]) -> None:
+    for each in wanted:
+        if each.found is not None:
+            each.found.close()
+            each.found = None

@@ -1,0 +1,189 @@
+"""Produce: several partitions, several batches each, appended in order and acknowledged as asked.
+
+Nothing waits before the first append where the partition's log is fast: no task, no lock. Acknowledgements of all
+partitions are awaited together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from headrace.v1 import broker_pb2
+from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
+from headrace_server.metadata_view import Topic
+
+from headrace_broker.rpc.records import check_records, encode_records
+from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.budget import MemoryBudget
+from headrace_broker.runtime.partition import AppendResult, Partition, PartitionServices
+
+_Work = list[tuple[broker_pb2.TopicProduce, list[tuple[broker_pb2.PartitionProduce, list[bytes]]]]]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A partition of the answer that waits for its acknowledgement."""
+
+    partition: Partition
+    token: int
+    future: asyncio.Future[HeadraceError | None]
+    result: broker_pb2.PartitionProduceResult
+
+
+class ProduceHandler:
+    """Handles Produce calls. Stateless but for its parts; belongs to the event loop."""
+
+    def __init__(
+        self, assignments: Assignments, budget: MemoryBudget, services: PartitionServices, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._tasks = tasks
+        self._assignments = assignments
+        self._budget = budget
+        self._services = services
+
+    async def produce(self, request: broker_pb2.ProduceRequest) -> broker_pb2.ProduceResponse:
+        """Answer one call; with acks none before its append, which a task of `tasks` does.
+
+        Raises:
+            InvalidRequestError, BatchTooLargeError: the request as a whole cannot be.
+            ThrottledError: no room for its bytes now.
+        """
+        deadline = time.monotonic() + self._check(request) / 1000
+        work, size_bytes = self._unpack(request)
+        self._budget.take(size_bytes)
+        if request.acks == broker_pb2.ACKS_NONE:
+            self._tasks.create_task(self._append_unasked(request, work, size_bytes))
+            return broker_pb2.ProduceResponse()
+        try:
+            return await self._append_all(request, work, deadline)
+        finally:
+            self._budget.give_back(size_bytes)
+
+    async def _append_unasked(self, request: broker_pb2.ProduceRequest, work: _Work, size_bytes: int) -> None:
+        """Acks none: append, and count what went wrong, which nobody asks for."""
+        try:
+            await self._append_all(request, work, deadline=0.0)
+        finally:
+            self._budget.give_back(size_bytes)
+
+    def _check(self, request: broker_pb2.ProduceRequest) -> int:
+        """Check what concerns the whole request; the timeout in ms."""
+        if request.timeout_ms <= 0:
+            raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
+        if request.acks not in broker_pb2.Acks.values():
+            raise InvalidRequestError(f"acks {request.acks} is unknown")
+        if not request.topics:
+            raise InvalidRequestError("the request names no topic")
+        partitions = sum(len(topic.partitions) for topic in request.topics)
+        if partitions > self._services.settings.max_request_partitions:
+            raise InvalidRequestError(
+                f"{partitions} partitions are over the limit of {self._services.settings.max_request_partitions}"
+            )
+        return request.timeout_ms
+
+    def _unpack(self, request: broker_pb2.ProduceRequest) -> tuple[_Work, int]:
+        """Touch each batch's bytes once: (topic, [(partition, batches)]), and the bytes of all of it."""
+        size_bytes = batches_in_all = 0
+        work: _Work = []
+        for topic in request.topics:
+            parts = []
+            for part in topic.partitions:
+                batches = list(part.batches)
+                batches_in_all += len(batches)
+                size_bytes += sum(map(len, batches))
+                if part.records:
+                    check_records(part.records)
+                    size_bytes += part.ByteSize()
+                parts.append((part, batches))
+            work.append((topic, parts))
+        if batches_in_all > self._services.settings.max_request_batches:
+            raise InvalidRequestError(
+                f"{batches_in_all} batches are over the limit of {self._services.settings.max_request_batches}"
+            )
+        return work, size_bytes
+
+    async def _append_all(
+        self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float
+    ) -> broker_pb2.ProduceResponse:
+        response = broker_pb2.ProduceResponse()
+        committed = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
+        pending: list[_Pending] = []
+        for topic_produce, parts in work:
+            topic: Topic | None = None
+            unknown: HeadraceError | None = None
+            try:
+                topic = self._assignments.resolve(topic_produce.topic)
+            except HeadraceError as error:
+                unknown = error
+            topic_result = response.topics.add(
+                name=topic_produce.topic.name if topic is None else topic.name,
+                topic_id=topic_produce.topic.topic_id if topic is None else topic.topic_id,
+            )
+            for part, batches in parts:
+                result = topic_result.partitions.add(partition=part.partition, append_timestamp_ms=-1)
+                try:
+                    if topic is None:
+                        assert unknown is not None
+                        raise unknown
+                    partition = self._assignments.find_in(topic, part.partition)
+                    appended = await self._append(partition, part, batches, committed)
+                except HeadraceError as error:
+                    self._set_error(result, error)
+                    continue
+                self._fill(result, appended)
+                if committed and appended.end_offset:
+                    wait = partition.acknowledgement(appended.end_offset, appended.leader_epoch)
+                    if wait is not None:
+                        pending.append(_Pending(partition, *wait, result))
+        if pending:
+            await self._wait(pending, deadline)
+        return response
+
+    async def _append(
+        self, partition: Partition, part: broker_pb2.PartitionProduce, batches: list[bytes], committed: bool
+    ) -> AppendResult:
+        if part.records:
+            if batches:
+                raise InvalidRequestError("a partition carries either batches or records, not both")
+            now_ms = self._services.clock.now_ms()
+            partition.replica.check_leading(_known_epoch(part))
+            batches = [
+                await asyncio.get_running_loop().run_in_executor(self._services.executor, encode_records, part, now_ms)
+            ]
+        elif not batches:
+            raise InvalidRequestError("a partition carries neither batches nor records")
+        known_epoch = _known_epoch(part)
+        result = partition.append_now(batches, known_epoch, committed=committed)
+        if result is None:
+            result = await partition.append(batches, known_epoch, committed=committed)
+        return result
+
+    def _fill(self, result: broker_pb2.PartitionProduceResult, appended: AppendResult) -> None:
+        result.base_offsets.extend(appended.base_offsets)
+        result.append_timestamp_ms = appended.append_timestamp_ms
+        result.log_start_offset = appended.log_start_offset
+        result.leader_epoch = appended.leader_epoch
+        if appended.error is not None:
+            self._set_error(result, appended.error)
+
+    def _set_error(self, result: broker_pb2.PartitionProduceResult, error: HeadraceError) -> None:
+        self._services.metrics.produce_errors.inc()
+        if error.leader is not None:
+            error.leader = self._assignments.with_address(error.leader)
+        result.error.CopyFrom(to_detail(error))
+
+    async def _wait(self, pending: list[_Pending], deadline: float) -> None:
+        """Wait for all acknowledgements until the deadline; what is not there then has an unknown outcome."""
+        try:
+            await asyncio.wait([each.future for each in pending], timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            for each in pending:
+                error = each.future.result() if each.future.done() else each.partition.give_up(each.token)
+                if error is not None:
+                    self._set_error(each.result, error)
+
+
+def _known_epoch(part: broker_pb2.PartitionProduce) -> int:
+    return part.leader_epoch if part.HasField("leader_epoch") else -1

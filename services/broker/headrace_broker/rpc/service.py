@@ -1,0 +1,252 @@
+"""`headrace.v1.BrokerService`: the calls, their gates, and the small ones among them.
+
+Owned by the broker's app, belongs to the event loop. Before every call: the deadline (by `unary`), whether the broker
+stops, and, with `fence_on_lease_loss`, whether its lease may still be trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, topics_pb2
+from headrace.wire.errors import (
+    FencedBrokerError,
+    HeadraceError,
+    InvalidRequestError,
+    Outcome,
+    ShuttingDownError,
+    to_detail,
+)
+from headrace_server.metadata_view import ClusterView, Topic
+from headrace_server.rpc import unary
+from headrace_server.topic_configs import CONFIGS
+
+from headrace_broker.core.replica import Role
+from headrace_broker.rpc.fetch import FetchHandler
+from headrace_broker.rpc.produce import ProduceHandler
+from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.budget import MemoryBudget
+from headrace_broker.runtime.partition import Partition, PartitionServices
+from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.waiters import FetchWaiters
+from headrace_broker.storage.directory import DataDirectory
+from headrace_broker.storage.log import TimestampKind
+
+SERVICE_NAME = "headrace.v1.BrokerService"
+
+
+class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
+    """The servicer."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        assignments: Assignments,
+        directory: DataDirectory,
+        registration: Registration,
+        *,
+        services: PartitionServices,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        """`tasks` runs the appends of calls that are answered before theirs."""
+        settings = services.settings
+        self._view = view
+        self._assignments = assignments
+        self._directory = directory
+        self._registration = registration
+        self._services = services
+        self._stopping = False
+        self._waiters = FetchWaiters(settings.max_waiting_fetches, services.metrics)
+        budget = MemoryBudget(settings.max_inflight_bytes, services.metrics)
+        self._produce = ProduceHandler(assignments, budget, services, tasks)
+        self._fetch = FetchHandler(assignments, budget, self._waiters, services)
+
+    def begin_stop(self) -> None:
+        """Refuse new calls and answer the fetches that wait."""
+        self._stopping = True
+        self._waiters.close()
+
+    def _check_serving(self) -> None:
+        """Raise where no call may be taken."""
+        if self._stopping:
+            raise ShuttingDownError("the broker is shutting down", outcome=Outcome.NOT_APPLIED)
+        self._check_lease(Outcome.NOT_APPLIED)
+
+    def _check_lease(self, outcome: Outcome) -> None:
+        session = self._registration.session
+        if self._services.settings.fence_on_lease_loss and (session is None or not session.keeper.alive_now()):
+            raise FencedBrokerError("the broker's lease cannot be trusted now", outcome=outcome)
+
+    @unary
+    async def Produce(self, request: broker_pb2.ProduceRequest, context: Any) -> broker_pb2.ProduceResponse:
+        """See the proto."""
+        self._check_serving()
+        started = time.perf_counter()
+        response = await self._produce.produce(request)
+        self._check_lease(Outcome.UNKNOWN)
+        self._services.metrics.produce_seconds.observe(time.perf_counter() - started)
+        return response
+
+    @unary
+    async def Fetch(self, request: broker_pb2.FetchRequest, context: Any) -> broker_pb2.FetchResponse:
+        """See the proto."""
+        self._check_serving()
+
+        def when_done(callback: Callable[[], None]) -> None:
+            context.add_done_callback(lambda _: callback())
+
+        response = await self._fetch.fetch(request, when_done)
+        self._check_lease(Outcome.NOT_APPLIED)
+        return response
+
+    @unary
+    async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:
+        """See the proto."""
+        self._check_serving()
+        self._check_count(len(topic.partitions) for topic in request.topics)
+        response = broker_pb2.ListOffsetsResponse()
+        for asked in request.topics:
+            topic, unknown = self._resolve(asked.topic)
+            topic_result = response.topics.add(
+                name=asked.topic.name if topic is None else topic.name,
+                topic_id=asked.topic.topic_id if topic is None else topic.topic_id,
+            )
+            for part in asked.partitions:
+                result = topic_result.partitions.add(
+                    partition=part.partition, offset=-1, timestamp_ms=-1, leader_epoch=-1
+                )
+                try:
+                    await self._list_offset(self._find(topic, unknown, part.partition), part, result)
+                except HeadraceError as error:
+                    self._set_error(result, error)
+        return response
+
+    async def _list_offset(
+        self,
+        partition: Partition,
+        asked: broker_pb2.PartitionListOffsets,
+        result: broker_pb2.PartitionListOffsetsResult,
+    ) -> None:
+        replica = partition.replica
+        replica.check_leading(asked.leader_epoch if asked.HasField("leader_epoch") else -1)
+        result.leader_epoch = replica.leader_epoch
+        match asked.spec:
+            case broker_pb2.OFFSET_SPEC_EARLIEST:
+                result.offset = replica.log_start_offset
+            case broker_pb2.OFFSET_SPEC_LATEST:
+                replica.check_latest()
+                result.offset = replica.high_watermark
+            case broker_pb2.OFFSET_SPEC_TIMESTAMP | broker_pb2.OFFSET_SPEC_APPEND_TIMESTAMP:
+                replica.check_latest()
+                by_append = asked.spec == broker_pb2.OFFSET_SPEC_APPEND_TIMESTAMP
+                kind = TimestampKind.APPEND if by_append else TimestampKind.RECORD
+                found = await partition.offset_for_timestamp(asked.timestamp_ms, kind)
+                result.offset = replica.high_watermark if found is None else found.offset
+                if found is not None:
+                    result.timestamp_ms = found.timestamp_ms
+            case _:
+                raise InvalidRequestError(f"offset spec {asked.spec} is unknown", action="Name one of OffsetSpec.")
+
+    @unary
+    async def DeleteRecords(
+        self, request: broker_pb2.DeleteRecordsRequest, context: Any
+    ) -> broker_pb2.DeleteRecordsResponse:
+        """See the proto."""
+        self._check_serving()
+        self._check_count(len(topic.partitions) for topic in request.topics)
+        if request.timeout_ms <= 0:
+            raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
+        response = broker_pb2.DeleteRecordsResponse()
+        for asked in request.topics:
+            topic, unknown = self._resolve(asked.topic)
+            topic_result = response.topics.add(
+                name=asked.topic.name if topic is None else topic.name,
+                topic_id=asked.topic.topic_id if topic is None else topic.topic_id,
+            )
+            for part in asked.partitions:
+                result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
+                try:
+                    if part.before_offset < -1:
+                        raise InvalidRequestError(f"before_offset {part.before_offset} is below -1")
+                    partition = self._find(topic, unknown, part.partition)
+                    result.log_start_offset = await partition.delete_records(part.before_offset)
+                except HeadraceError as error:
+                    self._set_error(result, error)
+        return response
+
+    @unary
+    async def DescribeLogs(
+        self, request: broker_pb2.DescribeLogsRequest, context: Any
+    ) -> broker_pb2.DescribeLogsResponse:
+        """See the proto."""
+        self._check_count([len(request.topics)])
+        usage = await asyncio.get_running_loop().run_in_executor(self._services.executor, self._directory.check_space)
+        response = broker_pb2.DescribeLogsResponse(
+            broker_id=self._services.broker_id, disk_total_bytes=usage.total_bytes, disk_free_bytes=usage.free_bytes
+        )
+        wanted = {self._assignments.resolve(reference).topic_id for reference in request.topics}
+        for partition in self._assignments.partitions:
+            if not wanted or partition.topic_id in wanted:
+                response.logs.append(_describe(partition))
+        return response
+
+    @unary
+    async def GetMetadata(
+        self, request: cluster_pb2.GetMetadataRequest, context: Any
+    ) -> cluster_pb2.GetMetadataResponse:
+        """See the proto."""
+        self._check_count([len(request.topics)])
+        default = CONFIGS["max_batch_bytes"].default
+        assert isinstance(default, int)
+        return self._view.metadata(request, answered_by=f"broker-{self._services.broker_id}", max_batch_bytes=default)
+
+    def _check_count(self, counts: Iterable[int]) -> None:
+        limit = self._services.settings.max_request_partitions
+        if (total := sum(counts)) > limit:
+            raise InvalidRequestError(f"{total} partitions or topics are over the limit of {limit}")
+
+    def _resolve(self, reference: topics_pb2.TopicRef) -> tuple[Topic | None, HeadraceError | None]:
+        try:
+            return self._assignments.resolve(reference), None
+        except HeadraceError as error:
+            return None, error
+
+    def _find(self, topic: Topic | None, unknown: HeadraceError | None, number: int) -> Partition:
+        if topic is None:
+            _raise(unknown)
+        return self._assignments.find_in(topic, number)
+
+    def _set_error(
+        self,
+        result: broker_pb2.PartitionListOffsetsResult | broker_pb2.PartitionDeleteRecordsResult,
+        error: HeadraceError,
+    ) -> None:
+        if error.leader is not None:
+            error.leader = self._assignments.with_address(error.leader)
+        result.error.CopyFrom(to_detail(error))
+
+
+def _raise(error: HeadraceError | None) -> NoReturn:
+    assert error is not None
+    raise error
+
+
+def _describe(partition: Partition) -> broker_pb2.LogDescription:
+    replica, partition_log = partition.replica, partition.log
+    return broker_pb2.LogDescription(
+        name=partition.topic,
+        topic_id=partition.topic_id,
+        partition=partition.number,
+        log_start_offset=replica.log_start_offset,
+        log_end_offset=replica.log_end_offset,
+        high_watermark=replica.high_watermark,
+        flushed_offset=replica.flushed_offset,
+        size_bytes=0 if partition_log is None else partition_log.size_bytes,
+        segments=0 if partition_log is None else partition_log.segment_count,
+        leader_epoch=replica.leader_epoch,
+        is_leader=replica.role is Role.LEADING,
+        offline_reason=replica.offline_reason,
+    )

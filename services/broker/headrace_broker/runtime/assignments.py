@@ -1,0 +1,325 @@
+"""Which partitions this broker holds: follows the cluster's metadata, opens logs, gives the core its events.
+
+Level-triggered: a change only marks a partition, and what is done follows from how its key stands then. Owned by the
+broker's app, belongs to the event loop; the data directory's calls run in one thread at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import structlog
+from headrace.v1 import topics_pb2
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidConfigError,
+    LeaderHint,
+    MetastoreUnavailableError,
+    NotLeaderError,
+    Outcome,
+    StorageOfflineError,
+    UnknownPartitionError,
+)
+from headrace.wire.ids import BrokerId
+from headrace_server.keys import PartitionKey, TopicKey
+from headrace_server.metadata_view import ClusterView, Topic
+from headrace_server.metadata_view import Partition as PartitionEntry
+from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, ModRevisionIs, Put
+from headrace_server.partition_state import change, decode, encode
+from headrace_server.topic_configs import Durability, TopicConfig
+
+from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
+from headrace_broker.core.replica import Role
+from headrace_broker.runtime.partition import Partition, PartitionServices, log_settings
+from headrace_broker.storage.directory import DataDirectory
+from headrace_broker.storage.errors import LogDamagedError
+
+log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+PartitionId = tuple[bytes, int]
+
+RETRY_SECONDS = 0.5
+
+
+class Assignments:
+    """The partitions of this broker, by (topic id, number)."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        metastore: Metastore,
+        directory: DataDirectory,
+        services: PartitionServices,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        """`tasks` runs what must not hold up the rest, such as making the start of a leader epoch durable."""
+        self._view = view
+        self._metastore = metastore
+        self._directory = directory
+        self._services = services
+        self._tasks = tasks
+        self._partitions: dict[PartitionId, Partition] = {}
+        self._dirty: dict[PartitionId, None] = {}
+        self._wake = asyncio.Event()
+        self._broker_epoch: int | None = None
+        self._directory_lock = asyncio.Lock()
+        self._doomed: list[tuple[int, Partition]] = []  # logs of deleted topics, with the monotonic ms of their removal
+        self._unsubscribe = view.subscribe(self._on_change)
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """All partitions held, in the order they were opened."""
+        return list(self._partitions.values())
+
+    def find(self, reference: topics_pb2.TopicRef, number: int) -> Partition:
+        """The partition that a request names.
+
+        Raises:
+            UnknownTopicError, UnknownTopicIdError, UnknownPartitionError, NotLeaderError with a hint.
+        """
+        return self.find_in(self._view.resolve(reference), number)
+
+    def resolve(self, reference: topics_pb2.TopicRef) -> Topic:
+        """The topic that a request names; raises as `ClusterView.resolve`."""
+        return self._view.resolve(reference)
+
+    def find_in(self, topic: Topic, number: int) -> Partition:
+        """As `find`, once the topic is resolved."""
+        partition = self._partitions.get((topic.topic_id, number))
+        if partition is not None:
+            return partition
+        if not 0 <= number < topic.partitions:
+            raise UnknownPartitionError(f"topic {topic.name} has partitions 0 to {topic.partitions - 1}, not {number}")
+        entry = self._view.partition(topic.topic_id, number)
+        state = None if entry is None else entry.state
+        hint = LeaderHint(-1, -1)
+        if state is not None:
+            hint = LeaderHint(-1 if state.leader is None else state.leader.broker_id, state.leader_epoch)
+        raise NotLeaderError(
+            "this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED, leader=self.with_address(hint)
+        )
+
+    def with_address(self, hint: LeaderHint) -> LeaderHint:
+        """`hint` with the leader's address for clients, where it is registered."""
+        broker = self._view.brokers.get(BrokerId(hint.leader_id))
+        return hint if broker is None else LeaderHint(hint.leader_id, hint.leader_epoch, broker.live.address)
+
+    # --- start ---
+
+    async def open_existing(self) -> bool:
+        """Open the logs on disk, before the broker registers; whether all of their data is certainly there.
+
+        That is so after a clean stop, and after a crash where every topic is durable (recovery found all that was
+        fsynced). A damaged replica is taken out of its key first, so that no election counts on it.
+
+        Raises:
+            InvalidConfigError: a log knows a later leader epoch than etcd, which was restored from a backup.
+            MetastoreRolledBackError
+        """
+        clean = self._directory.clean_broker_epoch is not None
+        all_durable = True
+        for topic_id, number in self._directory.log_ids():
+            entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
+            if entry is None or topic is None:
+                await self._doom_leftover(topic_id, number)
+                continue
+            partition = await self._open(topic, number)
+            all_durable &= topic.config.durability is Durability.FSYNC
+            if partition.log is None:
+                await self._leave_key(topic_id, number)
+            elif partition.replica.last_epoch > entry.state.leader_epoch:
+                raise InvalidConfigError(
+                    f"the log of {topic.name}-{number} knows leader epoch {partition.replica.last_epoch}, etcd only "
+                    f"{entry.state.leader_epoch}: etcd was restored from a backup",
+                    action="Restore with a new generation, or start with an empty data directory.",
+                )
+        for topic in self._view.topics.values():
+            self._mark_topic(topic)
+        return clean or all_durable
+
+    async def _doom_leftover(self, topic_id: bytes, number: int) -> None:
+        """A log whose topic is gone goes after the usual delay; while the topic is in creation or deletion it stays."""
+        if self._view.source.get(self._view.keyspace.topic_by_id(topic_id)) is not None:
+            return
+        config = TopicConfig()
+        try:
+            leftover = await self._in_directory(
+                lambda: self._directory.open_log(topic_id, number, log_settings(config))
+            )
+        except LogDamagedError as error:
+            log.warning("leftover_log_damaged", topic_id=topic_id.hex(), partition=number, reason=str(error))
+            return
+        partition = Partition("", topic_id, number, leftover, config=config, services=self._services,
+        spawn=self._spawn_start) partition.handle(StateGone(self._view.source.revision))
+        self._doom(partition)
+
+    async def _leave_key(self, topic_id: bytes, number: int) -> None:
+        """Take this broker out of the in-sync and eligible sets of a partition whose log is damaged (H33)."""
+        key = self._view.keyspace.partition(topic_id, number)
+        me = self._services.broker_id
+        while True:
+            try:
+                found = (await self._metastore.get(key)).key_value
+                if found is None:
+                    return
+                state = decode(found.value)
+                members = {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}
+                if me not in members:
+                    return
+                leaves = change(
+                    state,
+                    leader=None if state.leader is None or state.leader.broker_id == me else state.leader,
+                    in_sync=[entry for entry in state.in_sync if entry.broker_id != me],
+                    eligible_leaders=[entry for entry in state.eligible_leaders if entry.broker_id != me],
+                    doubtful=[me],
+                )
+                await self._metastore.txn([ModRevisionIs(key, found.mod_revision)], success=[Put(key, encode(leaves))])
+            except MetastoreRolledBackError:
+                raise
+            except MetastoreUnavailableError as error:
+                log.warning("leave_delayed", topic_id=topic_id.hex(), partition=number, cause=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    # --- sessions ---
+
+    def start_session(self, broker_epoch: int) -> None:
+        """The broker registered: partitions that name this session begin to lead."""
+        self._broker_epoch = broker_epoch
+        for partition in self.partitions:
+            partition.handle(SessionStarted(broker_epoch))
+
+    def lose_session(self) -> None:
+        """The registration is gone: nothing is led."""
+        self._broker_epoch = None
+        for partition in self.partitions:
+            partition.handle(SessionLost())
+
+    # --- following the metadata ---
+
+    def _on_change(self, _revision: int, keys: Sequence[str]) -> None:
+        """Mark what a revision touched. Called by the view."""
+        for key in keys:
+            match self._view.keyspace.parse(key):
+                case PartitionKey(topic_id, number):
+                    self._mark(topic_id, number)
+                case TopicKey(name):
+                    topic = self._view.topics.get(name)
+                    if topic is not None:
+                        self._mark_topic(topic)
+                    for held_id, held_number in self._partitions:
+                        if self._view.topic_by_id(held_id) is None:
+                            self._mark(held_id, held_number)
+
+    def _mark_topic(self, topic: Topic) -> None:
+        for number in range(topic.partitions):
+            self._mark(topic.topic_id, number)
+
+    def _mark(self, topic_id: bytes, number: int) -> None:
+        self._dirty[(topic_id, number)] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Bring marked partitions to where the metadata wants them, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._dirty:
+                key = next(iter(self._dirty))
+                del self._dirty[key]
+                await self._reconcile(*key)
+
+    async def _reconcile(self, topic_id: bytes, number: int) -> None:
+        entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
+        partition = self._partitions.get((topic_id, number))
+        if topic is None or entry is None:
+            if partition is not None and topic is None:
+                del self._partitions[(topic_id, number)]
+                partition.handle(StateGone(self._view.source.revision))
+                self._doom(partition)
+            return
+        if partition is None:
+            if self._services.broker_id not in entry.state.replicas:
+                return
+            partition = await self._open(topic, number)
+            self._fail_restored(partition, entry)
+            if self._broker_epoch is not None:
+                partition.handle(SessionStarted(self._broker_epoch))
+        elif partition.config != topic.config:
+            partition.update_config(topic.config)
+            await partition.update_log_settings()
+            log.info("topic_config_applied", topic=topic.name, partition=number)
+        partition.handle(StateSeen(entry.state, entry.mod_revision))
+
+    def _fail_restored(self, partition: Partition, entry: PartitionEntry) -> None:
+        if partition.replica.last_epoch > entry.state.leader_epoch:
+            partition.fail(
+                StorageOfflineError(
+                    f"the log knows leader epoch {partition.replica.last_epoch}, etcd only {entry.state.leader_epoch}"
+                )
+            )
+
+    async def _open(self, topic: Topic, number: int) -> Partition:
+        """Open the log of a partition; one that cannot be opened is held offline, and the others are served."""
+        topic_id, config = topic.topic_id, topic.config
+        error: HeadraceError | None = None
+        partition_log = None
+        try:
+            partition_log = await self._in_directory(
+                lambda: self._directory.open_log(topic_id, number, log_settings(config))
+            )
+        except HeadraceError as met:
+            error = met
+        partition = Partition(topic.name, topic_id, number, partition_log, config=config, services=self._services,
+        spawn=self._spawn_start) if error is None:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._services.executor, partition.rebuild_producers)
+            except HeadraceError as met:
+                error = met
+        if error is not None:
+            partition.fail(error)
+        self._partitions[(topic_id, number)] = partition
+        self._services.metrics.partitions.set(len(self._partitions))
+        return partition
+
+    def _spawn_start(self, partition: Partition, leader_epoch: int) -> None:
+        self._tasks.create_task(partition.persist_epoch(leader_epoch))
+
+    # --- removal ---
+
+    def _doom(self, partition: Partition) -> None:
+        due_ms = self._services.clock.monotonic_ms() + partition.config.file_delete_delay_ms
+        self._doomed.append((due_ms, partition))
+        self._services.metrics.partitions.set(len(self._partitions))
+        log.info("partition_deleted", topic_id=partition.topic_id.hex(), partition=partition.number)
+
+    async def remove_doomed(self) -> None:
+        """Remove the logs of deleted topics whose delay is over."""
+        now_ms = self._services.clock.monotonic_ms()
+        due = [partition for due_ms, partition in self._doomed if due_ms <= now_ms]
+        self._doomed = [(due_ms, partition) for due_ms, partition in self._doomed if due_ms > now_ms]
+        for partition in due:
+            doomed_log = partition.log
+            if doomed_log is not None:
+                try:
+                    await self._in_directory(lambda gone=doomed_log: self._directory.delete_log(gone))  # type:
+                    ignore[misc]
+                except HeadraceError as error:
+                    log.error("partition_not_removed", topic_id=partition.topic_id.hex(), reason=str(error))
+        if due:
+            await self._in_directory(self._directory.remove_deleted)
+
+    async def close(self) -> bool:
+        """Flush and close every log; whether all of them are whole, so that the stop is clean."""
+        self._unsubscribe()
+        whole = True
+        for partition in self.partitions:
+            await partition.close()
+            whole &= partition.replica.role is not Role.OFFLINE
+        return whole
+
+    async def _in_directory(self, call: Callable[[], ResultT]) -> ResultT:
+        async with self._directory_lock:
+            return await asyncio.get_running_loop().run_in_executor(self._services.executor, call)

@@ -1,0 +1,591 @@
+"""One partition at work: the core's decisions, the log, and those who wait for either.
+
+Called by the RPC layer for appends and reads, by `assignments` for roles and settings, by the flusher and by upkeep.
+The hot path is here: batches are checked once, stamped and written by the log, and the core is told a few integers.
+All of it runs on the event loop; the log's blocking calls run in threads, one at a time under `_log_lock` where the
+log asks for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TypeVar, assert_never
+
+import structlog
+from headrace.wire.batch import BatchFlags, BatchHeader, check_batch, sequence_after
+from headrace.wire.errors import (
+    HeadraceError,
+    InternalError,
+    InvalidRequestError,
+    InvalidTimestampError,
+    NotLeaderError,
+    Outcome,
+    StorageOfflineError,
+    TimedOutError,
+)
+from headrace.wire.ids import BrokerId, LeaderEpoch, Offset
+from headrace_server.clock import Clock
+from headrace_server.topic_configs import INT64_MAX, Durability, TopicConfig
+
+from headrace_broker.core.messages import (
+    Abandon,
+    Acknowledge,
+    AcknowledgementAwaited,
+    AcknowledgementDropped,
+    Action,
+    Appended,
+    DurabilityChanged,
+    EpochPersisted,
+    Event,
+    Flushed,
+    HighWatermarkAdvanced,
+    LeadershipEnded,
+    LeadershipStarted,
+    LogStartRaised,
+    PersistEpoch,
+    StorageFailed,
+)
+from headrace_broker.core.producers import ProducerWindows
+from headrace_broker.core.replica import PartitionReplica, Role
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime.flusher import Flusher, FlushState
+from headrace_broker.settings import BrokerSettings
+from headrace_broker.storage.log import PartitionLog, RetentionResult, TimestampedOffset, TimestampKind
+from headrace_broker.storage.settings import LogSettings
+from headrace_broker.storage.slices import Slice
+
+log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+_UNAPPENDABLE = BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionServices:
+    """What all partitions of a broker share."""
+
+    broker_id: BrokerId
+    settings: BrokerSettings
+    clock: Clock
+    metrics: BrokerMetrics
+    flusher: Flusher
+    executor: Executor  # for appends that became slow, blocking reads and upkeep
+
+
+@dataclass(slots=True)
+class AppendResult:
+    """What became of one partition's batches."""
+
+    base_offsets: list[int] = field(default_factory=list)  # one a batch that was appended or was there already
+    end_offset: int = 0  # the high watermark that acknowledges them all; 0: nothing to wait for
+    append_timestamp_ms: int = -1
+    log_start_offset: int = -1
+    leader_epoch: int = -1
+    error: HeadraceError | None = None  # what stopped the append
+
+
+class Partition:
+    """Owned by `assignments`. Belongs to the event loop but for `flush_blocking`."""
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: bytes,
+        number: int,
+        partition_log: PartitionLog | None,
+        *,
+        config: TopicConfig,
+        services: PartitionServices,
+        spawn: Callable[[Partition, int], None],
+    ) -> None:
+        """Hold an opened log; None: it could not be opened, and `fail` follows. `spawn` runs `persist_epoch` in a task."""
+        self.topic, self.topic_id, self.number = topic, topic_id, number
+        self.config = config
+        self.services = services
+        self.watchers: dict[asyncio.Event, None] = {}
+        self.flush_state = FlushState.CLEAN
+        self._log = partition_log
+        self._log_lock = asyncio.Lock()
+        self._spawn = spawn
+        self._acknowledgements: dict[int, asyncio.Future[HeadraceError | None]] = {}
+        self._tokens = itertools.count()
+        self._slow = False
+        self._unflushed_records = 0
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self.replica = PartitionReplica(
+            services.broker_id,
+            log_start_offset=Offset(0) if partition_log is None else partition_log.log_start_offset,
+            log_end_offset=Offset(0) if partition_log is None else partition_log.log_end_offset,
+            flushed_offset=Offset(0) if partition_log is None else partition_log.flushed_offset,
+            high_watermark=Offset(0) if partition_log is None else partition_log.checkpointed_high_watermark,
+            last_epoch=LeaderEpoch(-1) if partition_log is None else partition_log.last_epoch,
+            flushed_only=_flushed_only(config),
+            producers=ProducerWindows(
+                max_producers=services.settings.max_producers, expiry_ms=services.settings.producer_expiry_ms
+            ),
+        )
+
+    @property
+    def log(self) -> PartitionLog | None:
+        """The log, where it could be opened."""
+        return self._log
+
+    @property
+    def open_log(self) -> PartitionLog:
+        """The log of a replica that is not offline."""
+        assert self._log is not None, "an offline replica has no log"
+        return self._log
+
+    # --- appending ---
+
+    def append_now(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult | None:
+        """Append on the event loop, into the page cache; None where `append` has to do it, in a thread.
+
+        `committed`: the caller will wait for the high watermark, so too few in-sync replicas refuse it (H13).
+        """
+        if self._slow or self._log_lock.locked():
+            return None
+        result = AppendResult()
+        try:
+            self._append_run(batches, known_epoch, committed, result)
+        except HeadraceError as error:
+            self._end_append(result, error)
+        return result
+
+    async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
+        """As `append_now`, with the writes in a thread and in the order of the calls."""
+        result = AppendResult()
+        async with self._log_lock:
+            position = 0
+            try:
+                while position < len(batches):
+                    pairs, taken = self._check_run(batches, position, known_epoch, committed, result)
+                    position += taken
+                    if pairs:
+                        await self._append_in_thread(pairs, result)
+            except HeadraceError as error:
+                self._end_append(result, error)
+        return result
+
+    async def _append_in_thread(self, pairs: list[tuple[bytes, BatchHeader]], result: AppendResult) -> None:
+        self.services.metrics.slow_appends.inc()
+        at_ms, leader_epoch = self.services.clock.now_ms(), self.replica.leader_epoch
+        base = await self._in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
+        self._note_run(pairs, base, at_ms, leader_epoch, result)
+        if self.replica.role is not Role.LEADING or self.replica.leader_epoch != leader_epoch:
+            # It is in the log, and whoever leads next may commit it.
+            raise NotLeaderError("leadership was lost during the append", outcome=Outcome.UNKNOWN)
+
+    def _append_run(
+        self,
+        batches: Sequence[bytes],
+        known_epoch: int,
+        committed: bool,
+        result: AppendResult,
+    ) -> None:
+        position = 0
+        while position < len(batches):
+            pairs, taken = self._check_run(batches, position, known_epoch, committed, result)
+            position += taken
+            if pairs:
+                at_ms, leader_epoch = self.services.clock.now_ms(), self.replica.leader_epoch
+                self._note_run(pairs, self._write(pairs, at_ms, leader_epoch), at_ms, leader_epoch, result)
+
+    def _check_run(
+        self, batches: Sequence[bytes], position: int, known_epoch: int, committed: bool, result: AppendResult
+    ) -> tuple[list[tuple[bytes, BatchHeader]], int]:
+        """Check batches from `position` on: those that one write appends, and how many were looked at.
+
+        A duplicate ends the run, and so does a bad batch behind good ones, which meets its error as the first of the
+        next.
+        """
+        replica = self.replica
+        replica.check_leading(known_epoch)
+        result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.log_start_offset
+        if committed:
+            replica.check_in_sync()
+        pairs: list[tuple[bytes, BatchHeader]] = []
+        now_ms = self.services.clock.now_ms()
+        previous: BatchHeader | None = None
+        for index in range(position, len(batches)):
+            batch = batches[index]
+            try:
+                header = self._check_batch(batch, now_ms)
+                if previous is None or not _continues(previous, header):
+                    if previous is not None and header.producer_id >= 0:
+                        break  # the window must have seen the run before it can judge this one
+                    duplicate = replica.check_batch(
+                        header.producer_id, header.producer_epoch, header.base_sequence, header.record_count
+                    )
+                    if duplicate is not None:
+                        self.services.metrics.duplicate_batches.inc()
+                        result.base_offsets.append(duplicate.base_offset)
+                        result.end_offset = max(result.end_offset, duplicate.end_offset)
+                        return [], 1
+            except HeadraceError:
+                if pairs:
+                    break
+                raise
+            pairs.append((batch, header))
+            previous = header
+        return pairs, len(pairs)
+
+    def _check_batch(self, batch: bytes, now_ms: int) -> BatchHeader:
+        settings, config = self.services.settings, self.config
+        header = check_batch(
+            batch,
+            max_batch_bytes=config.max_batch_bytes,
+            max_records=settings.max_batch_records,
+            max_payload_bytes=settings.max_payload_bytes,
+        )
+        if header.flags & _UNAPPENDABLE:
+            raise InvalidRequestError("transactional and control batches are not taken from clients")
+        before_ms = now_ms - header.base_timestamp_ms
+        after_ms = header.max_timestamp_ms - now_ms
+        if before_ms > config.timestamp_before_max_ms or after_ms > config.timestamp_after_max_ms:
+            raise InvalidTimestampError(
+                f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are too far from the broker's
+                clock, " f"{now_ms}: at most {config.timestamp_before_max_ms} ms before and
+                {config.timestamp_after_max_ms} ms after"
+            )
+        return header
+
+    def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:
+        started_ms = self.services.clock.monotonic_ms()
+        if len(pairs) == 1:
+            batch, header = pairs[0]
+            base = self.open_log.append(batch, header, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
+        else:
+            base = self.open_log.append_all(pairs, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
+        self._slow = self.services.clock.monotonic_ms() - started_ms >= self.services.settings.slow_append_ms
+        return base
+
+    def _note_run(
+        self, pairs: list[tuple[bytes, BatchHeader]], base: int, at_ms: int, leader_epoch: int, result: AppendResult
+    ) -> None:
+        """Tell the core, the flusher and the counters of what was written."""
+        records = size_bytes = 0
+        actions: list[Action] = []
+        for _, header in pairs:
+            end = base + header.record_count
+            actions += self.replica.handle(
+                Appended(
+                    Offset(base), Offset(end), header.producer_id, header.producer_epoch, header.base_sequence, at_ms
+                )
+            )
+            result.base_offsets.append(base)
+            records += header.record_count
+            size_bytes += header.batch_bytes
+            base = end
+        result.end_offset = max(result.end_offset, base)
+        result.append_timestamp_ms = at_ms
+        metrics = self.services.metrics
+        metrics.produced_batches.inc(len(pairs))
+        metrics.produced_records.inc(records)
+        metrics.produced_bytes.inc(size_bytes)
+        self._ask_for_flush(records)
+        self._perform(actions)
+
+    def _end_append(self, result: AppendResult, error: HeadraceError) -> None:
+        result.error = error
+        if isinstance(error, StorageOfflineError) and self.replica.role is Role.LEADING:
+            self.fail(error)
+
+    def acknowledgement(
+        self, end_offset: int, leader_epoch: int
+    ) -> tuple[int, asyncio.Future[HeadraceError | None]] | None:
+        """A future: None once the high watermark has reached `end_offset`, or the error that prevents it.
+
+        None: it has reached it already. The token is for `give_up`.
+        """
+        if end_offset <= self.replica.high_watermark and leader_epoch == self.replica.leader_epoch:
+            return None
+        token = next(self._tokens)
+        future: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
+        self._acknowledgements[token] = future
+        self.handle(AcknowledgementAwaited(token, Offset(end_offset), LeaderEpoch(leader_epoch)))
+        return token, future
+
+    def give_up(self, token: int) -> TimedOutError:
+        """Nobody waits for `token` any more; the error to answer with: the records may still be committed."""
+        self._acknowledgements.pop(token, None)
+        self.handle(AcknowledgementDropped(token))
+        return TimedOutError("the acknowledgement did not come in time", outcome=Outcome.UNKNOWN)
+
+    # --- reading ---
+
+    def locate_now(self, offset: int, max_bytes: int, known_epoch: int) -> tuple[Slice | None, bool]:
+        """The visible batches from `offset` on, without blocking: (slice, or None for nothing yet; would it block).
+
+        Close the slice. Raises as `PartitionReplica.check_leading` and `check_read`, and StorageOfflineError.
+        """
+        replica = self.replica
+        replica.check_leading(known_epoch)
+        replica.check_read(offset)
+        if offset >= replica.high_watermark:
+            return None, False
+        found = self.open_log.read_nowait(offset, max_bytes, replica.high_watermark)
+        return found, found is None
+
+    async def locate(self, offset: int, max_bytes: int) -> Slice:
+        """As `locate_now`, in a thread."""
+        self.services.metrics.blocking_reads.inc()
+        high_watermark = self.replica.high_watermark
+        return await self._in_thread(lambda: self.open_log.read(offset, max_bytes, high_watermark))
+
+    async def read(self, found: Slice) -> bytes:
+        """The bytes of a slice, from the page cache at once, else from the disk in a thread; closes it."""
+        with found:
+            data = found.try_read_nowait()
+            if data is None:
+                self.services.metrics.blocking_reads.inc()
+                data = await self._in_thread(found.read)
+            return data
+
+    async def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
+        """The first visible record at or after `timestamp_ms`; None if there is none."""
+        found = await self._in_thread(lambda: self.open_log.offset_for_timestamp(timestamp_ms, kind))
+        return None if found is None or found.offset >= self.replica.high_watermark else found
+
+    async def delete_records(self, before_offset: int) -> Offset:
+        """Raise the log start to `before_offset` (-1: the high watermark) and return it.
+
+        Raises OffsetOutOfRangeError above the high watermark.
+        """
+        self.replica.check_leading(-1)
+        async with self._log_lock:
+            high_watermark = self.replica.high_watermark
+            before = high_watermark if before_offset == -1 else before_offset
+            start = await self._in_thread(lambda: self.open_log.delete_records(before, high_watermark))
+            self.handle(LogStartRaised(start))
+        return start
+
+    # --- roles, flushes, settings: events for the core ---
+
+    def handle(self, event: Event) -> None:
+        """Tell the core and do what it asks."""
+        self._perform(self.replica.handle(event))
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case HighWatermarkAdvanced():
+                    self._wake_watchers()
+                case Acknowledge(token):
+                    self._answer(token, None)
+                case Abandon(token, error):
+                    self._answer(token, error)
+                case PersistEpoch(leader_epoch):
+                    self._spawn(self, leader_epoch)
+                case LeadershipStarted(leader_epoch, start_offset):
+                    self.services.metrics.leaders.inc()
+                    log.info(
+                        "leadership_started",
+                        topic=self.topic,
+                        partition=self.number,
+                        leader_epoch=leader_epoch,
+                        start_offset=start_offset,
+                    )
+                    self._wake_watchers()
+                case LeadershipEnded(leader_epoch):
+                    self.services.metrics.leaders.dec()
+                    log.info("leadership_ended", topic=self.topic, partition=self.number, leader_epoch=leader_epoch)
+                    self._wake_watchers()
+                case _:
+                    assert_never(action)
+
+    def _answer(self, token: int, error: HeadraceError | None) -> None:
+        future = self._acknowledgements.pop(token, None)
+        if future is not None and not future.done():
+            future.set_result(error)
+
+    def _wake_watchers(self) -> None:
+        for event in self.watchers:
+            event.set()
+
+    async def persist_epoch(self, leader_epoch: int) -> None:
+        """Make the start of a leader epoch durable and begin to lead (PROTOCOL "Leading")."""
+        async with self._log_lock:
+            if self.replica.role is not Role.STARTING or self.replica.leader_epoch != leader_epoch:
+                return
+            try:
+                start = await self._in_thread(lambda: self._start_epoch(leader_epoch))
+            except HeadraceError as error:
+                self.fail(error)
+                return
+            self.handle(EpochPersisted(LeaderEpoch(leader_epoch), start))
+
+    def _start_epoch(self, leader_epoch: int) -> Offset:
+        self.open_log.flush()
+        return self.open_log.start_epoch(leader_epoch)
+
+    def flush_blocking(self) -> Offset:
+        """For the flusher's threads."""
+        return self.open_log.flush()
+
+    def on_flushed(self, offset: Offset) -> None:
+        """For the flusher."""
+        self.handle(Flushed(offset))
+
+    def on_flush_failed(self, error: BaseException) -> None:
+        """For the flusher: the replica goes offline at once (H34)."""
+        self.fail(error)
+
+    def _ask_for_flush(self, records: int) -> None:
+        config = self.config
+        if config.durability is Durability.FSYNC:
+            self.services.flusher.request(self)
+            return
+        if not config.flushes_by_policy:
+            return
+        self._unflushed_records += records
+        if self._unflushed_records >= config.flush_messages:
+            self.flush_soon()
+        elif self._flush_timer is None and config.flush_ms < INT64_MAX:
+            self._flush_timer = asyncio.get_running_loop().call_later(config.flush_ms / 1000, self.flush_soon)
+
+    def flush_soon(self) -> None:
+        """See that everything appended until now becomes durable."""
+        self._unflushed_records = 0
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self.replica.role not in (Role.OFFLINE, Role.DELETED):
+            self.services.flusher.request(self)
+
+    def update_config(self, config: TopicConfig) -> None:
+        """Apply changed topic settings; the log takes its part under the lock by `update_log_settings`."""
+        self.config = config
+        flushed_only = _flushed_only(config)
+        if flushed_only != self.replica.flushed_only:
+            self.handle(DurabilityChanged(flushed_only))
+            if flushed_only:
+                self.flush_soon()
+
+    async def update_log_settings(self) -> None:
+        """Give the log the settings of `config`."""
+        if self._log is not None and self.replica.role is not Role.OFFLINE:
+            async with self._log_lock:
+                self._log.update_settings(log_settings(self.config))
+
+    def fail(self, error: BaseException) -> None:
+        """Take the replica offline for the life of the process."""
+        if self.replica.role in (Role.OFFLINE, Role.DELETED):
+            return
+        self.services.metrics.offline_logs.inc()
+        log.error("log_offline", topic=self.topic, partition=self.number, reason=str(error))
+        self.handle(StorageFailed(str(error)))
+        self._wake_watchers()
+
+    # --- upkeep ---
+
+    async def maintain(self) -> None:
+        """One round: checkpoint, roll by time, old producers."""
+        partition_log = self._log
+        if partition_log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
+            return
+        now_ms = self.services.clock.now_ms()
+        self.replica.producers.expire(now_ms)
+        high_watermark = self.replica.high_watermark
+        try:
+            await self._in_thread(lambda: partition_log.checkpoint(now_ms, high_watermark))
+        except HeadraceError as error:
+            self.fail(error)
+
+    async def apply_retention(self) -> RetentionResult | None:
+        """One round of retention; None where the replica has no log to shorten."""
+        if self._log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
+            return None
+        async with self._log_lock:
+            try:
+                result = await self._in_thread(self._retain)
+            except HeadraceError as error:
+                self.fail(error)
+                return None
+            self.handle(LogStartRaised(self._log.log_start_offset))
+        return result
+
+    def _retain(self) -> RetentionResult:
+        now_ms = self.services.clock.now_ms()
+        self.open_log.roll_if_due(now_ms)
+        result = self.open_log.apply_retention(now_ms, self.replica.high_watermark)
+        self.open_log.remove_deleted_files(now_ms)
+        return result
+
+    def rebuild_producers(self) -> None:
+        """Fill the producer windows from the log, before the replica is used (H48). Blocks: call it in a thread."""
+        partition_log, producers = self.open_log, self.replica.producers
+        snapshot = partition_log.load_producer_snapshot()
+        start = int(partition_log.log_start_offset)
+        if snapshot is not None and producers.restore(snapshot[1]):
+            start = max(start, snapshot[0])
+        for header in partition_log.headers(start) if start < partition_log.log_end_offset else ():
+            if header.producer_id >= 0 and header.base_offset >= start:
+                producers.record(
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.base_sequence,
+                    header.record_count,
+                    base_offset=header.base_offset,
+                    at_ms=header.append_timestamp_ms,
+                )
+
+    async def close(self) -> None:
+        """Flush, keep the producers, close the log: the last use of it."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self._log is None:
+            return
+        async with self._log_lock:
+            try:
+                await self._in_thread(self._close_log)
+            except HeadraceError as error:
+                self.fail(error)
+
+    def _close_log(self) -> None:
+        if self.replica.role is not Role.OFFLINE:
+            self.open_log.flush()
+            self.open_log.store_producer_snapshot(self.open_log.log_end_offset, self.replica.producers.snapshot())
+        self.open_log.close(high_watermark=self.replica.high_watermark)
+
+    async def _in_thread(self, call: Callable[[], ResultT]) -> ResultT:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.services.executor, call)
+        except HeadraceError:
+            raise
+        except Exception as error:
+            log.exception("storage_call_failed", topic=self.topic, partition=self.number)
+            raise InternalError(f"the storage met an unexpected {type(error).__name__}") from error
+
+
+def log_settings(config: TopicConfig) -> LogSettings:
+    """What a topic's settings mean for a log."""
+    return LogSettings(
+        segment_bytes=config.segment_bytes,
+        segment_ms=config.segment_ms,
+        index_interval_bytes=config.index_interval_bytes,
+        retention_ms=config.retention_ms,
+        retention_bytes=config.retention_bytes,
+        file_delete_delay_ms=config.file_delete_delay_ms,
+    )
+
+
+def _flushed_only(config: TopicConfig) -> bool:
+    return config.durability is Durability.FSYNC or config.flushes_by_policy
+
+
+def _continues(previous: BatchHeader, header: BatchHeader) -> bool:
+    """Whether the producer window will take `header` right behind `previous`, so that one write may append both."""
+    if header.producer_id < 0:
+        return True
+    return (
+        header.producer_id == previous.producer_id
+        and header.producer_epoch == previous.producer_epoch
+        and header.base_sequence == sequence_after(previous.base_sequence, previous.record_count)
+    )

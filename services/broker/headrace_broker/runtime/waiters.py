@@ -1,0 +1,54 @@
+"""Fetches that wait for data, bounded in number, woken by what happens to any of their partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace_broker.metrics import BrokerMetrics
+
+
+class Wakeable(Protocol):
+    """Keeps the events to set when something happens; a `Partition`."""
+
+    watchers: dict[asyncio.Event, None]
+
+
+class FetchWaiters:
+    """Owner: the broker's RPC service. Belongs to the event loop."""
+
+    def __init__(self, max_waiting: int, metrics: BrokerMetrics) -> None:
+        self._max_waiting = max_waiting
+        self._metrics = metrics
+        self._waiting: dict[asyncio.Event, None] = {}
+        self._closed = False
+
+    def try_enter(self, partitions: Sequence[Wakeable]) -> asyncio.Event | None:
+        """Wait at `partitions` from now on; None where too many wait already, or the broker stops."""
+        if self._closed or len(self._waiting) >= self._max_waiting:
+            return None
+        event = asyncio.Event()
+        self._waiting[event] = None
+        for partition in partitions:
+            partition.watchers[event] = None
+        self._metrics.waiting_fetches.set(len(self._waiting))
+        return event
+
+    def leave(self, event: asyncio.Event, partitions: Sequence[Wakeable]) -> None:
+        """End what `try_enter` began."""
+        for partition in partitions:
+            partition.watchers.pop(event, None)
+        self._waiting.pop(event, None)
+        self._metrics.waiting_fetches.set(len(self._waiting))
+
+    def close(self) -> None:
+        """Let nobody wait any more: the broker stops."""
+        self._closed = True
+        for event in self._waiting:
+            event.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed

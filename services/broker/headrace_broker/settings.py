@@ -1,0 +1,102 @@
+"""What a broker is told by its operator. Read once by `__main__` through `headrace_server.settings.load_settings`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from headrace_server.settings import CommaList
+from headrace_server.telemetry import LogFormat, LogLevel
+from pydantic import Field
+
+ENVIRON_PREFIX = "HEADRACE_BROKER_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """The settings of one broker process; `docs/reference/settings.md` is made from the descriptions."""
+
+    broker_id: Annotated[int, Field(ge=0, le=2**31 - 1, description="This broker's number, unique in the cluster.")]
+    data_dir: Annotated[
+        str, Field(min_length=1, description="Directory of this broker's logs; one broker a directory.")
+    ]
+    cluster: Annotated[str, Field(min_length=1, description="The cluster's name, part of every key in etcd.")] = (
+        "headrace"
+    )
+    etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of the etcd cluster, host:port.")] = (
+        "127.0.0.1:2379",
+    )
+    listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
+        "127.0.0.1:7181"
+    )
+    metrics_listen: Annotated[str, Field(description="Address of the Prometheus endpoint, host:port; empty: none.")] = (
+        ""
+    )
+    advertised_address: Annotated[
+        str, Field(description="The address that clients are told, host:port; empty: the address bound.")
+    ] = ""
+    rack: Annotated[str, Field(description="The failure domain that replicas are spread over; empty: none.")] = ""
+    host: Annotated[str, Field(description="The machine, a failure domain below the rack; empty: none.")] = ""
+    lease_ttl_ms: Annotated[
+        int, Field(ge=1_000, le=600_000, description="Milliseconds after which etcd forgets a silent broker.")
+    ] = 10_000
+    fence_on_lease_loss: Annotated[
+        bool,
+        Field(
+            description="Serve nothing once etcd was silent for the lease's time: no stale reads, less availability."
+        ),
+    ] = False
+    log_level: Annotated[LogLevel, Field(description="The least severe log line that is written.")] = "info"
+    log_format: Annotated[LogFormat, Field(description="Log lines for people or as JSON.")] = "console"
+    ready_file: Annotated[str, Field(description="A JSON file written once the broker serves; empty: none.")] = ""
+    stop_timeout_ms: Annotated[
+        int, Field(ge=1_000, description="Milliseconds that an orderly stop may take before the process ends.")
+    ] = 60_000
+    max_inflight_bytes: Annotated[
+        int,
+        Field(
+            ge=32 << 20,
+            description="Bytes of requests being handled and of answers being sent; beyond, calls are throttled.",
+        ),
+    ] = 96 << 20
+    max_waiting_fetches: Annotated[
+        int, Field(ge=1, le=100_000, description="Fetches that wait for data at once; beyond, they are answered empty.")
+    ] = 2_048
+    max_concurrent_calls: Annotated[
+        int, Field(ge=2, description="Calls at once; more than max_waiting_fetches, so that produce is never shut out.")
+    ] = 4_096
+    max_request_partitions: Annotated[int, Field(ge=1, description="Partitions that one request may name.")] = 10_000
+    max_request_batches: Annotated[int, Field(ge=1, description="Batches that one produce request may carry.")] = 10_000
+    max_batch_records: Annotated[int, Field(ge=1, le=2**31 - 1, description="Records that one batch may hold.")] = (
+        1_000_000
+    )
+    max_payload_bytes: Annotated[
+        int, Field(ge=1 << 16, le=2**31 - 1, description="Bytes of one batch's payload before compression.")
+    ] = 64 << 20
+    max_fetch_bytes: Annotated[
+        int,
+        Field(
+            ge=1 << 16,
+            le=16 << 20,
+            description="Bytes of one fetch answer, whatever it asks for; a first batch may exceed it.",
+        ),
+    ] = 8 << 20
+    max_fetch_wait_ms: Annotated[int, Field(ge=0, description="Milliseconds that a fetch may wait.")] = 60_000
+    max_producers: Annotated[int, Field(ge=1, description="Idempotent producers remembered a partition.")] = 10_000
+    producer_expiry_ms: Annotated[
+        int, Field(ge=60_000, description="Milliseconds of silence after which a producer is forgotten.")
+    ] = 7 * 86_400_000
+    slow_append_ms: Annotated[
+        int, Field(ge=1, description="An append that took this long moves the partition's next ones to a thread.")
+    ] = 20
+    retention_interval_ms: Annotated[int, Field(ge=10, description="Milliseconds between rounds of retention.")] = (
+        300_000
+    )
+    maintenance_interval_ms: Annotated[
+        int, Field(ge=10, description="Milliseconds between rounds of checkpoints and looks at the free space.")
+    ] = 1_000
+
+    def __post_init__(self) -> None:
+        """Refuse settings that contradict each other."""
+        if self.max_concurrent_calls <= self.max_waiting_fetches:
+            raise ValueError("max_concurrent_calls must be more than max_waiting_fetches")
