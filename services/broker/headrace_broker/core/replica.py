@@ -131,8 +131,8 @@ class PartitionReplica:
         assert self.state is not None
         if len(self.state.in_sync) < self.state.min_insync_replicas:
             raise NotEnoughReplicasError(
-                f"{len(self.state.in_sync)} replicas are in sync, min_insync_replicas is
-                {self.state.min_insync_replicas}"
+                f"{len(self.state.in_sync)} replicas are in sync, "
+                f"min_insync_replicas is {self.state.min_insync_replicas}"
             )
 
     def check_batch(
@@ -264,8 +264,12 @@ class PartitionReplica:
         if event.producer_id >= 0:
             count = event.end_offset - event.base_offset
             self.producers.record(
-                event.producer_id, event.producer_epoch, event.base_sequence, count, base_offset=event.base_offset,
-                at_ms=event.at_ms
+                event.producer_id,
+                event.producer_epoch,
+                event.base_sequence,
+                count,
+                base_offset=event.base_offset,
+                at_ms=event.at_ms,
             )
 
     def _flush(self, event: Flushed) -> list[Action]:

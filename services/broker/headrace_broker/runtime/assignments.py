@@ -152,8 +152,10 @@ class Assignments:
         except LogDamagedError as error:
             log.warning("leftover_log_damaged", topic_id=topic_id.hex(), partition=number, reason=str(error))
             return
-        partition = Partition("", topic_id, number, leftover, config=config, services=self._services,
-        spawn=self._spawn_start) partition.handle(StateGone(self._view.source.revision))
+        partition = Partition(
+            "", topic_id, number, leftover, config=config, services=self._services, spawn=self._spawn_start
+        )
+        partition.handle(StateGone(self._view.source.revision))
         self._doom(partition)
 
     async def _leave_key(self, topic_id: bytes, number: int) -> None:
@@ -272,8 +274,10 @@ class Assignments:
             )
         except HeadraceError as met:
             error = met
-        partition = Partition(topic.name, topic_id, number, partition_log, config=config, services=self._services,
-        spawn=self._spawn_start) if error is None:
+        partition = Partition(
+            topic.name, topic_id, number, partition_log, config=config, services=self._services, spawn=self._spawn_start
+        )
+        if error is None:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._services.executor, partition.rebuild_producers)
             except HeadraceError as met:

@@ -103,7 +103,7 @@ class Partition:
         services: PartitionServices,
         spawn: Callable[[Partition, int], None],
     ) -> None:
-        """Hold an opened log; None: it could not be opened, and `fail` follows. `spawn` runs `persist_epoch` in a task."""
+        """Hold an opened log; None: it could not be opened, `fail` follows. `spawn` runs `persist_epoch` as a task."""
         self.topic, self.topic_id, self.number = topic, topic_id, number
         self.config = config
         self.services = services
@@ -249,9 +249,9 @@ class Partition:
         after_ms = header.max_timestamp_ms - now_ms
         if before_ms > config.timestamp_before_max_ms or after_ms > config.timestamp_after_max_ms:
             raise InvalidTimestampError(
-                f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are too far from the broker's
-                clock, " f"{now_ms}: at most {config.timestamp_before_max_ms} ms before and
-                {config.timestamp_after_max_ms} ms after"
+                f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are too far from the "
+                f"broker's clock, {now_ms}: at most {config.timestamp_before_max_ms} ms before and "
+                f"{config.timestamp_after_max_ms} ms after"
             )
         return header
 
