@@ -151,20 +151,20 @@ class MemoryMetastore:
         yield WatchEvents(self._revision, (), self._cluster_id)
         next_revision = start_revision
         while True:
+            # Taken before the history is read: what is written while this waits at a `yield` sets it.
+            changed = self._changed
             for revision, events in self._history_from(next_revision):
                 matching = tuple(event for event in events if _event_key(event).startswith(prefix))
                 next_revision = revision + 1
                 if matching:
                     yield WatchEvents(revision, matching, self._cluster_id)
-            next_revision = max(next_revision, self._revision + 1)
-            changed = self._changed
             try:
                 async with asyncio.timeout(progress_interval_s):
                     await changed.wait()
             except TimeoutError:
                 yield WatchEvents(self._revision, (), self._cluster_id)
             self._enter_read()
-            if next_revision <= self._compact_revision and next_revision <= self._revision:
+            if next_revision <= self._compact_revision:
                 raise self._compacted(f"the watch of {prefix} fell behind a compaction")
 
     async def compact(self, revision: int) -> None:

@@ -1,0 +1,88 @@
+"""Two metastores that must behave alike: a real etcd, and the in-memory fake."""
+
+import asyncio
+
+import pytest
+from headrace_devcluster.etcd import Etcd
+from headrace_server.clock import ManualClock
+from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.memory import MemoryLeaseRenewer, MemoryMetastore
+
+WAIT_SECONDS = 30
+
+
+class World:
+    """One metastore under test. `run` gives a scenario a client; every scenario has a prefix of its own."""
+
+    def __init__(self, prefix):
+        self.prefix = prefix
+
+    def key(self, name):
+        return self.prefix + name
+
+    def run(self, scenario):
+        async def bounded():
+            async with asyncio.timeout(WAIT_SECONDS):
+                store = self.connect()
+                try:
+                    return await scenario(store)
+                finally:
+                    await store.close()
+
+        return asyncio.run(bounded())
+
+
+class MemoryWorld(World):
+    """The fake; time passes when told."""
+
+    def connect(self):
+        self.clock = ManualClock()
+        self.store = MemoryMetastore(clock=self.clock)
+        return self.store
+
+    def let_leases_end(self, milliseconds):
+        self.clock.advance(milliseconds)
+        self.store.expire_leases()
+
+    def renewer(self):
+        return MemoryLeaseRenewer(self.store, asyncio.get_running_loop())
+
+
+class EtcdWorld(World):
+    """A real etcd; time passes by itself, and a test waits for what it brings."""
+
+    def __init__(self, prefix, etcd):
+        super().__init__(prefix)
+        self.etcd = etcd
+
+    def connect(self):
+        return EtcdMetastore([self.etcd.endpoint])
+
+    def let_leases_end(self, milliseconds):
+        """Nothing to do: the scenario waits for the event."""
+
+    def renewer(self):
+        return EtcdLeaseRenewer([self.etcd.endpoint])
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory):
+    """One etcd for all scenarios that leave it running."""
+    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
+@pytest.fixture
+def own_etcd(tmp_path):
+    """An etcd that the test may pause, stop and start again."""
+    with Etcd(tmp_path / "etcd") as etcd:
+        yield etcd
+
+
+@pytest.fixture(params=["memory", "etcd"])
+def world(request):
+    """Either metastore."""
+    prefix = f"/contract/{request.node.originalname}/"
+    if request.param == "memory":
+        return MemoryWorld(prefix)
+    return EtcdWorld(prefix, request.getfixturevalue("shared_etcd"))

@@ -1,0 +1,169 @@
+"""A real etcd that stops answering, is away, comes back, or comes back empty: what the client says and does."""
+
+import asyncio
+import contextlib
+import shutil
+
+import pytest
+from headrace.wire.errors import ErrorCode, InvalidConfigError, MetastoreUnavailableError, Outcome
+from headrace_devcluster.etcd import free_port
+from headrace_server.clock import SystemClock
+from headrace_server.metastore.api import (
+    Get,
+    MetastoreRolledBackError,
+    MetastoreUnknownOutcomeError,
+    ModRevisionIs,
+    Put,
+    VersionIs,
+)
+from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.lease import LeaseKeeper, LeaseState
+from headrace_server.metastore.view import PrefixView
+
+WAIT_SECONDS = 60
+KEY = "/faults/key"
+
+
+def run(scenario):
+    async def bounded():
+        async with asyncio.timeout(WAIT_SECONDS):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def connected(*endpoints, timeout_s=5.0):
+    store = EtcdMetastore(endpoints, timeout_s=timeout_s)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def write_until_known(store, base):
+    """Resolve an unknown outcome as C3 says: the same compare-and-swap on the same base until one attempt is answered."""
+    while True:
+        try:
+            return await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"resolved")], [Get(KEY)])
+        except MetastoreUnknownOutcomeError:
+            continue
+
+
+def test_a_write_without_an_answer_is_unknown(own_etcd):
+    """While etcd is stopped a write ends at its deadline with outcome UNKNOWN, a read with NOT_APPLIED; sent again on
+    the same base the write has one winner (C2, C3, H78)."""
+
+    async def scenario():
+        async with connected(own_etcd.endpoint, timeout_s=0.5) as store:
+            base = (await store.txn([VersionIs(KEY, 0)], [Put(KEY, b"base")])).revision
+            own_etcd.pause()
+            with pytest.raises(MetastoreUnknownOutcomeError) as unknown:
+                await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"unknown")])
+            assert unknown.value.outcome is Outcome.UNKNOWN
+            assert unknown.value.code is ErrorCode.METASTORE_UNAVAILABLE
+            assert unknown.value.retriable
+            with pytest.raises(MetastoreUnavailableError) as unread:
+                await store.get(KEY)
+            assert unread.value.outcome is Outcome.NOT_APPLIED
+            assert own_etcd.endpoint in unread.value.message
+            own_etcd.resume()
+            resolved = await write_until_known(store, base)
+            found = (await store.get(KEY)).key_value
+            assert found.version == 2
+            assert found.value == (b"resolved" if resolved.succeeded else b"unknown")
+
+    run(scenario)
+
+
+def test_reads_go_to_the_endpoint_that_answers(own_etcd):
+    """With one of two endpoints away a read succeeds at once, and the second write does: the first is unknown."""
+
+    async def scenario():
+        nobody = f"127.0.0.1:{free_port()}"
+        async with connected(nobody, own_etcd.endpoint) as store:
+            assert (await store.get(KEY)).key_value is None
+        async with connected(nobody, own_etcd.endpoint) as store:
+            with pytest.raises(MetastoreUnknownOutcomeError):
+                await store.txn([], [Put(KEY, b"1")])
+            assert (await store.txn([], [Put(KEY, b"2")])).succeeded
+            assert (await store.get(KEY)).key_value.version == 1
+
+    run(scenario)
+
+
+def test_the_view_survives_a_restart(own_etcd):
+    """Over an orderly restart of etcd the view loses nothing: it resumes behind its last revision (H80)."""
+
+    async def scenario():
+        async with connected(own_etcd.endpoint) as store:
+            await store.txn([], [Put(KEY, b"1")])
+            view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=1)
+            await view.load()
+            task = asyncio.create_task(view.run())
+            await asyncio.to_thread(own_etcd.stop)
+            await asyncio.to_thread(own_etcd.start)
+            async with connected(own_etcd.endpoint) as other:
+                revisions = [(await other.txn([], [Put(KEY, b"%d" % n)])).revision for n in range(3)]
+            await view.wait_for(revisions[-1], 30)
+            assert view.get(KEY).value == b"2"
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    run(scenario)
+
+
+def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
+    """An etcd whose revision has gone back stops the view with an error that says what to do (H81)."""
+
+    async def scenario():
+        async with connected(own_etcd.endpoint) as store:
+            for number in range(5):
+                await store.txn([], [Put(KEY, b"%d" % number)])
+            view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=1)
+            await view.load()
+            task = asyncio.create_task(view.run())
+            await asyncio.to_thread(own_etcd.stop)
+            shutil.rmtree(own_etcd.directory / "data")
+            await asyncio.to_thread(own_etcd.start)
+            with pytest.raises(MetastoreRolledBackError, match="restore"):
+                await task
+            assert view.get(KEY).value == b"4"
+
+    run(scenario)
+
+
+def test_a_silent_etcd_is_not_a_lost_lease(own_etcd):
+    """While etcd is stopped the keeper turns SILENT at its deadline, not LOST; afterwards ALIVE, or LOST if it expired."""
+
+    async def scenario():
+        async with connected(own_etcd.endpoint) as store:
+            clock = SystemClock()
+            granted_at_ms = clock.boottime_ms()
+            lease = await store.grant_lease(2_000)
+            changes = asyncio.Queue()
+            keeper = LeaseKeeper(
+                EtcdLeaseRenewer([own_etcd.endpoint]),
+                lease.lease_id,
+                lease.ttl_ms,
+                granted_at_ms=granted_at_ms,
+                on_change=changes.put_nowait,
+                clock=clock,
+            )
+            keeper.start()
+            own_etcd.pause()
+            assert await changes.get() is LeaseState.SILENT
+            assert not keeper.alive_now()
+            own_etcd.resume()
+            assert await changes.get() in (LeaseState.ALIVE, LeaseState.LOST)
+            await keeper.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("endpoints", [[], ["localhost"], ["http://localhost:2379"], ["localhost:0"], [":2379"]])
+def test_bad_endpoints_are_named(endpoints):
+    """An endpoint that is not host:port is refused before anything is connected."""
+    with pytest.raises(InvalidConfigError):
+        EtcdLeaseRenewer(endpoints)
