@@ -29,7 +29,7 @@ def test_section_3_a_message_is_just_payload_bytes() -> None:
 
 
 def test_section_3_the_broker_never_decodes_messages() -> None:
-    """Section 3: payloads are opaque: only the simple `records` form and the tool that prints a segment touch columns."""
+    """Section 3: payloads are opaque: only the simple `records` form and the printing tool touch columns."""
     users = []
     for path in sorted(_package("headrace_broker").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -12,6 +12,7 @@ from reference_pages.decisions_page import decisions_body
 from reference_pages.errors_page import errors_body
 from reference_pages.metrics_page import metrics_body
 from reference_pages.rpcs_page import rpcs_body, values_body
+from reference_pages.segment_page import segment_body
 from reference_pages.settings_page import settings_body
 
 
@@ -50,6 +51,7 @@ PAGES = (
         "services/common/headrace_server/topic_configs.py",
         topic_configs.describe_topic_configs,
     ),
+    Page("reference/segment-format.md", "the modules of headrace_broker.storage", segment_body),
     Page("reference/settings.md", "the services' settings.py and sdk/headrace/client/config.py", settings_body),
     Page("reference/metrics.md", "the services' metrics.py", metrics_body),
     Page("decisions/README.md", "the titles of the pages beside it", decisions_body),
