@@ -42,7 +42,7 @@ async def connected(*endpoints, timeout_s=5.0):
 
 
 async def write_until_known(store, base):
-    """Resolve an unknown outcome as C3 says: the same compare-and-swap on the same base until one attempt is answered."""
+    """Resolve an unknown outcome as C3 says: the same compare-and-swap on the same base until it is answered."""
     while True:
         try:
             return await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"resolved")], [Get(KEY)])
@@ -135,7 +135,7 @@ def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
 
 
 def test_a_silent_etcd_is_not_a_lost_lease(own_etcd):
-    """While etcd is stopped the keeper turns SILENT at its deadline, not LOST; afterwards ALIVE, or LOST if it expired."""
+    """While etcd is stopped the keeper turns SILENT at its deadline, not LOST; then ALIVE, or LOST if it expired."""
 
     async def scenario():
         async with connected(own_etcd.endpoint) as store:

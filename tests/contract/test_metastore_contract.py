@@ -39,7 +39,7 @@ async def put(store, key, value=b"v", lease_id=0):
 
 
 def test_a_key_carries_its_revisions(world):
-    """create_revision is that of the first write, mod_revision of the last, version counts them; a deletion ends that."""
+    """create_revision is that of the first write, mod_revision of the last, version counts; a deletion ends that."""
 
     async def scenario(store):
         key = world.key("a")

@@ -14,14 +14,17 @@ WAIT_SECONDS = 20
 
 
 class ScriptedRenewer:
-    """Answers from a script; the last answer stays. Records each renewal."""
+    """Answers from a script, None for no answer; the last answer stays. May move the clock. Records each renewal."""
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, before=lambda: None):
         self.answers = list(answers)
+        self.before = before
         self.renewals = queue.Queue()
         self.closed = threading.Event()
 
-    def renew(self, lease_id):
+    def renew(self, lease_id, timeout_s):
+        assert timeout_s > 0
+        self.before()
         self.renewals.put(lease_id)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:
@@ -32,39 +35,18 @@ class ScriptedRenewer:
         self.closed.set()
 
 
-class Beats:
-    """An event loop that beats each time it is asked, or not at all."""
-
-    def __init__(self, beating):
-        self.beating = beating
-        self.count = 0
-
-    def __call__(self):
-        self.count += self.beating
-        return self.count
-
-
-def keep(renewer, *, clock=None, beating=True, until):
+def keep(renewer, clock, *, until):
     """Run a keeper in a loop until `until(states)` is true; returns the keeper and the states heard."""
-    clock = clock or ManualClock()
     states = []
 
-    async def run():
+    async def scenario():
         heard = asyncio.Event()
 
-        def on_state(state):
+        def on_change(state):
             states.append(state)
             heard.set()
 
-        keeper = LeaseKeeper(
-            renewer,
-            7,
-            TTL_MS,
-            clock,
-            granted_at_ms=clock.boottime_ms(),
-            beats=Beats(beating),
-            on_state=on_state,
-        )
+        keeper = LeaseKeeper(renewer, 7, TTL_MS, granted_at_ms=clock.boottime_ms(), on_change=on_change, clock=clock)
         keeper.start()
         async with asyncio.timeout(WAIT_SECONDS):
             while not until(states):
@@ -73,56 +55,93 @@ def keep(renewer, *, clock=None, beating=True, until):
         await keeper.stop()
         return keeper
 
-    return asyncio.run(run()), states
+    return asyncio.run(scenario()), states
 
 
 def test_silence_is_not_loss():
-    """Without an answer the lease is SILENT; with the next answer it is ALIVE again (H84: silence fences nothing)."""
+    """Unanswered beyond its deadline the lease is SILENT; with the next answer ALIVE again (H84)."""
+    clock = ManualClock()
     renewer = ScriptedRenewer(TTL_MS, None, TTL_MS)
-    keeper, states = keep(renewer, until=lambda states: LeaseState.ALIVE in states)
+    script = iter([lambda: None, lambda: clock.advance(TTL_MS), *[lambda: None] * 1_000])
+    renewer.before = lambda: next(script)()
+    keeper, states = keep(renewer, clock, until=lambda states: LeaseState.ALIVE in states)
     assert states == [LeaseState.SILENT, LeaseState.ALIVE]
-    assert keeper.is_sure()
+    assert keeper.alive_now()
     assert renewer.closed.is_set()
 
 
 def test_a_time_to_live_of_zero_is_loss_and_final():
     """A received time to live of 0 says that the lease has ended, at once and for good (H76)."""
     renewer = ScriptedRenewer(0)
-    keeper, states = keep(renewer, until=lambda states: LeaseState.LOST in states)
+    keeper, states = keep(renewer, ManualClock(), until=lambda states: LeaseState.LOST in states)
     assert states == [LeaseState.LOST]
-    assert not keeper.is_sure()
+    assert keeper.state is LeaseState.LOST
+    assert not keeper.alive_now()
     assert renewer.renewals.qsize() == 1
 
 
 def test_the_deadline_counts_from_the_sending():
     """The lease is sure until the sending of the last answered renewal + TTL - margin, on boot time (H77)."""
     clock = ManualClock()
-    keeper, _ = keep(ScriptedRenewer(TTL_MS, 0), clock=clock, until=lambda states: LeaseState.LOST in states)
+    answered = ScriptedRenewer(TTL_MS, 0)
+    # The renewal takes 5 ms; the deadline counts from its beginning, and the end of the lease does not move it.
+    answered.before = lambda: clock.advance(5)
+    keeper, _ = keep(answered, clock, until=lambda states: LeaseState.LOST in states)
     assert keeper.deadline_ms == TTL_MS - TTL_MS // 10
 
 
-@pytest.mark.parametrize("beating", [True, False])
-def test_a_dead_event_loop_is_not_kept_alive(beating):
-    """Once the loop stands still for the stall time, renewals end; while it beats, they go on (H89)."""
+def test_a_process_that_was_stopped_asks_and_is_told():
+    """`alive_now` compares with the clock at the moment of the question, with no timer in between (H77)."""
     clock = ManualClock()
+    keeper = LeaseKeeper(ScriptedRenewer(TTL_MS), 7, TTL_MS, granted_at_ms=0, on_change=lambda state: None, clock=clock)
+    assert keeper.alive_now()
+    clock.advance(TTL_MS - TTL_MS // 10 - 1)
+    assert keeper.alive_now()
+    clock.advance(1)
+    assert not keeper.alive_now()
+    assert keeper.state is LeaseState.SILENT
+
+
+class AskedClock(ManualClock):
+    """Moves on at each look, and counts the looks."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks = 0
+        self.looked_often = threading.Event()
+
+    def boottime_ms(self):
+        self.advance(TTL_MS)
+        self.looks += 1
+        if self.looks == 20:
+            self.looked_often.set()
+        return super().boottime_ms()
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+def test_a_dead_event_loop_is_not_kept_alive(blocked):
+    """Once the loop has not answered for the stall time, renewals end; while it runs, they go on (H89)."""
+    clock = AskedClock()
     renewer = ScriptedRenewer(TTL_MS)
-    asked = threading.Event()
-    beats = Beats(beating)
 
-    def count():
-        clock.advance(TTL_MS)
-        asked.set()
-        return beats()
-
-    async def run():
+    async def scenario():
         keeper = LeaseKeeper(
-            renewer, 7, TTL_MS, clock, granted_at_ms=0, beats=count, on_state=lambda _: None, stall_ms=1
+            renewer,
+            7,
+            TTL_MS,
+            granted_at_ms=0,
+            on_change=lambda state: None,
+            loop_dead_after_ms=TTL_MS,
+            clock=clock,
         )
         keeper.start()
-        for _ in range(5):
-            asked.clear()
-            assert await asyncio.to_thread(asked.wait, WAIT_SECONDS)
+        if blocked:
+            assert clock.looked_often.wait(WAIT_SECONDS)
+        else:
+            assert await asyncio.to_thread(clock.looked_often.wait, WAIT_SECONDS)
+        renewals = renewer.renewals.qsize()
         await keeper.stop()
+        return renewals
 
-    asyncio.run(run())
-    assert renewer.renewals.qsize() >= 2 if beating else renewer.renewals.qsize() <= 1
+    renewals = asyncio.run(scenario())
+    assert renewals <= 1 if blocked else renewals >= 2

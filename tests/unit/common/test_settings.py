@@ -1,0 +1,108 @@
+"""Settings come from one place each, are checked whole, and every error names the culprit and the way out."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+from headrace.wire.errors import ErrorCode
+from headrace_server.settings import CommaList, SettingsError, describe_settings, load_settings
+from pydantic import Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleSettings:
+    broker_id: Annotated[int, Field(ge=0, le=100, description="The broker's id.")]
+    data_dir: Annotated[str, Field(description="Where logs stand.")] = "data"
+    etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of etcd.")] = ("127.0.0.1:2379",)
+    fence_on_lease_loss: Annotated[bool, Field(description="Stop serving once the lease is in doubt.")] = False
+    log_format: Annotated[Literal["console", "json"], Field(description="How logs look.")] = "console"
+    lease_ttl_ms: Annotated[int, Field(ge=2_000, description="Time to live of the lease.")] = 10_000
+    session_ms: Annotated[int, Field(description="At least the lease.")] = 20_000
+
+    def __post_init__(self):
+        if self.session_ms < self.lease_ttl_ms:
+            raise ValueError("session_ms is less than lease_ttl_ms")
+
+
+def load(tmp_path=None, toml=None, environ=None, overrides=()):
+    config_file = None
+    if toml is not None:
+        config_file = tmp_path / "broker.toml"
+        config_file.write_text(toml)
+    return load_settings(
+        ExampleSettings, config_file=config_file, environ=environ, environ_prefix="HEADRACE_TEST_", overrides=overrides
+    )
+
+
+def test_later_sources_win(tmp_path):
+    """Defaults, then the file, then the environment, then the command line."""
+    settings = load(
+        tmp_path,
+        'broker_id = 1\ndata_dir = "file"\nlog_format = "json"\nlease_ttl_ms = 5000',
+        {"HEADRACE_TEST_DATA_DIR": "environment", "HEADRACE_TEST_LEASE_TTL_MS": "6000", "OTHER": "x"},
+        ["lease_ttl_ms=7000"],
+    )
+    assert settings == ExampleSettings(broker_id=1, data_dir="environment", log_format="json", lease_ttl_ms=7_000)
+
+
+def test_text_becomes_the_type():
+    """Numbers, booleans and lists are read from the environment's text."""
+    settings = load(
+        environ={
+            "HEADRACE_TEST_BROKER_ID": "3",
+            "HEADRACE_TEST_FENCE_ON_LEASE_LOSS": "true",
+            "HEADRACE_TEST_ETCD_ENDPOINTS": "a:1, b:2",
+        }
+    )
+    assert (settings.broker_id, settings.fence_on_lease_loss) == (3, True)
+    assert settings.etcd_endpoints == ("a:1", "b:2")
+    assert type(settings.broker_id) is int
+
+
+def test_lists_in_a_file(tmp_path):
+    """A TOML array is a list, and so is a string with commas."""
+    assert load(tmp_path, 'broker_id = 1\netcd_endpoints = ["a:1", "b:2"]').etcd_endpoints == ("a:1", "b:2")
+    assert load(tmp_path, 'broker_id = 1\netcd_endpoints = "a:1,b:2"').etcd_endpoints == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    ("sources", "words"),
+    [
+        ({"overrides": ["broker_id=1", "lease_ttl=5"]}, ["lease_ttl", "command line", "did you mean lease_ttl_ms?"]),
+        ({"environ": {"HEADRACE_TEST_BROKR_ID": "1"}}, ["HEADRACE_TEST_BROKR_ID", "did you mean broker_id?"]),
+        ({"toml": "broker_id = 1\nzzz = 2"}, ["zzz", "broker.toml"]),
+        ({}, ["broker_id is not set", "HEADRACE_TEST_BROKER_ID"]),
+        ({"overrides": {"broker_id": "one"}}, ["broker_id = 'one'", "the command line", "integer"]),
+        ({"overrides": {"broker_id": 101}}, ["broker_id = 101", "less than or equal to 100"]),
+        ({"overrides": {"broker_id": 1, "log_format": "xml"}}, ["log_format = 'xml'", "'console' or 'json'"]),
+        ({"overrides": {"broker_id": 1, "etcd_endpoints": ""}}, ["etcd_endpoints"]),
+        ({"overrides": {"broker_id": 1, "session_ms": 9_999}}, ["session_ms is less than lease_ttl_ms"]),
+        ({"overrides": ["broker_id"]}, ["'broker_id' is not of the form name=value"]),
+        ({"toml": "broker_id = "}, ["broker.toml", "is not TOML"]),
+        ({"toml": "broker_id = 101", "environ": {"HEADRACE_TEST_LEASE_TTL_MS": "1"}}, ["broker_id", "lease_ttl_ms"]),
+    ],
+)
+def test_bad_settings_name_the_culprit(tmp_path, sources, words):
+    """An unknown name, a wrong type, a value out of range, a broken relation: named, with where it was set."""
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, **sources)
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert caught.value.action
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    """A missing file is named, with the system's reason."""
+    with pytest.raises(SettingsError, match=r"missing\.toml: No such file"):
+        load_settings(ExampleSettings, config_file=tmp_path / "missing.toml")
+
+
+def test_the_reference_shows_every_setting():
+    """The table has name, type, default, range and documentation of every field."""
+    table = describe_settings(ExampleSettings).splitlines()
+    assert table[2] == "| `broker_id` | integer | required | ≥ 0, ≤ 100 | The broker's id. |"
+    assert table[4] == "| `etcd_endpoints` | list | `127.0.0.1:2379` | length ≥ 1 | Members of etcd. |"
+    assert table[5].startswith("| `fence_on_lease_loss` | boolean | `false` |  |")
+    assert table[6].startswith("| `log_format` | `console` or `json` | `console` |")
+    assert len(table) == 2 + 7

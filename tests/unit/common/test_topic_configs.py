@@ -1,0 +1,92 @@
+"""Topic settings: one table, strict when set, forgiving when read back, and told apart from their defaults."""
+
+import pytest
+from headrace.wire.errors import InvalidConfigError
+from headrace_server.topic_configs import (
+    CONFIG_TABLE,
+    INT64_MAX,
+    Durability,
+    TopicConfig,
+    alter_topic_configs,
+    describe_topic_config,
+    describe_topic_configs,
+    normalise_topic_configs,
+    parse_topic_config,
+    read_stored_topic_config,
+)
+
+
+def test_defaults_and_types():
+    """Nothing set is all defaults; what is set has its type."""
+    assert parse_topic_config({}) == TopicConfig()
+    config = parse_topic_config({"retention_ms": "-1", "durability": "async", "flush_ms": "500"})
+    assert (config.retention_ms, config.durability, config.flush_ms) == (-1, Durability.ASYNC, 500)
+    assert config.flushes_by_policy
+    assert not parse_topic_config({"durability": "async"}).flushes_by_policy
+
+
+@pytest.mark.parametrize(
+    ("configs", "words"),
+    [
+        ({"retention": "5"}, ["retention", "did you mean retention_ms?"]),
+        ({"zzzz": "5"}, ["unknown topic setting 'zzzz'"]),
+        ({"retention_ms": "soon"}, ["retention_ms = 'soon'", "not a whole number"]),
+        ({"retention_ms": "-2"}, ["retention_ms = '-2'", "outside -1 .."]),
+        ({"retention_ms": "0"}, ["retention_ms = 0 keeps nothing"]),
+        ({"retention_bytes": "0"}, ["retention_bytes = 0 keeps nothing"]),
+        ({"durability": "maybe"}, ["durability = 'maybe'", "fsync, async"]),
+        ({"min_insync_replicas": "0"}, ["min_insync_replicas"]),
+        ({"flush_ms": "100"}, ["flush_ms", "durability=fsync"]),
+        ({"flush_messages": "100", "durability": "fsync"}, ["flush_messages"]),
+        ({"segment_bytes": "65536"}, ["segment_bytes = 65536 is less than max_batch_bytes"]),
+        ({"segment_ms": str(INT64_MAX + 1)}, ["segment_ms", "2^63 - 1"]),
+    ],
+)
+def test_bad_values_are_named(configs, words):
+    """Unknown names (with the nearest known one), bad values and relations: each refused with what would be right."""
+    with pytest.raises(InvalidConfigError) as caught:
+        parse_topic_config(configs)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert caught.value.action
+
+
+def test_only_what_differs_is_stored():
+    """Defaults and odd spellings do not reach etcd."""
+    stored = normalise_topic_configs({"retention_ms": "604800000", "segment_ms": " 5_000 ", "durability": "async"})
+    assert stored == {"durability": "async", "segment_ms": "5000"}
+
+
+def test_alter_sets_and_unsets():
+    """What is set is changed, what is unset has its default again, the rest stays; relations hold for the whole."""
+    current = {"durability": "async", "flush_ms": "100", "retention_ms": "5000"}
+    assert alter_topic_configs(current, {"retention_ms": "6000"}, ["flush_ms"]) == {
+        "durability": "async",
+        "retention_ms": "6000",
+    }
+    with pytest.raises(InvalidConfigError, match="flush_ms"):
+        alter_topic_configs(current, {}, ["durability"])
+    with pytest.raises(InvalidConfigError, match="both set and unset"):
+        alter_topic_configs(current, {"flush_ms": "1"}, ["flush_ms"])
+    with pytest.raises(InvalidConfigError, match="did you mean flush_ms"):
+        alter_topic_configs(current, {}, ["flush_m"])
+
+
+def test_a_broker_reads_what_a_newer_release_wrote():
+    """A stored setting that this release cannot use is left out and named; it does not stop the topic."""
+    config, skipped = read_stored_topic_config({"retention_ms": "5000", "tiering": "on", "segment_ms": "soon"})
+    assert config == TopicConfig(retention_ms=5_000)
+    assert skipped == ("segment_ms", "tiering")
+    config, skipped = read_stored_topic_config({"flush_ms": "100", "retention_ms": "5000"})
+    assert config == TopicConfig()
+    assert skipped == ("flush_ms", "retention_ms")
+
+
+def test_describe_tells_defaults_apart():
+    """Every setting is shown, with its value, its default and which of the two it is."""
+    described = {value.name: value for value in describe_topic_config({"retention_ms": "5000"})}
+    assert list(described) == [row.name for row in CONFIG_TABLE]
+    assert (described["retention_ms"].value, described["retention_ms"].is_default) == ("5000", False)
+    assert (described["segment_bytes"].value, described["segment_bytes"].is_default) == ("1073741824", True)
+    page = describe_topic_configs()
+    assert all(f"| `{row.name}` |" in page for row in CONFIG_TABLE)
+    assert all(row.documentation.endswith((".", "system.")) for row in CONFIG_TABLE)
