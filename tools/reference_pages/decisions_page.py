@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "decisions"
@@ -18,7 +19,6 @@ def decisions_body() -> str:
     lines = []
     for path in sorted(FOLDER.glob("[0-9]*.md")):
         title = path.read_text("utf-8").splitlines()[0]
-        number, _, name = title.removeprefix("# ").partition(". ")
-        assert path.name.startswith(f"{int(number):04}-"), f"{path.name} is titled {title!r}"
-        lines.append(f"- [{int(number):04}: {name}]({path.name})")
+        number, name = path.name[:4], re.sub(r"^# (\d+\. )?", "", title)
+        lines.append(f"- [{number}: {name}]({path.name})")
     return "\n\n".join([_INTRO, "\n".join(lines)])

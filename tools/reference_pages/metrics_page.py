@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace_broker.metrics import BrokerMetrics
+from headrace_coordinator.metrics import CoordinatorMetrics
 from prometheus_client import CollectorRegistry
 
 from reference_pages.markdown import table
@@ -17,7 +18,9 @@ def metrics_body() -> str:
     """The page from its title on."""
     broker = CollectorRegistry()
     BrokerMetrics(broker)
-    return "\n\n".join([_INTRO, "## Broker", _instruments(broker)])
+    coordinator = CollectorRegistry()
+    CoordinatorMetrics(coordinator)
+    return "\n\n".join([_INTRO, "## Broker", _instruments(broker), "## Coordinator", _instruments(coordinator)])
 
 
 def _instruments(registry: CollectorRegistry) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from headrace.client.config import AdminConfig, ClientConfig, ConsumerConfig, ProducerConfig, ReaderConfig, describe
 from headrace_broker.settings import ENVIRON_PREFIX as BROKER_PREFIX
 from headrace_broker.settings import BrokerSettings
+from headrace_coordinator.settings import ENVIRON_PREFIX as COORDINATOR_PREFIX
+from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.settings import describe_settings
 
 from reference_pages.markdown import table
@@ -32,6 +34,8 @@ def settings_body() -> str:
             _INTRO,
             f"### Broker\n\n`python -m headrace_broker`; in the environment `{BROKER_PREFIX}<NAME>`.",
             describe_settings(BrokerSettings).strip(),
+            f"### Coordinator\n\n`python -m headrace_coordinator`; in the environment `{COORDINATOR_PREFIX}<NAME>`.",
+            describe_settings(CoordinatorSettings).strip(),
             _SDK,
             _sdk_table(ClientConfig),
             *(f"### {name}\n\n{_sdk_table(cls, but=ClientConfig)}" for name, cls in _SDK_CLASSES),
