@@ -29,9 +29,9 @@ from headrace.wire.ids import TopicPartition
 class Admin:
     """Looks at and changes a cluster.
 
-    Every method takes `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed errors of
-    `headrace.wire.errors`, or `NoBrokersAvailableError`. What changes something is not sent again when its answer was lost:
-    the error's outcome is then UNKNOWN.
+    Every method takes `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed
+    errors of `headrace.wire.errors`, or `NoBrokersAvailableError`. What changes something is not sent again when its
+    answer was lost: the error's outcome is then UNKNOWN.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -83,7 +83,8 @@ class Admin:
 
         Raises:
             TopicAlreadyExistsError: unless `exist_ok`.
-            InvalidTopicNameError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError: correct it.
+            InvalidTopicNameError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError: correct
+            it.
         """
         request = rpc.create_topic_request(
             name, partitions, replication_factor, config, assignments, validate_only, self._timeout(timeout)

@@ -292,7 +292,9 @@ def cluster_description(response: cluster_pb2.DescribeClusterResponse) -> Cluste
 
 
 def milliseconds(when: datetime | float) -> int:
-    """Give a moment in ms since 1970: of a datetime (naive: local time, as `datetime.timestamp` has it) or of a number of ms."""
+    """Give a moment in ms since 1970: of a datetime (naive: local time, as `datetime.timestamp` has it) or of a number
+    of ms.
+    """
     return round(when.timestamp() * 1000) if isinstance(when, datetime) else int(when)
 
 

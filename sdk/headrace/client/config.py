@@ -1,6 +1,7 @@
 """Every setting of the SDK, as data. A class each, frozen and validated whole; an unknown name raises and names the nearest.
 
-`describe(cls)` gives the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or `_memory`.
+`describe(cls)` gives the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or
+`_memory`.
 """
 
 import dataclasses

@@ -1,4 +1,6 @@
-"""Notice a fork: threads, locks and connections do not survive one, so what was made before it must not be used after it."""
+"""Notice a fork: threads, locks and connections do not survive one, so what was made before it must not be used after
+it.
+"""
 
 import os
 import weakref

@@ -1,8 +1,8 @@
 """Which partition a record goes to, when the caller does not say.
 
-Records with a key go to CRC-32 (zlib) of the key modulo the number of partitions, as librdkafka's default does, so that mixed
-producers agree. Records without a key stick to one partition until its batch is sealed, then move on (KIP-480): batches fill
-sooner than by round robin. PAPER row 16.
+Records with a key go to CRC-32 (zlib) of the key modulo the number of partitions, as librdkafka's default does, so that
+mixed producers agree. Records without a key stick to one partition until its batch is sealed, then move on (KIP-480):
+batches fill sooner than by round robin. PAPER row 16.
 """
 
 import random

@@ -1,7 +1,7 @@
 """What applications send and receive: records one by one, and batches of them that stay columns until they are looked at.
 
-A `RecordBatch` is a sequence of `Record`s over the columns that came from the broker. Its objects are made by C loops, a batch
-at a time, when they are asked for; `to_arrow` never makes them.
+A `RecordBatch` is a sequence of `Record`s over the columns that came from the broker. Its objects are made by C loops,
+a batch at a time, when they are asked for; `to_arrow` never makes them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import Any, NamedTuple, overload
 
 from headrace.client.serializers import Deserializer, deserialize
-from headrace.wire.columns import Columns
+from headrace.wire.columns import Column, Columns
 from headrace.wire.ids import TopicPartition
 
 __all__ = ["Deserializers", "Record", "RecordBatch", "RecordMetadata", "Segment", "TopicPartition"]
@@ -88,10 +88,10 @@ class Segment:
         """Give the records by C loops alone; `offsets` is consumed in step with them and ends them when it ends."""
         columns, start, end = self.columns, self.start, self.end
         where = f"{self.source} from offset {self.base_offset}"
-        values = self._objects(_part(columns.values(), start, end), self.deserializers.value, "value", where)
+        values = self._objects(_entries(columns.value_column, start, end), self.deserializers.value, "value", where)
         keys: Iterator[Any] = repeat(None)
         if columns.key_column is not None:
-            keys = self._objects(_part(columns.keys(), start, end), self.deserializers.key, "key", where)
+            keys = self._objects(_entries(columns.key_column, start, end), self.deserializers.key, "key", where)
         times: Iterator[int] = repeat(columns.header.base_timestamp_ms)
         if columns.timestamps_ms is not None:
             times = iter(columns.timestamps_ms[start:end].tolist())
@@ -117,6 +117,11 @@ class Segment:
         if how is None:
             return iter(data)
         return map(deserialize, repeat(how), data, repeat(what), repeat(where))
+
+
+def _entries(column: Column, start: int, end: int) -> list[Any]:
+    whole = start == 0 and end == len(column.offsets) - 1
+    return column.to_list() if whole else column.part(start, end).to_list()
 
 
 def _part(entries: list[Any], start: int, end: int) -> list[Any]:
@@ -169,7 +174,8 @@ class RecordBatch(Sequence[Record]):
         """Give a `pyarrow.Table` over the same memory: one chunk a batch, never copied together.
 
         Columns: topic (dictionary of string), partition int32, offset int64, timestamp (ms, UTC), key and value binary,
-        headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not apply.
+        headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not
+        apply.
 
         Raises:
             ImportError: pyarrow is not installed; install `headrace[arrow]`.

@@ -1,7 +1,7 @@
 """What the client knows of the cluster: topics, partitions, leaders, addresses. Pure; not thread-safe: its owner locks.
 
-Knowledge only moves forward: a leader of a lower epoch than the known one is ignored (PROTOCOL H4), and a topic's id is its
-identity: a topic that was deleted and created again replaces the old one as a whole.
+Knowledge only moves forward: a leader of a lower epoch than the known one is ignored (PROTOCOL H4), and a topic's id is
+its identity: a topic that was deleted and created again replaces the old one as a whole.
 """
 
 from collections.abc import Iterable

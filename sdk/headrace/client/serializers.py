@@ -32,7 +32,8 @@ def resolve_serializer(setting: "str | Serializer | None", name: str) -> Seriali
     Raises:
         ConfigError: an unknown name.
     """
-    return _resolve(setting, name, SERIALIZERS)
+    found: Serializer | None = _resolve(setting, name, SERIALIZERS)
+    return found
 
 
 def resolve_deserializer(setting: "str | Deserializer | None", name: str) -> Deserializer | None:
@@ -41,7 +42,8 @@ def resolve_deserializer(setting: "str | Deserializer | None", name: str) -> Des
     Raises:
         ConfigError: an unknown name.
     """
-    return _resolve(setting, name, DESERIALIZERS)
+    found: Deserializer | None = _resolve(setting, name, DESERIALIZERS)
+    return found
 
 
 def _resolve(setting: Any, name: str, table: dict[str, Any]) -> Any:

@@ -1,0 +1,208 @@
+"""Where records wait to become batches: one buffer a partition, and one budget in bytes for all of them.
+
+A buffer's `lock` is held to append to or to swap the open batch, never to encode. What an open batch may grow by
+(`room`) is taken from the budget in pieces ahead of the records, so that the buffer is bounded strictly and an append
+only counts down. No I/O, no clock; waiting for room is the one thing that blocks.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.client.inflight import PartitionPipeline
+from headrace.client.receipts import PendingBatch
+from headrace.wire.ids import TopicPartition
+
+RECORD_OVERHEAD = 24
+"""Bytes that a record may take in a batch beside its key, value and headers: every column's offsets, its timestamp,
+bits.
+"""
+
+HEADER_OVERHEAD = 16
+"""Bytes that one application header may take beside its key and value."""
+
+BATCH_OVERHEAD = 512
+"""Bytes that a batch may take beside its records: its header, the first offsets, gaps and padding."""
+
+PIECE_BYTES = 64 * 1024
+"""What an open batch takes from the budget at a time."""
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class Budget:
+    """The bytes that all records on their way may take together. Any thread."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._used = 0
+        self._waiters = 0
+        self._changed = threading.Condition()
+
+    @property
+    def used(self) -> int:
+        """Bytes taken now."""
+        return self._used
+
+    def take(self, amount: int, timeout: float = 0) -> bool:
+        """Take `amount` bytes, waiting up to `timeout` seconds; whether they were taken. More than all is given when
+        empty.
+        """
+        with self._changed:
+            if self._fits(amount):
+                self._used += amount
+                return True
+            if timeout <= 0:
+                return False
+            self._waiters += 1
+            try:
+                if not self._changed.wait_for(lambda: self._fits(amount), timeout):
+                    return False
+                self._used += amount
+                return True
+            finally:
+                self._waiters -= 1
+
+    def give_back(self, amount: int) -> None:
+        """Give back what was taken."""
+        with self._changed:
+            self._used -= amount
+            assert self._used >= 0, "more was given back than taken"
+            if self._waiters:
+                self._changed.notify_all()
+
+    def _fits(self, amount: int) -> bool:
+        return self._used + amount <= self.limit or self._used == 0
+
+
+class Swapped:
+    """The records of a batch that was open; nobody appends to it any more."""
+
+    __slots__ = ("charged", "headers", "keys", "pending", "timestamps_ms", "values")
+
+    def __init__(self, buffer: "PartitionBuffer", pending: PendingBatch) -> None:
+        self.values = buffer.values
+        self.keys = _padded(buffer.keys, len(buffer.values))
+        self.headers = _padded(buffer.headers, len(buffer.values))
+        self.timestamps_ms = _padded(buffer.timestamps_ms, len(buffer.values))
+        self.pending = pending
+        self.charged = buffer.charged
+
+
+class PartitionBuffer:
+    """The open batch of one partition. Touch it under `lock`; `PartitionBuffer.append` and `swap` keep it consistent.
+
+    Attributes:
+        room: bytes that may be appended before more must be taken; negative while no batch is open, so that whoever
+            appends in a hurry notices with the same comparison.
+        charged: bytes taken from the budget for the open batch, `room` included.
+        retired: nothing may be appended any more: the producer is closed, or the topic is another one by now.
+    """
+
+    __slots__ = (
+        "batch_limit", "charged", "headers", "keys", "largest", "lock", "opened_ms", "pending", "pipeline", "record_limit",
+        "retired", "room", "timestamps_ms", "values", "where",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        where: TopicPartition,
+        pipeline: PartitionPipeline,
+        *,
+        batch_bytes: int,
+        max_batch_bytes: int,
+        records: int,
+    ) -> None:
+        self.where = where
+        self.pipeline = pipeline
+        self.lock = threading.Lock()
+        self.largest = max_batch_bytes - BATCH_OVERHEAD
+        self.batch_limit = min(batch_bytes, self.largest)
+        self.record_limit = records
+        self.retired = False
+        self._empty()
+
+    def _empty(self) -> None:
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Headers | None] | None = None
+        self.timestamps_ms: list[int | None] | None = None
+        self.pending: PendingBatch | None = None
+        self.room = -1
+        self.charged = 0
+        self.opened_ms = 0
+
+    def open(self, pending: PendingBatch, now_ms: int, taken: int) -> None:
+        """Open a batch with `taken` bytes from the budget."""
+        assert self.pending is None
+        self.pending = pending
+        self.opened_ms = now_ms
+        self.room = self.charged = taken
+
+    def is_full_for(self, cost: int) -> bool:
+        """Whether the open batch must be sealed before a record of `cost` bytes."""
+        used = self.charged - max(self.room, 0)
+        return len(self.values) > 0 and (used + cost > self.batch_limit or len(self.values) >= self.record_limit)
+
+    def piece_for(self, cost: int) -> int:
+        """Give how many bytes to take from the budget before a record of `cost` bytes: never more than the limits allow.
+
+        Every record costs at least RECORD_OVERHEAD, so this bounds their number too.
+        """
+        left = min(self.batch_limit - self.charged, (self.record_limit - len(self.values)) * RECORD_OVERHEAD)
+        return max(min(PIECE_BYTES, left), cost - max(self.room, 0))
+
+    def extend(self, taken: int) -> None:
+        """Add bytes from the budget to the open batch."""
+        self.room += taken
+        self.charged += taken
+
+    def append(
+        self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp_ms: int | None, cost: int
+    ) -> int:
+        """Append a record for which there is room; gives its index in the batch."""
+        index = len(self.values)
+        if key is not None:
+            self.keys = _column(self.keys, index)
+            self.keys.append(key)
+        if headers:
+            self.headers = _column(self.headers, index)
+            self.headers.append(headers)
+        if timestamp_ms is not None:
+            self.timestamps_ms = _column(self.timestamps_ms, index)
+            self.timestamps_ms.append(timestamp_ms)
+        self.values.append(value)
+        self.room -= cost
+        return index
+
+    def swap(self) -> tuple[Swapped, int] | None:
+        """Take the open batch away and give it with the bytes that it did not use; None when there is none."""
+        pending = self.pending
+        if pending is None:
+            return None
+        unused = max(self.room, 0)
+        self.charged -= unused
+        swapped = Swapped(self, pending)
+        pending.timestamps_ms = swapped.timestamps_ms
+        self._empty()
+        return swapped, unused
+
+
+def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
+    """Give the bytes that a record is counted with."""
+    cost = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+    for name, data in headers or ():
+        cost += HEADER_OVERHEAD + 4 * len(name) + len(data)
+    return cost
+
+
+def _column(column: list[Any] | None, length: int) -> list[Any]:
+    """Give a column that reaches up to the next record: records before it had nothing in it."""
+    if column is None:
+        return [None] * length
+    column.extend([None] * (length - len(column)))
+    return column
+
+
+def _padded(column: list[Any] | None, length: int) -> list[Any] | None:
+    return None if column is None else _column(column, length)

@@ -1,0 +1,180 @@
+"""The columns of one `send_many`, cut into batches without a step a record. Pure.
+
+Lengths become one cumulative array of costs, so that a batch's end is one binary search. Arrow arrays stay in their
+buffers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.client.accumulator import HEADER_OVERHEAD, RECORD_OVERHEAD, Headers
+from headrace.client.errors import SerializationError
+from headrace.client.sequences import ProducerStamp
+from headrace.client.serializers import Serializer, serialize
+from headrace.wire.columns import encode_batch, encode_columns
+from headrace.wire.compression import Codec
+from headrace.wire.encoding import ArrowBuffers, arrow_buffers
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Bulk:
+    """Records as columns. Immutable.
+
+    Args:
+        values: bytes or None each, or an Arrow column.
+        keys: the same, or None: no keys.
+        headers: pairs each or None, or None: no headers.
+        timestamps_ms: one each or None, or None: no timestamps of their own.
+    """
+
+    __slots__ = ("_ends", "_headers", "_keys", "_times", "_values")
+
+    def __init__(
+        self,
+        values: list[bytes | None] | ArrowBuffers,
+        keys: list[bytes | None] | ArrowBuffers | None,
+        headers: Sequence[Headers | None] | None,
+        timestamps_ms: list[int | None] | None,
+    ) -> None:
+        self._values = values
+        self._keys = keys
+        self._headers = headers
+        self._times = timestamps_ms
+        costs = _lengths(values) + RECORD_OVERHEAD
+        for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
+            if column is not None and _count(column) != len(costs):
+                raise SerializationError(f"{_count(column)} {name} for {len(costs)} values", action="Give one a value.")
+        if keys is not None:
+            costs += _lengths(keys)
+        if headers is not None:
+            costs += np.fromiter(map(_header_cost, headers), np.int64, len(costs))
+        self._ends: Int64s = np.cumsum(costs)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def cut(self, start: int, limit: int, records: int) -> tuple[int, int]:
+        """Give where a batch from `start` on ends, and its cost: as much as fits in `limit` bytes, at least one record."""
+        before = int(self._ends[start - 1]) if start else 0
+        end = int(np.searchsorted(self._ends, before + limit, side="right"))
+        end = min(max(end, start + 1), start + records, len(self))
+        return end, int(self._ends[end - 1]) - before
+
+    def timestamps(self, start: int, end: int) -> list[int | None] | None:
+        """Give the timestamps of some records."""
+        return None if self._times is None else self._times[start:end]
+
+    def encode(
+        self, start: int, end: int, base_timestamp_ms: int, stamp: ProducerStamp, codec: Codec, level: int | None
+    ) -> bytes:
+        """Encode some records as one batch."""
+        rest: dict[str, Any] = {
+            "base_timestamp_ms": base_timestamp_ms,
+            "headers": None if self._headers is None else self._headers[start:end],
+            "timestamps_ms": self.timestamps(start, end),
+            "codec": codec,
+            "compression_level": level,
+            **stamp._asdict(),
+        }
+        if isinstance(self._values, ArrowBuffers):
+            keys = self._keys if self._keys is None or isinstance(self._keys, ArrowBuffers) else _as_buffers(self._keys)
+            return encode_columns(
+                _part(self._values, start, end), keys=None if keys is None else _part(keys, start, end), **rest
+            )
+        listed = _as_list(self._keys) if isinstance(self._keys, ArrowBuffers) else self._keys
+        return encode_batch(self._values[start:end], keys=None if listed is None else listed[start:end], **rest)
+
+    def by_partition(self, choose: Callable[[bytes | None], int]) -> Iterator[tuple[int, "Bulk"]]:
+        """Split by the partition of each key, partitions ascending, order within one kept."""
+        keys = _as_list(self._keys) if isinstance(self._keys, ArrowBuffers) else self._keys
+        chosen = np.fromiter(map(choose, keys if keys is not None else [None] * len(self)), np.int64, len(self))
+        values = _as_list(self._values) if isinstance(self._values, ArrowBuffers) else self._values
+        for partition in np.unique(chosen).tolist():
+            rows = np.flatnonzero(chosen == partition).tolist()
+            yield (
+                partition,
+                Bulk(
+                    [values[row] for row in rows],
+                    None if keys is None else [keys[row] for row in rows],
+                    None if self._headers is None else [self._headers[row] for row in rows],
+                    None if self._times is None else [self._times[row] for row in rows],
+                ),
+            )
+
+
+def bulk_of(
+    values: Any,
+    keys: Any,
+    headers: Sequence[Headers | None] | None,
+    timestamps_ms: Any,
+    key_serializer: Serializer | None,
+    value_serializer: Serializer | None,
+) -> Bulk:
+    """Take what `send_many` was given.
+
+    Raises:
+        SerializationError: an entry that is not bytes, or columns of different lengths.
+    """
+    times = None if timestamps_ms is None else [None if at is None else int(at) for at in timestamps_ms]
+    return Bulk(
+        _taken(values, value_serializer, "value"),
+        None if keys is None else _taken(keys, key_serializer, "key"),
+        None if headers is None else list(headers),
+        times,
+    )
+
+
+def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes | None] | ArrowBuffers:
+    if hasattr(column, "__arrow_array__") or type(column).__module__.partition(".")[0] == "pyarrow":
+        return arrow_buffers(column.combine_chunks() if hasattr(column, "combine_chunks") else column)
+    entries = column if isinstance(column, list) else list(column)
+    if serializer is None and set(map(type, entries)) <= {bytes}:
+        return entries
+    return [serialize(serializer, entry, what) for entry in entries]
+
+
+def _lengths(column: list[bytes | None] | ArrowBuffers) -> Int64s:
+    if isinstance(column, ArrowBuffers):
+        return np.diff(column.offsets).astype(np.int64)
+    try:
+        return np.fromiter(map(len, column), np.int64, len(column))  # type: ignore[arg-type]
+    except TypeError:
+        return np.fromiter((0 if entry is None else len(entry) for entry in column), np.int64, len(column))
+
+
+def _count(column: Any) -> int:
+    return len(column.offsets) - 1 if isinstance(column, ArrowBuffers) else len(column)
+
+
+def _header_cost(headers: Headers | None) -> int:
+    return sum(HEADER_OVERHEAD + 4 * len(name) + len(data) for name, data in headers or ())
+
+
+def _part(column: ArrowBuffers, start: int, end: int) -> ArrowBuffers:
+    bitmap = column.validity
+    if bitmap is not None:
+        bits = np.unpackbits(bitmap, bitorder="little")[start:end]
+        bitmap = np.packbits(bits, bitorder="little")
+    return ArrowBuffers(column.offsets[start : end + 1], column.data, bitmap)
+
+
+def _as_list(column: ArrowBuffers) -> list[bytes | None]:
+    cuts = column.offsets.tolist()
+    data = bytes(column.data)
+    entries: list[bytes | None] = [data[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    if column.validity is not None:
+        valid = np.unpackbits(column.validity, bitorder="little", count=len(entries)).tolist()
+        entries = [entry if ok else None for entry, ok in zip(entries, valid, strict=True)]
+    return entries
+
+
+def _as_buffers(entries: list[bytes | None]) -> ArrowBuffers:
+    offsets = np.zeros(len(entries) + 1, np.int32)
+    np.cumsum(_lengths(entries), out=offsets[1:])
+    nulls = [entry is None for entry in entries]
+    bitmap = np.packbits(~np.array(nulls), bitorder="little") if any(nulls) else None
+    return ArrowBuffers(offsets, b"".join(entry or b"" for entry in entries), bitmap)

@@ -1,0 +1,113 @@
+"""A producer's two threads: one that watches the clock, one that asks coordinators. Both end with it, or when it is collected.
+
+Started when the first batch is opened, so that a producer that is made and not used costs none.
+"""
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, cast
+
+from headrace.client.config import ProducerConfig
+from headrace.wire.errors import HeadraceError
+
+_log = logging.getLogger("headrace.client")
+
+
+class Housekeeper:
+    """Runs `seal_due` when something is due and `refresh` when something is wanted. Any thread."""
+
+    def __init__(self, config: ProducerConfig, seal_due: Callable[[], int | None], refresh: Callable[[], bool]) -> None:
+        self._config = config
+        self._seal_due = weakref.WeakMethod(cast(MethodType, seal_due))
+        self._refresh = weakref.WeakMethod(cast(MethodType, refresh))
+        self._tick = threading.Event()
+        self._wanted = threading.Event()
+        self._stopped = threading.Event()
+        self._start_lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def batch_opened(self) -> None:
+        """Look at the clock again: something may be due sooner than was thought."""
+        if not self._threads:
+            self._start()
+        self._tick.set()
+
+    def refresh_wanted(self) -> None:
+        """Ask for metadata or the producer id soon."""
+        if not self._threads:
+            self._start()
+        self._wanted.set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not past `close`."""
+        self._stopped.wait(seconds)
+
+    def close(self) -> None:
+        """End both threads; waits for the clock's, which never blocks long."""
+        self._stopped.set()
+        self._tick.set()
+        self._wanted.set()
+        for thread in self._threads[:1]:
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._threads or self._stopped.is_set():
+                return
+            loops: list[tuple[str, Any]] = [("headrace-linger", _run_clock), ("headrace-refresh", _run_refresh)]
+            threads = [threading.Thread(target=run, args=(self,), name=name, daemon=True) for name, run in loops]
+            for thread in threads:
+                thread.start()
+            self._threads = threads
+
+    def _wait(self, event: threading.Event, seconds: float | None) -> bool:
+        """Wait for an event; whether to go on."""
+        event.wait(seconds)
+        event.clear()
+        return not self._stopped.is_set()
+
+
+def _run_clock(keeper: Housekeeper) -> None:
+    seconds: float | None = None
+    while keeper._wait(keeper._tick, seconds):
+        seal_due = keeper._seal_due()
+        if seal_due is None:
+            return
+        try:
+            due_ms = seal_due()
+        except Exception:
+            _log.exception("sealing failed")
+            due_ms = None
+        del seal_due
+        seconds = 1.0 if due_ms is None else max(0.001, due_ms / 1000 - time.monotonic())
+
+
+def _run_refresh(keeper: Housekeeper) -> None:
+    seconds = keeper._config.metadata_max_age_ms / 1000
+    failures = 0
+    while keeper._wait(keeper._wanted, seconds):
+        refresh = keeper._refresh()
+        if refresh is None:
+            return
+        satisfied = False
+        try:
+            satisfied = refresh()
+            failures = 0 if satisfied else failures + 1
+        except HeadraceError as error:
+            failures += 1
+            _log.warning("metadata could not be read (try %d): %s", failures, error)
+        except Exception:
+            failures += 1
+            _log.exception("reading metadata failed")
+        del refresh
+        if satisfied:
+            seconds = keeper._config.metadata_max_age_ms / 1000
+        else:
+            backoff = keeper._config.retry_backoff_ms << min(failures, 10)
+            keeper._stopped.wait(min(backoff, keeper._config.retry_backoff_max_ms) / 1000)
+            seconds = 0.0

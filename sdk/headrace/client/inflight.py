@@ -1,0 +1,464 @@
+"""Sealed batches on their way: what is sent next, and what an answer means. Pure; its owner locks. Time comes in as `now_ms`.
+
+A batch waits in its partition's queue, flies in a request, and ends by `Finished`, or comes back to its place in the
+queue.
+
+    event                                   what becomes of the batch
+    acknowledged                            finished with its offset
+    retriable error, nothing vouched for    back to its place, doubtful: only its exact bytes may be sent again
+    retriable error, definitely not done    back to its place
+    out of order, an earlier one unresolved back to its place
+    out of order or unknown producer        definite: back, a new epoch once nothing flies; doubtful: finished, UNKNOWN
+    any other error, or out of time         finished with it; a sequence that is now missing asks for a new epoch
+
+After a failure a partition is recovering: it sends nothing until all that flew has come back, and one request at a time
+until one succeeds. So order holds whatever is lost (PROTOCOL H50, H51, I20 to I22). Without a producer id one request
+at a time flies.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from headrace.client.receipts import PendingBatch
+from headrace.client.retry import Backoff
+from headrace.client.routing import RoutingTable
+from headrace.client.sequences import ProducerStamp, SequenceState, restamp
+from headrace.wire.errors import (
+    ErrorCode,
+    HeadraceError,
+    Outcome,
+    TimedOutError,
+    UnknownTopicIdError,
+)
+from headrace.wire.ids import TopicPartition
+
+MAX_BATCHES_IN_FLIGHT = 64
+"""A partition: as many ranges as the leader remembers (PROTOCOL H48)."""
+
+_LEADERSHIP = frozenset(
+    {
+        ErrorCode.NOT_LEADER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.FENCED_BROKER,
+        ErrorCode.STORAGE_OFFLINE,
+    }
+)
+_IDENTITY = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
+_SEQUENCE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.UNKNOWN_PRODUCER})
+
+
+class SealedBatch:
+    """A batch that takes no more records. Owned by its partition's pipeline."""
+
+    __slots__ = (
+        "charged", "deadline_ms", "doubtful", "encoded", "numbered", "pending", "pipeline", "records", "serial", "stamp",
+    )  # fmt: skip
+
+    def __init__(
+        self, pipeline: "PartitionPipeline", pending: PendingBatch, records: int, charged: int, deadline_ms: int
+    ) -> None:
+        self.pipeline = pipeline
+        self.pending = pending
+        self.records = records
+        self.charged = charged
+        """Bytes of the producer's budget."""
+        self.deadline_ms = deadline_ms
+        self.serial = pipeline.next_serial()
+        self.stamp: ProducerStamp = pipeline.sequences.sealed(records)
+        self.encoded: bytes | None = None
+        """None while it is being encoded; nothing behind it is sent meanwhile."""
+        self.numbered = False
+        """Whether its sequence counts as sent in the present epoch."""
+        self.doubtful = False
+        """Whether some send of it may have been applied."""
+
+
+class PartitionPipeline:
+    """The sealed batches of one partition of one life of a topic."""
+
+    __slots__ = (
+        "failures", "flying", "needs_epoch", "queue", "recovering", "retry_at_ms", "sequences", "serials", "topic_id",
+        "where",
+    )  # fmt: skip
+
+    def __init__(self, where: TopicPartition, topic_id: bytes) -> None:
+        self.where = where
+        self.topic_id = topic_id
+        self.queue: deque[SealedBatch] = deque()
+        self.flying: list[SealedBatch] = []
+        self.sequences = SequenceState()
+        self.serials = 0
+        self.recovering = False
+        self.needs_epoch = False
+        self.failures = 0
+        self.retry_at_ms = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or in flight: then a batch that lingers may go."""
+        return not self.queue and not self.flying
+
+    def next_serial(self) -> int:
+        """Number batches in the order in which they were sealed."""
+        self.serials += 1
+        return self.serials
+
+    def put_back(self, batches: Iterable[SealedBatch]) -> None:
+        """Put batches back to their places in the queue."""
+        merged = list(self.queue)
+        for batch in batches:
+            insort(merged, batch, key=lambda entry: entry.serial)
+        self.queue = deque(merged)
+
+
+class RequestPart(NamedTuple):
+    """What a request carries for one partition."""
+
+    pipeline: PartitionPipeline
+    leader_epoch: int
+    batches: list[SealedBatch]
+
+
+class Request(NamedTuple):
+    """One Produce to be sent."""
+
+    broker_id: int
+    address: str
+    parts: list[RequestPart]
+    timeout_ms: int
+
+
+class Answer(NamedTuple):
+    """What came back for one partition of a request."""
+
+    base_offsets: tuple[int, ...]
+    error: HeadraceError | None
+
+
+class Finished(NamedTuple):
+    """A batch that is done with."""
+
+    batch: SealedBatch
+    base_offset: int
+    error: HeadraceError | None
+
+
+class Dispatcher:
+    """Decides what is sent when. The shell locks around every call, sends the requests and completes what is finished."""
+
+    def __init__(
+        self,
+        routes: RoutingTable,
+        backoff: Backoff,
+        *,
+        idempotent: bool,
+        max_in_flight_requests: int,
+        max_request_bytes: int,
+        request_timeout_ms: int,
+    ) -> None:
+        self._routes = routes
+        self._backoff = backoff
+        self._idempotent = idempotent
+        self._max_in_flight = max_in_flight_requests
+        self._max_request_bytes = max_request_bytes
+        self._request_timeout_ms = request_timeout_ms
+        self._waiting: dict[PartitionPipeline, None] = {}
+        self._in_flight: dict[int, int] = {}
+        self._identity: tuple[int, int] | None = None
+        self.unresolved: dict[SealedBatch, None] = {}
+        """Every batch that was added and has not finished, in order."""
+        self.needs_metadata = False
+        """Set when something cannot be sent for want of a leader; the shell reads metadata and clears it."""
+        self.needs_producer_id = False
+        """Set when something cannot be sent for want of a producer id."""
+
+    def set_identity(self, producer_id: int, epoch: int) -> None:
+        """Take the producer id that the coordinator gave."""
+        self._identity = (producer_id, epoch)
+        self.needs_producer_id = False
+
+    @property
+    def has_identity(self) -> bool:
+        """Whether the producer id is known."""
+        return self._identity is not None
+
+    def start_pipeline(self, pipeline: PartitionPipeline) -> None:
+        """Give a partition that has sent nothing yet the producer id, if there is one."""
+        if self._idempotent and self._identity is not None and pipeline.sequences.producer_id < 0:
+            pipeline.sequences.start(*self._identity)
+
+    def add(self, batch: SealedBatch) -> None:
+        """Queue a batch that was sealed just now; it is sent once it is encoded."""
+        batch.pipeline.queue.append(batch)
+        self._waiting[batch.pipeline] = None
+        self.unresolved[batch] = None
+
+    def next_requests(self, now_ms: int) -> list[Request]:
+        """Give what can be sent now. Each request given counts as in flight until `answered` or `failed`."""
+        requests: list[Request] = []
+        while True:
+            round_ = self._one_round(now_ms)
+            if not round_:
+                return requests
+            requests.extend(round_)
+
+    def _one_round(self, now_ms: int) -> list[Request]:
+        """At most one request a broker."""
+        parts: dict[int, list[RequestPart]] = {}
+        sizes: dict[int, int] = {}
+        addresses: dict[int, str] = {}
+        for pipeline in list(self._waiting):
+            if not pipeline.queue:
+                del self._waiting[pipeline]
+                continue
+            if not self._may_send(pipeline, now_ms):
+                continue
+            leader = self._routes.leader(pipeline.where)
+            if leader is None:
+                self.needs_metadata = True
+                continue
+            broker_id, address, epoch = leader
+            room = self._max_request_bytes - sizes.get(broker_id, 0)
+            if self._in_flight.get(broker_id, 0) >= self._max_in_flight or room <= 0:
+                continue
+            batches = self._take(pipeline, room, first=broker_id not in sizes)
+            if batches:
+                sizes[broker_id] = sizes.get(broker_id, 0) + sum(len(batch.encoded or b"") for batch in batches)
+                addresses[broker_id] = address
+                parts.setdefault(broker_id, []).append(RequestPart(pipeline, epoch, batches))
+        for broker_id in parts:
+            self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
+        return [
+            Request(broker_id, addresses[broker_id], entry, self._timeout(entry, now_ms))
+            for broker_id, entry in parts.items()
+        ]
+
+    def _timeout(self, parts: list[RequestPart], now_ms: int) -> int:
+        deadline = min(batch.deadline_ms for part in parts for batch in part.batches)
+        return max(1, min(self._request_timeout_ms, deadline - now_ms))
+
+    def _may_send(self, pipeline: PartitionPipeline, now_ms: int) -> bool:
+        if pipeline.retry_at_ms > now_ms:
+            return False
+        if pipeline.flying and (pipeline.recovering or pipeline.needs_epoch or not self._idempotent):
+            return False
+        if self._idempotent and pipeline.sequences.producer_id < 0:
+            if self._identity is None:
+                self.needs_producer_id = True
+                return False
+            pipeline.sequences.start(*self._identity)
+        if pipeline.needs_epoch:
+            self._raise_epoch(pipeline)
+        return pipeline.sequences.producer_id >= 0 or not self._idempotent
+
+    def _raise_epoch(self, pipeline: PartitionPipeline) -> None:
+        """Start a new epoch, unless a doubtful batch must be resolved under the old one first."""
+        if any(batch.doubtful for batch in pipeline.queue):
+            return
+        pipeline.needs_epoch = False
+        for batch in pipeline.queue:
+            batch.numbered = False
+        if not pipeline.sequences.raise_epoch():
+            pipeline.sequences = SequenceState()
+            self._identity = None
+            self.needs_producer_id = True
+
+    def _take(self, pipeline: PartitionPipeline, room: int, *, first: bool) -> list[SealedBatch]:
+        """Take batches from the front of the queue; at least one if it is the `first` of its request."""
+        batches: list[SealedBatch] = []
+        while pipeline.queue and len(pipeline.flying) < MAX_BATCHES_IN_FLIGHT:
+            batch = pipeline.queue[0]
+            if batch.encoded is None or (len(batch.encoded) > room and (batches or not first)):
+                break
+            if pipeline.needs_epoch and not batch.doubtful:
+                break
+            pipeline.queue.popleft()
+            if self._idempotent and not batch.numbered:
+                self._number(batch)
+            room -= len(batch.encoded)
+            pipeline.flying.append(batch)
+            batches.append(batch)
+        return batches
+
+    def _number(self, batch: SealedBatch) -> None:
+        assert not batch.doubtful, "a batch that may have been applied keeps its bytes"
+        assert batch.encoded is not None
+        stamp = batch.pipeline.sequences.sent(batch.records)
+        if batch.stamp != stamp:
+            batch.encoded = restamp(batch.encoded, stamp)
+            batch.stamp = stamp
+        batch.numbered = True
+
+    def answered(self, request: Request, answers: Iterable[Answer], now_ms: int) -> list[Finished]:
+        """Take an answer: one `Answer` a part, in the request's order."""
+        self._landed(request)
+        finished: list[Finished] = []
+        for part, answer in zip(request.parts, answers, strict=True):
+            self._remove(part)
+            if answer.error is None:
+                self._succeeded(part, answer, finished)
+            else:
+                self._part_failed(part, answer, answer.error, now_ms, finished)
+        return self._forget(finished)
+
+    def failed(self, request: Request, error: HeadraceError, now_ms: int) -> list[Finished]:
+        """Take the failure of a whole call."""
+        self._landed(request)
+        finished: list[Finished] = []
+        for part in request.parts:
+            self._remove(part)
+            if (
+                error.outcome != Outcome.NOT_APPLIED
+                or error.code in _LEADERSHIP
+                or error.code == ErrorCode.SHUTTING_DOWN
+            ):
+                self.needs_metadata = True
+            self._part_failed(part, Answer((), error), error, now_ms, finished)
+        return self._forget(finished)
+
+    def _landed(self, request: Request) -> None:
+        self._in_flight[request.broker_id] -= 1
+
+    def _remove(self, part: RequestPart) -> None:
+        gone = set(part.batches)
+        part.pipeline.flying = [batch for batch in part.pipeline.flying if batch not in gone]
+
+    def _succeeded(self, part: RequestPart, answer: Answer, finished: list[Finished]) -> None:
+        part.pipeline.recovering = False
+        part.pipeline.failures = 0
+        offsets = answer.base_offsets
+        for index, batch in enumerate(part.batches):
+            finished.append(Finished(batch, offsets[index] if index < len(offsets) else -1, None))
+
+    def _part_failed(
+        self, part: RequestPart, answer: Answer, error: HeadraceError, now_ms: int, finished: list[Finished]
+    ) -> None:
+        """Decide for each batch; those behind the one that was refused were not looked at."""
+        pipeline = part.pipeline
+        pipeline.recovering = True
+        pipeline.failures += 1
+        appended = len(answer.base_offsets)
+        back: list[SealedBatch] = []
+        for index, batch in enumerate(part.batches):
+            if index < appended or error.outcome != Outcome.NOT_APPLIED:
+                batch.doubtful = True
+            refused = index == appended or (index > appended and error.outcome != Outcome.NOT_APPLIED)
+            if not refused or self._comes_back(batch, error):
+                back.append(batch)
+            else:
+                self._end(batch, error, finished)
+        pipeline.put_back(back)
+        if pipeline.queue:
+            self._waiting[pipeline] = None
+        self._reroute(pipeline, part.leader_epoch, error, now_ms)
+
+    def _comes_back(self, batch: SealedBatch, error: HeadraceError) -> bool:
+        """Whether a refused batch is sent again."""
+        pipeline = batch.pipeline
+        if error.code in _SEQUENCE and self._idempotent:
+            earlier = any(other.serial < batch.serial for other in (*pipeline.flying, *pipeline.queue))
+            if error.code == ErrorCode.OUT_OF_ORDER_SEQUENCE and earlier:
+                return True
+            pipeline.needs_epoch = True
+            return not batch.doubtful
+        return error.retriable or error.code in _IDENTITY or error.code in _LEADERSHIP
+
+    def _reroute(self, pipeline: PartitionPipeline, epoch: int, error: HeadraceError, now_ms: int) -> None:
+        moved = error.leader is not None and self._routes.learn_leader(pipeline.where, error.leader)
+        if error.code in _LEADERSHIP and not moved:
+            self._routes.forget_leader(pipeline.where, epoch)
+            self.needs_metadata = True
+        if error.code in _IDENTITY:
+            self.needs_metadata = True
+        at_once = moved and pipeline.failures == 1
+        delay = 0 if at_once else self._backoff.delay_ms(pipeline.failures, error.retry_after_ms)
+        pipeline.retry_at_ms = now_ms + delay
+
+    def _end(self, batch: SealedBatch, error: HeadraceError, finished: list[Finished]) -> None:
+        """Give a batch up. Its sequence stays missing, so what follows needs a new epoch."""
+        if batch.numbered:
+            batch.pipeline.needs_epoch = True
+        if batch.doubtful and error.outcome == Outcome.NOT_APPLIED:
+            error = _doubtful(error)
+        finished.append(Finished(batch, -1, error))
+
+    def give_up(self, batch: SealedBatch, error: HeadraceError) -> list[Finished]:
+        """End a batch that is queued: it could not be encoded."""
+        if batch not in batch.pipeline.queue:
+            return []
+        batch.pipeline.queue.remove(batch)
+        finished: list[Finished] = []
+        self._end(batch, error, finished)
+        return self._forget(finished)
+
+    def expire(self, now_ms: int) -> list[Finished]:
+        """End what has been queued past its deadline."""
+        finished: list[Finished] = []
+        for pipeline in list(self._waiting):
+            while pipeline.queue and pipeline.queue[0].deadline_ms <= now_ms:
+                error = TimedOutError(
+                    f"not delivered to {pipeline.where} within delivery_timeout_ms: {self._obstacle(pipeline)}",
+                    outcome=Outcome.NOT_APPLIED,
+                )
+                self._end(pipeline.queue.popleft(), error, finished)
+        return self._forget(finished)
+
+    def _obstacle(self, pipeline: PartitionPipeline) -> str:
+        if self._idempotent and pipeline.sequences.producer_id < 0:
+            return "no coordinator gave a producer id"
+        if self._routes.leader(pipeline.where) is None:
+            return "the partition has no leader that is known"
+        return f"{pipeline.failures} tries failed" if pipeline.failures else "the broker was busy with earlier requests"
+
+    def metadata_changed(self) -> list[Finished]:
+        """Look at new metadata: batches of a topic that is gone, or is another one by now, end."""
+        self.needs_metadata = False
+        finished: list[Finished] = []
+        for pipeline in list(self._waiting):
+            route = self._routes.topic(pipeline.where.topic)
+            gone = self._routes.error(pipeline.where.topic)
+            if route is not None and route.topic_id == pipeline.topic_id:
+                continue
+            if route is None and (gone is None or gone.code not in _IDENTITY):
+                continue
+            error = UnknownTopicIdError(
+                f"topic {pipeline.where.topic} was deleted" + (" and created again" if route is not None else ""),
+                outcome=Outcome.NOT_APPLIED,
+            )
+            while pipeline.queue and pipeline.queue[0].encoded is not None:
+                self._end(pipeline.queue.popleft(), error, finished)
+        return self._forget(finished)
+
+    def abandon(self, error: HeadraceError) -> list[Finished]:
+        """End everything that is queued, encoded or not; what flies ends with its call."""
+        finished: list[Finished] = []
+        for pipeline in list(self._waiting):
+            while pipeline.queue:
+                self._end(pipeline.queue.popleft(), error, finished)
+        return self._forget(finished)
+
+    def next_event_ms(self, now_ms: int) -> int | None:
+        """Give when a retry or an expiry is next due, after now, or None."""
+        times = []
+        for pipeline in self._waiting:
+            if pipeline.queue:
+                times.append(pipeline.queue[0].deadline_ms)
+                if pipeline.retry_at_ms > now_ms:
+                    times.append(pipeline.retry_at_ms)
+        return min(times, default=None)
+
+    def _forget(self, finished: list[Finished]) -> list[Finished]:
+        for entry in finished:
+            self.unresolved.pop(entry.batch, None)
+        return finished
+
+
+def _doubtful(error: HeadraceError) -> HeadraceError:
+    """The same error with outcome UNKNOWN: an earlier try may have been applied."""
+    changed = type(error)(error.message, outcome=Outcome.UNKNOWN, code=error.code, action=error.action)
+    changed.__cause__ = error
+    return changed

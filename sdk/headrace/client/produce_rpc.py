@@ -1,0 +1,56 @@
+"""Produce on the wire: requests from sealed batches, answers by partition. Pure, shared by both shells."""
+
+from headrace.client.config import ProducerConfig
+from headrace.client.inflight import Answer, Request
+from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.errors import ErrorCode, HeadraceError, InternalError, Outcome, from_detail
+from headrace.wire.ids import TopicPartition
+
+_ACKS: dict[str, broker_pb2.Acks] = {
+    "0": broker_pb2.ACKS_NONE,
+    "1": broker_pb2.ACKS_LEADER,
+    "all": broker_pb2.ACKS_ALL,
+}
+
+GRACE_MS = 1_000
+"""How much longer the call's deadline is than what the broker is given, so that its own answer arrives."""
+
+
+def produce_request(request: Request, config: ProducerConfig) -> broker_pb2.ProduceRequest:
+    """Write a request; topics are named by id."""
+    message = broker_pb2.ProduceRequest(
+        client_id=config.client_id, acks=_ACKS[config.acks_level], timeout_ms=request.timeout_ms
+    )
+    topics: dict[bytes, broker_pb2.TopicProduce] = {}
+    for pipeline, leader_epoch, batches in request.parts:
+        topic = topics.get(pipeline.topic_id)
+        if topic is None:
+            topic = topics[pipeline.topic_id] = message.topics.add(
+                topic=topics_pb2.TopicRef(topic_id=pipeline.topic_id)
+            )
+        part = topic.partitions.add(partition=pipeline.where.partition, leader_epoch=leader_epoch)
+        part.batches.extend(batch.encoded for batch in batches if batch.encoded is not None)
+    return message
+
+
+def answers_of(request: Request, response: broker_pb2.ProduceResponse) -> list[Answer]:
+    """Read an answer, one entry a part of the request; a part that is not answered has an unknown outcome."""
+    found: dict[tuple[bytes, int], Answer] = {}
+    for topic in response.topics:
+        for part in topic.partitions:
+            error = from_detail(part.error) if part.HasField("error") else None
+            found[topic.topic_id, part.partition] = Answer(tuple(part.base_offsets), error)
+    return [
+        found.get((part.pipeline.topic_id, part.pipeline.where.partition))
+        or Answer((), _unanswered(part.pipeline.where))
+        for part in request.parts
+    ]
+
+
+def _unanswered(where: TopicPartition) -> HeadraceError:
+    return InternalError(f"the broker's answer does not mention {where}", outcome=Outcome.UNKNOWN, retriable=True)
+
+
+def cancelled_by_us(error: HeadraceError) -> bool:
+    """Whether a call ended because this client closed its channel."""
+    return error.code == ErrorCode.UNSPECIFIED and "CANCELLED" in error.message

@@ -1,0 +1,812 @@
+"""The blocking `Producer`. Any thread.
+
+No thread stands between the caller and the wire: the caller that fills a batch seals it, encodes it and starts the
+call; answers come on gRPC's thread, which starts the next call; one timer thread seals batches that have lingered; one
+more reads metadata and the producer id when they are wanted. A batch lingers at least `linger_ms`, and as long as its
+partition has something in flight: so batches grow under load by themselves.
+
+Locks, always taken in this order: a buffer's (appending), then the producer's `_lock` (dispatching). Neither is held to
+encode, to call or to wait. The path of a record is `send` down to the first `return`; it is written out flat because it
+runs once a record. The dictionary `_open` leads there; it is empty while there is a reason to look closer: closed,
+forked, not yet known.
+"""
+
+import atexit
+import contextlib
+import logging
+import random
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+
+from headrace.client.accumulator import Budget, Headers, PartitionBuffer, record_cost
+from headrace.client.bulk import Bulk, bulk_of
+from headrace.client.config import ProducerConfig, build
+from headrace.client.connection import ClusterClient, Connections, never_connected, status_of
+from headrace.client.errors import BufferFullError, ClosedError, DeliveryError, ForkedError
+from headrace.client.forking import ForkGuard
+from headrace.client.housekeeping import Housekeeper
+from headrace.client.inflight import Dispatcher, Finished, PartitionPipeline, Request, SealedBatch
+from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.produce_rpc import GRACE_MS, answers_of, produce_request
+from headrace.client.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
+from headrace.client.records import RecordMetadata
+from headrace.client.retry import Backoff
+from headrace.client.routing import RoutingTable, TopicRoute
+from headrace.client.serializers import resolve_serializer, serialize
+from headrace.v1 import cluster_pb2, topics_pb2
+from headrace.wire.columns import encode_batch
+from headrace.wire.compression import Codec, compress
+from headrace.wire.errors import (
+    BatchTooLargeError,
+    HeadraceError,
+    InternalError,
+    Outcome,
+    ShuttingDownError,
+    TimedOutError,
+    UnknownPartitionError,
+    from_rpc_error,
+)
+from headrace.wire.ids import TopicPartition
+
+__all__ = ["Producer", "RecordMetadata"]
+
+_log = logging.getLogger("headrace.client")
+
+DEFAULT_MAX_BATCH_BYTES = 1024 * 1024
+KEPT_FAILURES = 100
+ATEXIT_TIMEOUT_S = 5.0
+TOPIC_GRACE_S = 2.0
+"""How long a topic may be unknown before that is believed: a server may not have heard of a new one yet."""
+
+
+class _Topic:
+    """What a producer keeps of one life of a topic. Changed under the producer's `_topics_lock`."""
+
+    __slots__ = ("buffers", "route", "sticky")
+
+    def __init__(self, route: TopicRoute, buffers: list[PartitionBuffer], sticky: int) -> None:
+        self.route = route
+        self.buffers = buffers
+        self.sticky = sticky
+
+
+class Producer:
+    """Sends records.
+
+    `send` returns at once, and blocks only while the buffer is full or a topic is new. What cannot be delivered shows
+    in receipts, and in `flush` and `close`. Use it as a context manager, from any number of threads; make it after
+    forking.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """See `ProducerConfig` for the settings. Connects when first used.
+
+        Raises:
+            ConfigError: an unknown setting, a value out of range, or settings that contradict each other.
+            UnsupportedCodecError: the compression's package is not installed; the message names it.
+        """
+        self._config = config = build(ProducerConfig, settings)
+        self._codec = Codec[config.compression_type.upper()]
+        compress(self._codec, b"", config.compression_level)
+        self._key_serializer = resolve_serializer(config.key_serializer, "key_serializer")
+        self._value_serializer = resolve_serializer(config.value_serializer, "value_serializer")
+        self._plain = config.partitioner is None and self._value_serializer is None and self._key_serializer is None
+        self._receipts = config.receipts
+        self._open: dict[str, PartitionBuffer] = {}
+        self._keyed: dict[str, list[PartitionBuffer]] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._topics_lock = threading.Lock()
+        self._budget = Budget(config.buffer_memory)
+        self._connections = Connections("Producer")
+        self._cluster = ClusterClient(config, self._connections)
+        self._random = random.Random()
+        self._routes = RoutingTable()
+        self._dispatcher = Dispatcher(
+            self._routes,
+            Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self._random),
+            idempotent=config.idempotent,
+            max_in_flight_requests=config.max_in_flight_requests,
+            max_request_bytes=config.max_request_bytes,
+            request_timeout_ms=config.request_timeout_ms,
+        )
+        self._lock = threading.Lock()
+        self._lingering: dict[PartitionBuffer, None] = {}
+        self._failures: list[tuple[TopicPartition, int, HeadraceError]] = []
+        self._failed_records = 0
+        self._closed = False
+        self._forked_at = False
+        self._calls: set[Any] = set()
+        self._dispatching = False
+        self._dispatch_again = False
+        self._housekeeper = Housekeeper(self._config, self._seal_due, self._refresh)
+        self._fork = ForkGuard(self._forked)
+        _live.add(self)
+
+    def __enter__(self) -> "Producer":
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
+        """Flush and close; after an exception close without waiting long, so that it is not hidden."""
+        if exc_type is None:
+            self.close()
+        else:
+            with contextlib.suppress(HeadraceError):
+                self.close(timeout=1.0)
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Receipt:
+        """Take one record; it is on its way when this returns.
+
+        Args:
+            topic: where to.
+            value: bytes, or what value_serializer takes; None is a null value.
+            key: bytes, or what key_serializer takes; decides the partition.
+            headers: (name, bytes) pairs.
+            partition: in place of the partitioner's choice.
+            timestamp_ms: ms since 1970; None for now.
+
+        Returns:
+            A receipt; with `receipts=False` it is None.
+
+        Raises:
+            BufferFullError: the buffer stayed full for max_block_ms; the record was not taken.
+            BatchTooLargeError: larger than the topic takes.
+            SerializationError: not bytes, or the serializer failed.
+            UnknownTopicError, UnknownPartitionError, NoBrokersAvailableError: there is nowhere to send it.
+            ClosedError, ForkedError: make a new producer.
+        """
+        if key is None and headers is None and partition is None and timestamp_ms is None and type(value) is bytes:
+            try:
+                buffer = self._open[topic]
+            except KeyError:
+                return self._send(topic, value, None, None, None, None)
+            with buffer.lock:
+                room = buffer.room - len(value) - 24
+                if room >= 0:
+                    buffer.room = room
+                    values = buffer.values
+                    if self._receipts:
+                        receipt = _new(Receipt)
+                        receipt.batch = buffer.pending  # type: ignore[assignment]  # room >= 0: a batch is open
+                        receipt.index = len(values)
+                        values.append(value)
+                        return receipt
+                    values.append(value)
+                    return None  # type: ignore[return-value]
+        elif (
+            type(key) is bytes
+            and headers is None
+            and partition is None
+            and timestamp_ms is None
+            and type(value) is bytes
+        ):
+            try:
+                buffers = self._keyed[topic]
+            except KeyError:
+                return self._send(topic, value, key, None, None, None)
+            buffer = buffers[zlib.crc32(key) % len(buffers)]
+            with buffer.lock:
+                room = buffer.room - len(value) - len(key) - 24
+                keys = buffer.keys
+                if room >= 0 and keys is not None:
+                    values = buffer.values
+                    index = len(values)
+                    if len(keys) == index:
+                        buffer.room = room
+                        values.append(value)
+                        keys.append(key)
+                        return receipt_for(buffer.pending, index) if self._receipts else None  # type: ignore[arg-type, return-value]
+        return self._send(topic, value, key, headers, partition, timestamp_ms)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Sequence[Headers | None] | None = None,
+        timestamps_ms: Any = None,
+        partition: int | None = None,
+    ) -> ManyReceipt:
+        """Take many records at once: the bulk path.
+
+        Args:
+            topic: where to.
+            values: a sequence of values as for `send`, or a pyarrow binary or string array.
+            keys: the same for keys; each record goes to its key's partition, unless `partition` is given.
+            headers: one sequence of pairs a record, or None each.
+            timestamps_ms: one a record; None for now.
+            partition: all records go there, in order. Without it and without keys they fill the sticky partition.
+
+        Returns:
+            One receipt a batch.
+
+        Raises:
+            As `send`. When it raises, records before the one that failed may have been taken.
+        """
+        bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer)
+        parts: list[tuple[Receipt, int]] = []
+        found = self._topic(topic)
+        count = len(found.buffers)
+        if partition is not None:
+            self._check_partition(found, partition)
+            plan: list[tuple[int | None, Bulk]] = [(partition, bulk)]
+        elif keys is not None or self._config.partitioner is not None:
+            plan = [*bulk.by_partition(lambda key: self._partition_for(topic, key, count))]
+        else:
+            plan = [(None, bulk)]
+        for chosen, share in plan:
+            self._send_bulk(topic, chosen, share, parts)
+        return ManyReceipt(parts)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send everything that was taken so far and wait until it is acknowledged.
+
+        Raises:
+            DeliveryError: what failed since the last flush, or is still on its way after `timeout` seconds.
+        """
+        self._check_usable(closed_is_fine=True)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._seal_all()
+        with self._lock:
+            waiting = list(self._dispatcher.unresolved)
+        for batch in waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                batch.pending.wait(left)
+            except TimeoutError:
+                break
+            except HeadraceError:
+                continue
+        self._raise_failures(sum(batch.records for batch in waiting if not batch.pending.done()))
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Flush for up to `timeout` seconds, then give up what is left, and close. Calling it again does nothing.
+
+        Raises:
+            DeliveryError: what was not delivered.
+        """
+        if self._closed or self._forked_at:
+            self._closed = True
+            return
+        self._closed = True
+        self._open.clear()
+        self._keyed.clear()
+        try:
+            self._retire_buffers()
+            self.flush(timeout)
+        finally:
+            self._give_up(ClosedError("Producer"))
+            self._housekeeper.close()
+            self._connections.close()
+            _live.discard(self)
+
+    def partitions_for(self, topic: str) -> int:
+        """Give how many partitions a topic has.
+
+        Raises:
+            UnknownTopicError, NoBrokersAvailableError: as `send`.
+        """
+        return len(self._topic(topic).buffers)
+
+    # The rest of the way of a record that the fast path does not take.
+
+    def _send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> Receipt:
+        data = serialize(self._value_serializer, value, "value")
+        key_data = serialize(self._key_serializer, key, "key")
+        deadline = time.monotonic() + self._config.max_block_ms / 1000
+        while True:
+            found = self._topic(topic)
+            if partition is not None:
+                self._check_partition(found, partition)
+                chosen = partition
+            elif key_data is not None or self._config.partitioner is not None:
+                chosen = self._partition_for(topic, key_data, len(found.buffers))
+            else:
+                chosen = found.sticky
+            receipt = self._append(found.buffers[chosen], data, key_data, headers, timestamp_ms, deadline)
+            if receipt is not None:
+                return receipt if self._receipts else None  # type: ignore[return-value]
+
+    def _append(
+        self,
+        buffer: PartitionBuffer,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp_ms: int | None,
+        deadline: float,
+    ) -> Receipt | None:
+        """Append one record, sealing and waiting for room as needed. None: the buffer is out of use, look again."""
+        cost = record_cost(value, key, headers)
+        if cost > buffer.largest:
+            raise BatchTooLargeError(
+                f"a record of {cost} bytes is over the {buffer.largest} that {buffer.where.topic} takes"
+            )
+        while True:
+            piece = 0
+            sealed = None
+            with buffer.lock:
+                if buffer.retired:
+                    return None
+                if buffer.is_full_for(cost):
+                    sealed = self._seal(buffer)
+                elif buffer.room >= cost and buffer.pending is not None:
+                    pending = buffer.pending
+                    return receipt_for(pending, buffer.append(value, key, headers, timestamp_ms, cost))
+                else:
+                    piece = buffer.piece_for(cost)
+            if sealed is not None:
+                self._ship(sealed)
+                self._move_sticky(buffer)
+                continue
+            self._take_memory(piece, deadline)
+            with buffer.lock:
+                opened = self._grow(buffer, piece)
+            if opened:
+                self._housekeeper.batch_opened()
+
+    def _grow(self, buffer: PartitionBuffer, piece: int) -> bool:
+        """Give a piece of memory to the open batch, or open one with it; whether one was opened. Under the buffer's
+        lock.
+        """
+        if buffer.retired:
+            self._budget.give_back(piece)
+            return False
+        if buffer.pending is not None:
+            buffer.extend(piece)
+            return False
+        buffer.open(PendingBatch(buffer.where, _now_ms(), self._expedite), _monotonic_ms(), piece)
+        self._lingering[buffer] = None
+        return True
+
+    def _take_memory(self, amount: int, deadline: float) -> None:
+        if self._budget.take(amount):
+            return
+        self._seal_all()
+        if not self._budget.take(amount, max(0.0, deadline - time.monotonic())):
+            self._check_usable()
+            raise BufferFullError(self._config.buffer_memory, self._config.max_block_ms)
+        if self._closed:
+            self._budget.give_back(amount)
+            raise ClosedError("Producer")
+
+    def _send_bulk(self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[Receipt, int]]) -> None:
+        """Turn columns into batches without a step a record, behind what is open in the partition."""
+        deadline = time.monotonic() + self._config.max_block_ms / 1000
+        start = 0
+        while start < len(bulk):
+            found = self._topic(topic)
+            buffer = found.buffers[found.sticky if chosen is None else chosen]
+            end, cost = bulk.cut(start, buffer.batch_limit, self._config.batch_records)
+            if cost > buffer.largest:
+                raise BatchTooLargeError(f"a record of {cost} bytes is over the {buffer.largest} that {topic} takes")
+            self._take_memory(cost, deadline)
+            pending = PendingBatch(buffer.where, _now_ms(), self._expedite)
+            pending.timestamps_ms = bulk.timestamps(start, end)
+            with buffer.lock:
+                if buffer.retired:
+                    self._budget.give_back(cost)
+                    continue
+                before = self._seal(buffer)
+                batch = self._enqueue(buffer, pending, end - start, cost)
+            if before is not None:
+                self._ship(before)
+            level = self._config.compression_level
+            self._encode(batch, partial(bulk.encode, start, end, pending.timestamp_ms, codec=self._codec, level=level))
+            self._dispatch()
+            parts.append((receipt_for(pending, 0), end - start))
+            if chosen is None:
+                self._move_sticky(buffer)
+            start = end
+
+    # Sealing and dispatching.
+
+    def _seal(self, buffer: PartitionBuffer) -> "tuple[SealedBatch, Any] | None":
+        """Take the open batch and queue it in its place; still to be encoded. Under the buffer's lock."""
+        swapped = buffer.swap()
+        self._lingering.pop(buffer, None)
+        if swapped is None:
+            return None
+        records, unused = swapped
+        self._budget.give_back(unused + (records.charged if not records.values else 0))
+        if not records.values:
+            records.pending.complete(-1, None)
+            return None
+        return self._enqueue(buffer, records.pending, len(records.values), records.charged), records
+
+    def _enqueue(self, buffer: PartitionBuffer, pending: PendingBatch, records: int, charged: int) -> SealedBatch:
+        """Give a batch its place and its sequence. Under the buffer's lock."""
+        with self._lock:
+            self._dispatcher.start_pipeline(buffer.pipeline)
+            deadline_ms = _monotonic_ms() + self._config.delivery_timeout_ms
+            batch = SealedBatch(buffer.pipeline, pending, records, charged, deadline_ms)
+            self._dispatcher.add(batch)
+        return batch
+
+    def _ship(self, sealed: "tuple[SealedBatch, Any]") -> None:
+        """Encode a sealed batch and start what can be sent."""
+        batch, records = sealed
+        self._encode(
+            batch,
+            lambda stamp: encode_batch(
+                records.values,
+                base_timestamp_ms=batch.pending.timestamp_ms,
+                keys=records.keys,
+                headers=records.headers,
+                timestamps_ms=records.timestamps_ms,
+                codec=self._codec,
+                compression_level=self._config.compression_level,
+                producer_id=stamp.producer_id,
+                producer_epoch=stamp.producer_epoch,
+                base_sequence=stamp.base_sequence,
+            ),
+        )
+        self._dispatch()
+
+    def _encode(self, batch: SealedBatch, encode: Any) -> None:
+        try:
+            batch.encoded = encode(batch.stamp)
+        except BaseException as error:
+            typed = (
+                error if isinstance(error, HeadraceError) else InternalError(repr(error), outcome=Outcome.NOT_APPLIED)
+            )
+            with self._lock:
+                finished = self._dispatcher.give_up(batch, typed)
+            self._finish(finished)
+            if not isinstance(error, HeadraceError):
+                raise
+
+    def _dispatch(self) -> None:
+        """Start every call that may start now.
+
+        One thread at a time starts calls, so that they leave in the order of their sequences; another one that comes
+        meanwhile leaves its wish with it.
+        """
+        with self._lock:
+            self._dispatch_again = True
+            if self._dispatching:
+                return
+            self._dispatching = True
+        started, requests = 0, list[Request]()
+        try:
+            while True:
+                with self._lock:
+                    if not self._dispatch_again:
+                        self._dispatching = False
+                        return
+                    self._dispatch_again = False
+                    requests = self._dispatcher.next_requests(_monotonic_ms())
+                    started = 0
+                    wanted = self._dispatcher.needs_metadata or self._dispatcher.needs_producer_id
+                if wanted:
+                    self._housekeeper.refresh_wanted()
+                for request in requests:
+                    self._call(request)
+                    started += 1
+        except BaseException:
+            with self._lock:
+                self._dispatching = False
+                error = ShuttingDownError("interrupted before it was sent", outcome=Outcome.UNKNOWN)
+                for request in requests[started:]:
+                    self._dispatcher.failed(request, error, _monotonic_ms())
+            self._housekeeper.batch_opened()
+            raise
+
+    def _call(self, request: Request) -> None:
+        try:
+            stub = self._connections.endpoint(request.address).broker
+            call = stub.Produce.future(
+                produce_request(request, self._config), timeout=(request.timeout_ms + GRACE_MS) / 1000
+            )
+        except (ClosedError, ValueError):  # grpc says ValueError of a channel that was closed meanwhile
+            self._resolve(request, None, ClosedError("Producer"))
+            return
+        self._calls.add(call)
+        call.add_done_callback(lambda done: self._landed(request, done))
+
+    def _landed(self, request: Request, call: Any) -> None:
+        """Take an answer, on gRPC's thread."""
+        self._calls.discard(call)
+        try:
+            self._resolve(request, call.result(), None)
+        except grpc.FutureCancelledError:
+            self._resolve(
+                request, None, TimedOutError("the call was given up", outcome=Outcome.UNKNOWN, retriable=False)
+            )
+        except grpc.RpcError as error:
+            typed = from_rpc_error(error)
+            if never_connected(status_of(error)[1]):
+                typed.outcome = Outcome.NOT_APPLIED
+            self._resolve(request, None, typed)
+        except Exception:
+            _log.exception("an answer could not be handled")
+
+    def _resolve(self, request: Request, response: Any, error: HeadraceError | None) -> None:
+        now_ms = _monotonic_ms()
+        with self._lock:
+            if error is not None:
+                finished = self._dispatcher.failed(request, error, now_ms)
+            else:
+                finished = self._dispatcher.answered(request, answers_of(request, response), now_ms)
+        self._finish(finished)
+        self._seal_due()
+        if error is not None or self._dispatcher.needs_metadata:
+            self._housekeeper.batch_opened()
+
+    def _finish(self, finished: list[Finished]) -> None:
+        """Complete batches and give their memory back."""
+        for batch, base_offset, error in finished:
+            self._budget.give_back(batch.charged)
+            batch.encoded = None
+            if error is not None:
+                with self._lock:
+                    self._failed_records += batch.records
+                    if len(self._failures) < KEPT_FAILURES:
+                        self._failures.append((batch.pipeline.where, batch.records, error))
+            batch.pending.complete(base_offset, error)
+
+    # Lingering, run by the timer and by answers.
+
+    def _seal_due(self) -> int | None:
+        """Seal what has lingered, send what can be sent, end what is too late; give when to look again, in monotonic
+        ms.
+        """
+        now_ms = _monotonic_ms()
+        linger_ms = self._config.linger_ms
+        next_ms: int | None = None
+        for buffer in list(self._lingering):
+            due_ms = buffer.opened_ms + linger_ms
+            if due_ms > now_ms:
+                next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
+            elif buffer.pipeline.idle:
+                self._seal_now(buffer)
+        with self._lock:
+            finished = self._dispatcher.expire(now_ms)
+            event_ms = self._dispatcher.next_event_ms(now_ms)
+        self._finish(finished)
+        self._dispatch()
+        return min((at for at in (next_ms, event_ms) if at is not None), default=None)
+
+    def _seal_now(self, buffer: PartitionBuffer) -> None:
+        with buffer.lock:
+            sealed = self._seal(buffer)
+        if sealed is not None:
+            self._ship(sealed)
+            self._move_sticky(buffer)
+
+    def _seal_all(self) -> None:
+        for buffer in list(self._lingering):
+            self._seal_now(buffer)
+
+    def _expedite(self, pending: PendingBatch) -> None:
+        """Somebody waits for a batch: if it is still open, send it now."""
+        for buffer in list(self._lingering):
+            if buffer.pending is pending:
+                self._seal_now(buffer)
+                return
+
+    def _move_sticky(self, buffer: PartitionBuffer) -> None:
+        """Records without a key move on from a partition whose batch was sealed."""
+        topic = self._topics.get(buffer.where.topic)
+        if topic is None or topic.sticky != buffer.where.partition or len(topic.buffers) == 1:
+            return
+        with self._topics_lock:
+            if self._topics.get(buffer.where.topic) is not topic or self._closed:
+                return
+            route = self._routes.topic(buffer.where.topic) or topic.route
+            led = [partition for partition in route.led_partitions() if partition < len(topic.buffers)]
+            topic.sticky = next_sticky(buffer.where.partition, led, len(topic.buffers), self._random)
+            if self._plain:
+                self._open[buffer.where.topic] = topic.buffers[topic.sticky]
+
+    # Topics.
+
+    def _topic(self, name: str) -> _Topic:
+        """Give a topic's buffers; the first time, ask for its metadata."""
+        self._check_usable()
+        found = self._topics.get(name)
+        if found is not None:
+            return found
+        deadline = time.monotonic() + self._config.max_block_ms / 1000
+        grace = time.monotonic() + min(TOPIC_GRACE_S, self._config.max_block_ms / 1000)
+        attempt = 0
+        while True:
+            attempt += 1
+            left = max(0.001, deadline - time.monotonic())
+            try:
+                self._read_metadata([name], min(left, self._config.request_timeout_ms / 1000))
+                route = self._require_route(name)
+            except HeadraceError as error:
+                until = deadline if error.retriable else grace
+                if (not error.retriable and not _is_unknown_topic(error)) or time.monotonic() >= until:
+                    raise
+                delay = self._config.retry_backoff_ms * min(attempt, 10) / 1000
+                self._housekeeper.pause(min(delay, max(0.0, until - time.monotonic())))
+                self._check_usable()
+                continue
+            return self._install(route)
+
+    def _require_route(self, name: str) -> TopicRoute:
+        with self._lock:
+            route = self._routes.require(name)
+        if not route.partitions:
+            raise UnknownPartitionError(f"topic {name} has no partitions yet", retriable=True)
+        return route
+
+    def _install(self, route: TopicRoute) -> _Topic:
+        """Make buffers for a topic, or for the partitions that it has got since."""
+        with self._topics_lock:
+            self._check_usable()
+            known = self._topics.get(route.name)
+            if known is not None and known.route.topic_id == route.topic_id:
+                buffers = known.buffers
+                if len(buffers) >= route.partitions:
+                    return known
+            else:
+                if known is not None:
+                    self._retire(known)
+                buffers = []
+            more = [self._make_buffer(route, number) for number in range(len(buffers), route.partitions)]
+            sticky = next_sticky(-1, route.led_partitions(), route.partitions, self._random)
+            topic = _Topic(route, [*buffers, *more], sticky)
+            self._topics[route.name] = topic
+            if self._plain:
+                self._open[route.name] = topic.buffers[sticky]
+                self._keyed[route.name] = topic.buffers
+            return topic
+
+    def _make_buffer(self, route: TopicRoute, partition: int) -> PartitionBuffer:
+        where = TopicPartition(route.name, partition)
+        return PartitionBuffer(
+            where,
+            PartitionPipeline(where, route.topic_id),
+            batch_bytes=self._config.batch_bytes,
+            max_batch_bytes=min(route.max_batch_bytes or DEFAULT_MAX_BATCH_BYTES, 24 * 1024 * 1024),
+            records=self._config.batch_records,
+        )
+
+    def _retire(self, topic: _Topic) -> None:
+        """Take a topic out of use: what is open goes its way, nothing more is appended."""
+        self._topics.pop(topic.route.name, None)
+        self._open.pop(topic.route.name, None)
+        self._keyed.pop(topic.route.name, None)
+        for buffer in topic.buffers:
+            with buffer.lock:
+                sealed = self._seal(buffer)
+                buffer.retired = True
+            if sealed is not None:
+                self._ship(sealed)
+
+    def _retire_buffers(self) -> None:
+        for topic in list(self._topics.values()):
+            self._retire(topic)
+
+    def _partition_for(self, topic: str, key: bytes | None, count: int) -> int:
+        custom = self._config.partitioner
+        if custom is not None:
+            return check_partition(custom(topic, key, count), count, topic)
+        return self._topics[topic].sticky if key is None else partition_for_key(key, count)
+
+    def _check_partition(self, topic: _Topic, partition: int) -> None:
+        if not 0 <= partition < len(topic.buffers):
+            raise UnknownPartitionError(
+                f"{topic.route.name} has partitions 0 to {len(topic.buffers) - 1}, not {partition}",
+                outcome=Outcome.NOT_APPLIED,
+            )
+
+    # Metadata and the producer id, run by the housekeeper or by the first sender to a topic.
+
+    def _read_metadata(self, names: list[str], timeout: float) -> None:
+        refs = [topics_pb2.TopicRef(name=name) for name in names]
+        response = self._cluster.get_metadata(
+            cluster_pb2.GetMetadataRequest(topics=refs, brokers_only=not refs), timeout
+        )
+        with self._lock:
+            self._routes.update(response)
+            finished = self._dispatcher.metadata_changed()
+        self._finish(finished)
+
+    def _refresh(self) -> bool:
+        """Read metadata and the producer id where they are wanted; whether nothing is wanted any more."""
+        timeout = self._config.request_timeout_ms / 1000
+        self._read_metadata(list(self._topics), timeout)
+        for name in list(self._topics):
+            route = self._routes.topic(name)
+            if route is not None:
+                self._install(route)
+            elif (error := self._routes.error(name)) is not None and _is_unknown_topic(error):
+                with self._topics_lock:
+                    gone = self._topics.get(name)
+                    if gone is not None:
+                        self._retire(gone)
+        if self._config.idempotent and not self._dispatcher.has_identity:
+            answer = self._cluster.call_coordinator("InitProducerId", cluster_pb2.InitProducerIdRequest(), timeout)
+            with self._lock:
+                self._dispatcher.set_identity(answer.producer_id, answer.producer_epoch)
+        self._dispatch()
+        with self._lock:
+            return not self._dispatcher.needs_metadata and not self._dispatcher.needs_producer_id
+
+    # Ends.
+
+    def _check_usable(self, *, closed_is_fine: bool = False) -> None:
+        if self._forked_at:
+            raise ForkedError("Producer")
+        if self._closed and not closed_is_fine:
+            raise ClosedError("Producer")
+
+    def _raise_failures(self, pending_records: int) -> None:
+        with self._lock:
+            failures, self._failures = self._failures, []
+            failed, self._failed_records = self._failed_records, 0
+        if failed or pending_records:
+            raise DeliveryError(failures, failed_records=failed, pending_records=pending_records)
+
+    def _give_up(self, error: HeadraceError) -> None:
+        """End what is left: queued batches now, those in flight by cancelling their calls."""
+        with self._lock:
+            finished = self._dispatcher.abandon(error)
+        self._finish(finished)
+        for call in list(self._calls):
+            call.cancel()
+
+    def _forked(self) -> None:
+        """In the child after a fork: every method says so from now on."""
+        self._forked_at = True
+        self._open.clear()
+        self._keyed.clear()
+
+
+_new = object.__new__
+
+
+def _is_unknown_topic(error: HeadraceError) -> bool:
+    return error.code.name in {"UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID", "UNKNOWN_PARTITION"}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+_live: "weakref.WeakSet[Producer]" = weakref.WeakSet()
+
+
+def _close_at_exit() -> None:
+    """Give producers that were left open a bounded chance to deliver."""
+    for producer in list(_live):
+        try:
+            producer.close(ATEXIT_TIMEOUT_S)
+        except HeadraceError as error:
+            _log.error("records were lost at exit: %s", error)
+
+
+# Runs after threads that are not daemons have ended; gRPC's own, which deliver, are daemons and still run.
+atexit.register(_close_at_exit)

@@ -1,0 +1,81 @@
+"""Sequences of an idempotent producer, a partition at a time. Pure.
+
+Sequences count records modulo 2^31 (PROTOCOL H48). A batch gets its sequence when it is sealed; when it is first sent
+that must still be the next one of its epoch, else it is stamped anew: its first send was never made, or was definitely
+refused, so nothing can be doubled (H51). After a failure the epoch is raised once nothing is in flight any more (H49).
+"""
+
+import struct
+from typing import NamedTuple
+
+from headrace.wire.crc import crc32c
+
+SEQUENCES = 1 << 31
+MAX_EPOCH = (1 << 31) - 1
+
+_PRODUCER = struct.Struct("<qii")
+_PRODUCER_AT = 64
+_CRC = struct.Struct("<I")
+_CRC_AT = 32
+_CRC_START = 36
+
+
+class ProducerStamp(NamedTuple):
+    """What a batch says of its producer."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+NO_PRODUCER = ProducerStamp(-1, -1, -1)
+
+
+class SequenceState:
+    """The sequences of one partition. Changed by `sealed`, `sent`, `raise_epoch` and `start` alone; its owner locks."""
+
+    __slots__ = ("_next_sealed", "_next_sent", "epoch", "producer_id")
+
+    def __init__(self) -> None:
+        self.producer_id = -1
+        self.epoch = -1
+        self._next_sealed = 0
+        self._next_sent = 0
+
+    def start(self, producer_id: int, epoch: int) -> None:
+        """Take a producer id; sequences start at 0. Only while nothing that was sent is unresolved."""
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self._next_sealed = self._next_sent = 0
+
+    def sealed(self, records: int) -> ProducerStamp:
+        """Give the stamp for a batch that is sealed now; none as long as there is no producer id."""
+        if self.producer_id < 0:
+            return NO_PRODUCER
+        stamp = ProducerStamp(self.producer_id, self.epoch, self._next_sealed)
+        self._next_sealed = (self._next_sealed + records) % SEQUENCES
+        return stamp
+
+    def sent(self, records: int) -> ProducerStamp:
+        """Give the stamp that a batch must carry that is sent for the first time now."""
+        assert self.producer_id >= 0
+        stamp = ProducerStamp(self.producer_id, self.epoch, self._next_sent)
+        self._next_sent = (self._next_sent + records) % SEQUENCES
+        return stamp
+
+    def raise_epoch(self) -> bool:
+        """Start a new epoch at sequence 0; False when epochs are used up and a new producer id is needed (H54)."""
+        if self.epoch >= MAX_EPOCH:
+            return False
+        self.start(self.producer_id, self.epoch + 1)
+        return True
+
+
+def restamp(batch: bytes, stamp: ProducerStamp) -> bytes:
+    """Give the batch with another producer stamp; the payload stays as it is. Only where no send of it can have been
+    applied.
+    """
+    changed = bytearray(batch)
+    _PRODUCER.pack_into(changed, _PRODUCER_AT, *stamp)
+    _CRC.pack_into(changed, _CRC_AT, crc32c(memoryview(changed)[_CRC_START:]))
+    return bytes(changed)
