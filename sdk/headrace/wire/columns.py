@@ -66,6 +66,15 @@ class Column:
     validity: Bytes | None
     """uint8[(n + 7) // 8], least significant bit first; None: nothing is null."""
 
+    def part(self, start: int, end: int) -> "Column":
+        """Give the entries `start` to `end` as a column of their own; offsets and bitmap are small copies."""
+        first, last = int(self.offsets[start]), int(self.offsets[end])
+        validity = self.validity
+        if validity is not None:
+            bits = np.unpackbits(validity, bitorder="little")[start:end]
+            validity = np.packbits(bits, bitorder="little")
+        return Column(self.offsets[start : end + 1] - np.int32(first), self.data[first:last], validity)
+
     def to_list(self) -> list[Any]:
         """Give the entries as bytes, None where null."""
         count = len(self.offsets) - 1

@@ -1,0 +1,314 @@
+"""The engine of blocking readers: one thread that keeps fetches in flight, and a queue that the application empties.
+
+The thread plans fetches by `Positions`, starts them as gRPC futures, reads metadata again where it is stale or old, and
+finds new positions where an old one is gone. Answers are taken in on gRPC's threads: they are only queued, with their
+batches' headers walked; checksums and columns are the application's thread's work, so that the two overlap.
+"""
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc
+
+from headrace.client.admin import Admin
+from headrace.client.admin_rpc import by_name
+from headrace.client.config import ClientConfig, FetchConfig
+from headrace.client.connection import ClusterClient, Connections
+from headrace.client.errors import ClosedError, ForkedError, LogTruncationError, WakeupError
+from headrace.client.forking import ForkGuard
+from headrace.client.positions import Chunk, FetchPlan, Positions
+from headrace.client.retry import Backoff
+from headrace.client.routing import RoutingTable
+from headrace.v1 import broker_pb2, cluster_pb2
+from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, from_rpc_error
+from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.consumer")
+
+STOP_TIMEOUT_S = 5.0
+
+
+class NewPartitions(Protocol):
+    """Called on the engine's thread when a topic turns out to have more partitions than are read."""
+
+    def __call__(self, topic: str, partitions: int) -> None:
+        """`partitions` is the topic's number now."""
+
+
+class Fetcher:
+    """Owned by one consumer or reader, whose thread calls it; `wakeup` and `close` may come from any thread."""
+
+    def __init__(
+        self, config: FetchConfig, what: str, *, auto_offset_reset: str, on_metadata: NewPartitions | None = None
+    ) -> None:
+        """`what` names the owner in errors; `auto_offset_reset` is earliest, latest or error."""
+        self._config = config
+        self._what = what
+        self._auto_offset_reset = auto_offset_reset
+        self._on_metadata = on_metadata
+        self._connections = Connections(what)
+        self._cluster = ClusterClient(config, self._connections)
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+        self._lock = threading.Lock()
+        self._data = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._routes = RoutingTable()
+        self._topics: set[str] = set()
+        self._flights: set[Any] = set()
+        self._metadata_failures = 0
+        self._metadata_at_ms = 0
+        self._wakeup = False
+        self._closed = False
+        self._forked = False
+        self._thread: threading.Thread | None = None
+        self._fork_guard = ForkGuard(self._after_fork)
+        self.positions = Positions(config, self._backoff)
+        self.admin = Admin(**{name: getattr(config, name) for name in ClientConfig.__dataclass_fields__})
+        self.last_error: HeadraceError | None = None
+        """What keeps metadata from being read, or None while it works."""
+        self.last_answer_ms = now_ms()
+
+    # --- for the application's thread ---
+
+    def read_metadata(self, topics: set[str]) -> dict[str, int]:
+        """Read metadata of `topics` and give their numbers of partitions.
+
+        Raises:
+            NoBrokersAvailableError: no address answered.
+            UnknownTopicError: one of them is not there.
+        """
+        self.check()
+        answer = self._ask_metadata(topics)
+        with self._lock:
+            self._routes.update(answer)
+            self._topics = set(topics)
+            return {name: self._routes.require(name).partitions for name in sorted(topics)}
+
+    def start(self) -> None:
+        """Begin to fetch."""
+        self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
+        self._thread = threading.Thread(target=self._run, name=f"headrace-{self._what.lower()}", daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def changing(self) -> Any:
+        """Hold the lock around a change of `positions`, then wake the engine."""
+        self.check()
+        with self._lock:
+            yield self.positions
+            self._work.notify()
+
+    def next_chunk(self, timeout: float | None) -> Chunk | None:
+        """Wait for the next chunk; None when the time is up or all partitions have reached their end.
+
+        Raises:
+            WakeupError: another thread called `wakeup`.
+            ClosedError, ForkedError: the owner is of no use any more.
+            HeadraceError: an error of one partition.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            while True:
+                self.check()
+                if self._wakeup:
+                    self._wakeup = False
+                    raise WakeupError
+                chunk = self.positions.pop()
+                if chunk is not None:
+                    self._work.notify()
+                    return chunk
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or self.positions.is_finished():
+                    return None
+                self._data.wait(left)
+
+    def wakeup(self) -> None:
+        """End the wait of the application's thread, now or the next."""
+        with self._lock:
+            self._wakeup = True
+            self._data.notify_all()
+
+    def check(self) -> None:
+        """Raise where the owner is closed or was forked away."""
+        if self._forked:
+            raise ForkedError(self._what)
+        if self._closed:
+            raise ClosedError(self._what)
+
+    def close(self) -> None:
+        """End all fetches and the thread; returns within seconds whatever the servers do. Again: nothing."""
+        if self._forked:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            flights = list(self._flights)
+            self._data.notify_all()
+            self._work.notify_all()
+        for flight in flights:
+            flight.cancel()
+        self._connections.close()
+        self.admin.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(STOP_TIMEOUT_S)
+
+    # --- the engine's thread ---
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                now = now_ms()
+                plans = self.positions.plan(self._routes, now)
+                resets = self.positions.resets()
+                refresh = self._refresh_due(now)
+                if not plans and not resets and not refresh:
+                    self._work.wait(self._idle_seconds(now))
+                    continue
+            for plan in plans:
+                self._start(plan)
+            if refresh:
+                self._refresh()
+            for where in resets:
+                self._reset(where)
+
+    def _refresh_due(self, now: int) -> bool:
+        if now >= self._metadata_at_ms:
+            return True
+        return bool(self.positions.stale_topics) and not self._metadata_failures
+
+    def _idle_seconds(self, now: int) -> float:
+        retry_ms = self.positions.next_retry_ms(now)
+        wait_ms = self._metadata_at_ms - now if retry_ms is None else min(retry_ms, self._metadata_at_ms - now)
+        return max(wait_ms, 1) / 1000
+
+    def _start(self, plan: FetchPlan) -> None:
+        timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
+        try:
+            flight = self._connections.endpoint(plan.address).broker.Fetch.future(plan.request, timeout=timeout)
+        except (ClosedError, ValueError):
+            return  # Closed meanwhile: the loop ends at its next turn.
+        with self._lock:
+            self._flights.add(flight)
+        flight.add_done_callback(lambda done: self._landed(plan, done))
+
+    def _landed(self, plan: FetchPlan, flight: Any) -> None:
+        """Take in an answer, on one of gRPC's threads."""
+        error: HeadraceError | None = None
+        answer = broker_pb2.FetchResponse()
+        try:
+            answer = flight.result()
+        except grpc.RpcError as failure:
+            error = from_rpc_error(failure)
+        except grpc.FutureCancelledError:
+            return
+        with self._lock:
+            self._flights.discard(flight)
+            if self._closed:
+                return
+            if error is not None:
+                news = self.positions.take_failure(plan, error, self._routes, now_ms())
+            else:
+                self.last_answer_ms = now_ms()
+                news = self.positions.take_answer(plan, answer, self._routes, now_ms())
+            if news:
+                self._data.notify()
+            self._work.notify()
+
+    def _refresh(self) -> None:
+        with self._lock:
+            topics = set(self._topics)
+        try:
+            answer = self._ask_metadata(topics)
+        except HeadraceError as error:
+            with self._lock:
+                self._metadata_failures += 1
+                self._metadata_at_ms = now_ms() + self._backoff.delay_ms(self._metadata_failures, error.retry_after_ms)
+                self.last_error = error
+            return
+        with self._lock:
+            self._routes.update(answer)
+            self.positions.stale_topics.clear()
+            self._metadata_failures = 0
+            self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
+            self.last_error = None
+            counts = {name: route.partitions for name in topics if (route := self._routes.topic(name)) is not None}
+            self._fail_missing(topics)
+        for name, partitions in sorted(counts.items()):
+            if self._on_metadata is not None:
+                self._guarded(lambda name=name, partitions=partitions: self._on_metadata(name, partitions))  # type: ignore[misc]
+
+    def _fail_missing(self, topics: set[str]) -> None:
+        """Tell the application of a topic that was deleted under it."""
+        for where in self.positions.assigned():
+            error = self._routes.error(where.topic) if where.topic in topics else None
+            if error is not None and not error.retriable:
+                self.positions.fail(where, error, now_ms())
+                self._data.notify()
+
+    def _ask_metadata(self, topics: set[str]) -> cluster_pb2.GetMetadataResponse:
+        request = cluster_pb2.GetMetadataRequest(topics=[by_name(name) for name in sorted(topics)])
+        return self._cluster.get_metadata(request, self._config.request_timeout_ms / 1000)
+
+    def _reset(self, where: TopicPartition) -> None:
+        """Find where to go on in a partition whose position is not in its log."""
+        self._guarded(lambda: self._find_position(where), where)
+
+    def _find_position(self, where: TopicPartition) -> None:
+        earliest = self.admin.list_offsets(where.topic, "earliest", partitions=[where.partition])[where].offset
+        latest = self.admin.list_offsets(where.topic, "latest", partitions=[where.partition])[where].offset
+        with self._lock:
+            if where not in self.positions:
+                return
+            position = self.positions.position(where)
+            if earliest <= position <= latest:
+                self.positions.seek(where, position)  # It is in the log again: the answer was of an older view.
+                return
+            if self._auto_offset_reset == "error":
+                self.positions.fail(where, _gone(where, position, earliest, latest), now_ms())
+                self._data.notify()
+                return
+            target = earliest if self._auto_offset_reset == "earliest" else latest
+            self.positions.seek(where, target)
+        log.warning(
+            "%s: offset %d is not in the log (%d to %d); going on at %d", where, position, earliest, latest, target
+        )
+
+    def _guarded(self, act: Callable[[], None], where: TopicPartition | None = None) -> None:
+        """Do what asks servers; an error that a retry may mend is waited out, another is the application's."""
+        try:
+            act()
+        except ClosedError:
+            return
+        except HeadraceError as error:
+            with self._lock:
+                self.last_error = error
+                if where is not None and not error.retriable:
+                    self.positions.fail(where, error, now_ms())
+                    self._data.notify()
+                    return
+            time.sleep(self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
+
+    def _after_fork(self) -> None:
+        self._forked = True
+
+
+def _gone(where: TopicPartition, position: int, earliest: int, latest: int) -> HeadraceError:
+    if position > latest:
+        return LogTruncationError(where, position, latest)
+    return OffsetOutOfRangeError(
+        f"{where} starts at offset {earliest}; the {earliest - position} records from {position} on are gone",
+        action=f"Seek to {earliest}, or set auto_offset_reset.",
+    )
+
+
+def now_ms() -> int:
+    """Milliseconds of a clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,192 @@
+"""The blocking `Reader`: a bounded part of a topic, without a group, read once from start to end.
+
+with headrace.Reader("clicks", start=timedelta(hours=-1), end="current") as reader:
+    table = reader.to_arrow()
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from headrace.client.config import ReaderConfig, build
+from headrace.client.errors import ConfigError
+from headrace.client.fetching import Fetcher
+from headrace.client.records import Record, RecordBatch, Segment
+from headrace.client.segments import deserializers_of, segments_of
+from headrace.wire.errors import TimedOutError, UnknownPartitionError
+from headrace.wire.ids import TopicPartition
+
+Edge: TypeAlias = str | int | datetime | timedelta
+"""`earliest`, `latest` or `current` (where the next record will be), an offset, a time, or a time from now back."""
+
+
+class Reader:
+    """Reads one topic's partitions from `start` up to `end` and stops there. One thread; `close` from any."""
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        start: Edge | Mapping[int, Edge] = "earliest",
+        end: Edge | Mapping[int, Edge] = "current",
+        last: int | None = None,
+        partitions: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Connect and fix where to start and to end in each partition. See `ReaderConfig` for the settings.
+
+        Args:
+            topic: its name.
+            start: where to start; a mapping gives each partition its own. A timedelta counts back from now, whatever
+                its sign.
+            end: where to end, exclusive, in the same ways; by default what is visible now.
+            last: the last so many records of each partition before `end`, in place of `start`.
+            partitions: which; None: all.
+            settings: see `ReaderConfig`.
+
+        Raises:
+            ConfigError: an unknown setting, a bad edge, `start` and `last` together.
+            NoBrokersAvailableError: no address answered.
+            UnknownTopicError, UnknownPartitionError: there is none such.
+        """
+        self._config = build(ReaderConfig, settings)
+        if last is not None and (last < 1 or start != "earliest"):
+            raise ConfigError("last is at least 1 and goes without start")
+        self._deserializers = deserializers_of(self._config)
+        self._fetcher = Fetcher(self._config, "Reader", auto_offset_reset="error")
+        try:
+            count = self._fetcher.read_metadata({topic})[topic]
+            numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
+            if not numbers:
+                raise ConfigError("partitions is empty", action="Leave it out to read all.")
+            if any(not 0 <= number < count for number in numbers):
+                raise UnknownPartitionError(f"{topic} has the partitions 0 to {count - 1}")
+            self._place(topic, numbers, start, end, last)
+            self._fetcher.start()
+        except BaseException:
+            self._fetcher.close()
+            raise
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        """Give the records one by one, partitions as they come, each in order; ends at the end."""
+        for segment in self._read(None):
+            yield from segment.records(iter(segment.offsets()))
+
+    def batches(self, timeout: float | None = None) -> Iterator[RecordBatch]:
+        """Give the records in batches, one a fetch and partition.
+
+        Raises:
+            TimedOutError: nothing came for `timeout` seconds (None: wait without end).
+        """
+        for segments in self._chunks(timeout):
+            yield RecordBatch(segments)
+
+    def read(self, timeout: float | None = None) -> RecordBatch:
+        """Give all records that are left, as one batch; they are all in memory then."""
+        return RecordBatch(list(self._read(timeout)))
+
+    def to_arrow(self, timeout: float | None = None) -> Any:
+        """Give all records that are left as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
+        return self.read(timeout).to_arrow()
+
+    def to_pandas(self, timeout: float | None = None) -> Any:
+        """Give all records that are left as a `pandas.DataFrame`."""
+        return self.read(timeout).to_pandas()
+
+    def start_offsets(self) -> dict[TopicPartition, int]:
+        """Give where each partition starts."""
+        return dict(self._starts)
+
+    def end_offsets(self) -> dict[TopicPartition, int]:
+        """Give where each partition ends, exclusive."""
+        return dict(self._ends)
+
+    def close(self) -> None:
+        """End fetching and close the connections; returns within seconds. Again: nothing. Any thread."""
+        self._fetcher.close()
+
+    def _read(self, timeout: float | None) -> Iterator[Segment]:
+        for segments in self._chunks(timeout):
+            yield from segments
+
+    def _chunks(self, timeout: float | None) -> Iterator[list[Segment]]:
+        while True:
+            chunk = self._fetcher.next_chunk(timeout)
+            if chunk is None:
+                with self._fetcher.changing() as positions:
+                    finished = positions.is_finished()
+                if finished:
+                    return
+                raise TimedOutError(f"nothing was received for {timeout:g} s, and the end is not reached")
+            segments = []
+            for segment in segments_of(chunk, self._deserializers, self._config.max_payload_bytes):
+                segments.append(segment)
+                with self._fetcher.changing() as positions:
+                    positions.deliver(chunk.where, chunk.generation, segment.end_offset)
+            if segments:
+                yield segments
+
+    def _place(
+        self,
+        topic: str,
+        numbers: Sequence[int],
+        start: Edge | Mapping[int, Edge],
+        end: Edge | Mapping[int, Edge],
+        last: int | None,
+    ) -> None:
+        """Find start and end of every partition, once."""
+        earliest = self._offsets(topic, numbers, "earliest")
+        self._ends = self._resolve(topic, numbers, end, "end")
+        if last is not None:
+            starts = {where: self._ends[where] - last for where in self._ends}
+        else:
+            starts = self._resolve(topic, numbers, start, "start")
+        self._starts: dict[TopicPartition, int] = {}
+        with self._fetcher.changing() as positions:
+            for where in sorted(starts):
+                self._starts[where] = max(starts[where], earliest[where])
+                self._ends[where] = max(self._ends[where], self._starts[where])
+                positions.assign(where, self._starts[where], self._ends[where])
+
+    def _resolve(
+        self, topic: str, numbers: Sequence[int], edge: Edge | Mapping[int, Edge], what: str
+    ) -> dict[TopicPartition, int]:
+        if not isinstance(edge, Mapping):
+            return self._resolve_one(topic, numbers, edge, what)
+        missing = [number for number in numbers if number not in edge]
+        if missing:
+            raise ConfigError(f"{what} says nothing of partition {missing[0]}", action="Name every partition read.")
+        found: dict[TopicPartition, int] = {}
+        for number in numbers:
+            found.update(self._resolve_one(topic, [number], edge[number], what))
+        return found
+
+    def _resolve_one(self, topic: str, numbers: Sequence[int], edge: Edge, what: str) -> dict[TopicPartition, int]:
+        if isinstance(edge, bool) or not isinstance(edge, str | int | datetime | timedelta):
+            raise ConfigError(f"{what}={edge!r} is not a word, an offset or a time")
+        if isinstance(edge, int):
+            if edge < 0:
+                raise ConfigError(f"{what}={edge} is negative", action="Use last=N for the last N records.")
+            latest = self._offsets(topic, numbers, "latest")
+            return {where: min(edge, latest[where]) for where in latest}
+        if isinstance(edge, timedelta):
+            edge = datetime.now(UTC) - abs(edge)
+        if isinstance(edge, str):
+            words = {"earliest": "earliest", "latest": "latest", "current": "latest"}
+            if edge not in words:
+                raise ConfigError(f"{what}={edge!r} is not one of {', '.join(words)}, an offset or a time")
+            edge = words[edge]
+        return self._offsets(topic, numbers, edge)
+
+    def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> dict[TopicPartition, int]:
+        found = self._fetcher.admin.list_offsets(topic, at, partitions=numbers)
+        return {where: answer.offset for where, answer in found.items()}
