@@ -87,6 +87,12 @@ def answers(command):
         return False
 
 
+def certificates():
+    """Trust whom the machine trusts, as git does; uv's own list is for machines without one."""
+    known = ("/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/ssl/cert.pem")
+    return ["--system-certs"] if any(os.path.exists(path) for path in known) else []
+
+
 def bootstrap(venv):
     """An environment with uv and setuptools in it, whatever was there before."""
     python = os.path.join(venv, "bin", "python")
@@ -108,7 +114,8 @@ def bootstrap(venv):
 def make_workspace_venv(venv):
     """`.venv`: the locked packages with their hashes checked, then the members as they lie here."""
     bootstrap(venv)
-    uv = [os.path.join(venv, "bin", "uv"), "pip", "install", "--quiet", "--python", os.path.join(venv, "bin", "python")]
+    python = os.path.join(venv, "bin", "python")
+    uv = [os.path.join(venv, "bin", "uv"), "pip", "install", "--quiet", *certificates(), "--python", python]
     # etcd3 is published as source only. It is built by the setuptools that the bootstrap lock pins, not by whatever is
     # newest today.
     hashed = ["--require-hashes", "--no-build-isolation-package", "etcd3", "-r", "requirements.lock"]
@@ -124,7 +131,10 @@ def make_proto_venv(venv):
     step = "making .venv-proto (its wheels exist for Python 3.11 and 3.12)"
     run(step, [uv, "venv", "--clear", "--quiet", *python, venv])
     hashed = ["--require-hashes", "--only-binary", ":all:", "-r", "requirements-proto.lock"]
-    run("installing grpcio-tools", [uv, "pip", "install", "--quiet", "--python", venv + "/bin/python", *hashed])
+    run(
+        "installing grpcio-tools",
+        [uv, "pip", "install", "--quiet", *certificates(), "--python", venv + "/bin/python", *hashed],
+    )
 
 
 def ensure(name, files, make, first_words):

@@ -1,4 +1,4 @@
-"""The workspace's own files: locks without places, a Makefile that explains itself, a set-up that does nothing twice."""
+"""The workspace's own files: locks without places, a Makefile that explains itself, a set-up that is quick twice."""
 
 import re
 import subprocess

@@ -1,0 +1,120 @@
+"""A real headrace cluster for the tests of programs that use the SDK. Needs `headrace[local]`.
+
+    @pytest.fixture(scope="session")
+    def headrace_cluster():
+        with headrace.testing.cluster() as running:
+            yield running
+
+    def test_mine(headrace_cluster):
+        with headrace.Producer(bootstrap_servers=headrace_cluster.bootstrap_servers) as producer:
+            ...
+        headrace_cluster.kill("broker-1")
+        headrace_cluster.restart("broker-1")
+
+The cluster is a child process (`python -m headrace_devcluster run --control`); it ends, and its data goes, when the
+context ends or this process does, in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.wire.errors import HeadraceError, InvalidConfigError
+
+STOP_TIMEOUT_SECONDS = 60.0
+
+
+class TestClusterError(HeadraceError):
+    """The cluster did not start, or could not do what it was told; the message has the cause."""
+
+    __test__ = False
+
+
+class RunningCluster:
+    """A cluster in a child process. Made by `cluster()`; any thread, one at a time."""
+
+    def __init__(self, process: subprocess.Popen[str], state: dict[str, Any]) -> None:
+        self._process = process
+        self.bootstrap_servers: str = state["bootstrap_servers"]
+        """For `Producer`, `Consumer`, `Reader`, `Admin`."""
+        self.parts: dict[str, str] = {part["name"]: part["address"] for part in state["parts"]}
+        """Name -> host:port: `etcd`, `coordinator-a`, ..., `broker-1`, ..."""
+
+    def kill(self, part: str) -> None:
+        """End a part at once, as a crash would."""
+        self._tell("kill", part)
+
+    def stop(self, part: str) -> None:
+        """End a part in good order."""
+        self._tell("stop", part)
+
+    def pause(self, part: str) -> None:
+        """Freeze a part: it keeps its connections and answers nobody."""
+        self._tell("pause", part)
+
+    def resume(self, part: str) -> None:
+        """Let a paused part go on."""
+        self._tell("resume", part)
+
+    def restart(self, part: str) -> None:
+        """Start a part again, with its data and on its address; stops it first where it runs."""
+        self._tell("restart", part)
+
+    def _tell(self, verb: str, part: str) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{verb} {part}\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise TestClusterError("the cluster has ended", action="Start another one.")
+        error = json.loads(answer).get("error")
+        if error:
+            raise TestClusterError(str(error))
+
+
+@contextlib.contextmanager
+def cluster(*, brokers: int = 3, coordinators: int = 2) -> Iterator[RunningCluster]:
+    """Start a cluster on ports that the kernel chooses; stop it at the end. Takes a few seconds.
+
+    Raises:
+        InvalidConfigError: the local cluster is not installed.
+        TestClusterError: it did not start; the message has the log of the part that failed.
+    """
+    if importlib.util.find_spec("headrace_devcluster") is None:
+        raise InvalidConfigError("the local cluster is not installed", action="pip install 'headrace[local]'.")
+    command = [sys.executable, "-m", "headrace_devcluster", "run", "--control", "--any-port"]
+    command += ["--brokers", str(brokers), "--coordinators", str(coordinators)]
+    # A session of its own: Ctrl-C ends the test run, and the end of its input then ends the cluster.
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            first = process.stdout.readline()
+            if not first:
+                raise TestClusterError(process.stderr.read().strip().removeprefix("error: "))
+            yield RunningCluster(process, json.loads(first))
+        finally:
+            with contextlib.suppress(BrokenPipeError):  # It has ended: nothing is left to be told.
+                process.stdin.close()
+            try:
+                process.wait(STOP_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,0 +1,151 @@
+"""`python -m headrace_devcluster up|down|status|run|demo`: the local cluster from a shell.
+
+`up` starts `run` in the background and waits for its state file; `down` ends it; `run` owns the cluster and stays in
+the foreground. `make` and the `headrace local` command call these; `headrace.testing` calls `run --control`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from headrace.wire.errors import HeadraceError
+from rich.console import Console
+from rich.table import Table
+
+from headrace_devcluster.background import start_in_background, stop_in_background
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.control import serve_control, watch_parts
+from headrace_devcluster.state import describe_state, owner_pid, read_state, state_json, write_state
+
+DEFAULT_DATA_DIR = Path(".headrace")
+EXIT_NOT_RUNNING = 3
+
+app = typer.Typer(help="A real headrace cluster on this machine.", no_args_is_help=True, add_completion=False)
+
+DataDir = Annotated[Path, typer.Option(help="Where data, logs and the state file are.")]
+Brokers = Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")]
+Coordinators = Annotated[int, typer.Option(min=1, max=8, help="How many coordinators.")]
+AnyPort = Annotated[
+    bool, typer.Option("--any-port", help="Let the kernel choose ports in place of 7170.., 7181.., 7190.")
+]
+
+
+@app.command()
+def up(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    brokers: Brokers = 3,
+    coordinators: Coordinators = 2,
+    any_port: AnyPort = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an earlier cluster left.")] = False,
+) -> None:
+    """Start a cluster in the background and return when it is healthy."""
+    pid = owner_pid(data_dir)
+    if pid is not None:
+        print(f"a cluster runs already (process {pid}); `status` shows it, `down` stops it")
+        return
+    if fresh:
+        shutil.rmtree(data_dir, ignore_errors=True)
+    arguments = ["--brokers", str(brokers), "--coordinators", str(coordinators), *(["--any-port"] if any_port else [])]
+    state = start_in_background(data_dir, arguments)
+    print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}")
+    print(f"logs and data are in {data_dir}; `status` shows the parts, `down` stops them")
+
+
+@app.command()
+def down(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    wipe: Annotated[bool, typer.Option("--wipe", help="Delete its data too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
+) -> None:
+    """Stop the cluster in the background."""
+    stopped = stop_in_background(data_dir)
+    if wipe:
+        shutil.rmtree(data_dir, ignore_errors=True)
+    if not quiet:
+        print("stopped" if stopped else "no cluster runs here")
+
+
+@app.command()
+def status(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show the parts of the cluster in the background. Exit code 3: none runs."""
+    state = read_state(data_dir)
+    if state is None:
+        print("{}" if as_json else f"no cluster runs on {data_dir}; `up` starts one")
+        raise typer.Exit(EXIT_NOT_RUNNING)
+    if as_json:
+        print(state_json(state))
+        return
+    table = Table("part", "address", "process", "state", "log", box=None)
+    for part in state.parts:
+        table.add_row(part.name, part.address, str(part.pid), _process_state(part.pid), part.log_file)
+    console = Console()
+    console.print(table)
+    console.print(f"since {state.started_at}; bootstrap_servers={state.bootstrap_servers}", highlight=False)
+
+
+@app.command()
+def run(
+    data_dir: Annotated[Path | None, typer.Option(help="Keep data and logs there; else nothing is kept.")] = None,
+    brokers: Brokers = 3,
+    coordinators: Coordinators = 2,
+    any_port: AnyPort = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="Print the state as one JSON line, take commands on standard input.")
+    ] = False,
+) -> None:
+    """Run a cluster in the foreground until Ctrl-C."""
+    directory = None if data_dir is None else data_dir.absolute()
+    spec = LocalClusterSpec(brokers=brokers, coordinators=coordinators, directory=directory, fixed_ports=not any_port)
+    with LocalCluster(spec) as cluster:
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        state = describe_state(cluster, pid=os.getpid(), started_at=started_at)
+        if directory is not None:
+            write_state(directory, state)
+        if control:
+            print(state_json(state), flush=True)
+            serve_control(cluster, sys.stdin, sys.stdout)
+        else:
+            print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}; Ctrl-C stops it", flush=True)
+            watch_parts(cluster)
+
+
+def _process_state(pid: int) -> str:
+    """From /proc, where there is one: `running`, `paused` or `stopped`."""
+    try:
+        code = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "stopped"
+    return {"T": "paused", "Z": "stopped"}.get(code, "running")
+
+
+def _stop_on_signal(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """The command; turns typed errors into one line (and the part's log where there is one) and exit code 1."""
+    signal.signal(signal.SIGTERM, _stop_on_signal)
+    signal.signal(signal.SIGHUP, _stop_on_signal)
+    try:
+        app(standalone_mode=False, prog_name="python -m headrace_devcluster")
+    except HeadraceError as error:
+        sys.exit(f"error: {error}")
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

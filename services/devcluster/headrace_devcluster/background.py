@@ -1,0 +1,74 @@
+"""A cluster that outlives the command that started it: `up` and `down`.
+
+`up` starts `python -m headrace_devcluster run` in a session of its own and waits for its state file. Only the lock on
+the data directory says whether it lives, so a stale file or a recycled process id is never mistaken for a cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace_devcluster.errors import ClusterNotStoppingError, PartStartError
+from headrace_devcluster.state import ClusterState, owner_pid, read_state
+
+START_TIMEOUT_SECONDS = 120.0
+STOP_TIMEOUT_SECONDS = 90.0
+POLL_SECONDS = 0.02
+OWNER_LOG = "run.log"
+
+
+def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterState:
+    """Start `run --data-dir directory ...` and return its state when it is healthy.
+
+    Raises:
+        PartStartError: it ended before; the message is what it printed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    log_file = directory / OWNER_LOG
+    command = [sys.executable, "-m", "headrace_devcluster", "run", "--data-dir", str(directory), *arguments]
+    with log_file.open("wb") as log:
+        owner = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    try:
+        while (state := read_state(directory)) is None:
+            if owner.poll() is not None:
+                said = log_file.read_text(errors="replace").strip().removeprefix("error: ")
+                raise PartStartError(said or f"the cluster ended with exit code {owner.returncode}")
+            if time.monotonic() > deadline:
+                raise PartStartError(f"the cluster was not up within {START_TIMEOUT_SECONDS:g} s; see {log_file}")
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        owner.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # It ends by itself; its children end with it.
+            owner.wait(STOP_TIMEOUT_SECONDS)
+        raise
+    return state
+
+
+def stop_in_background(directory: Path) -> bool:
+    """Stop the cluster that runs on the directory; False where none does.
+
+    Raises:
+        ClusterNotStoppingError: it does not end; kill it by hand.
+    """
+    pid = owner_pid(directory)
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while owner_pid(directory) == pid:
+        if time.monotonic() > deadline:
+            raise ClusterNotStoppingError(
+                f"process {pid} did not stop within {STOP_TIMEOUT_SECONDS:g} s", action=f"End it: kill -9 {pid}."
+            )
+        time.sleep(POLL_SECONDS)
+    return True

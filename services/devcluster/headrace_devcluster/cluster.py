@@ -1,0 +1,338 @@
+"""A whole cluster on this machine, by default one etcd, two coordinators and three brokers.
+
+    with LocalCluster() as cluster:                 # or: async with LocalCluster() as cluster
+        headrace.Producer(bootstrap_servers=cluster.bootstrap_servers)
+        cluster.broker(1).kill()
+        cluster.restart(cluster.broker(1))
+
+Without a directory of its own it lives in a temporary one and leaves nothing behind. Whatever happens to this process,
+its children end with it; a temporary directory that a killed process could not remove is removed by the next cluster
+(`owner.lock` in it is then not held by anybody).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TypeVar
+
+import grpc
+from headrace.v1 import cluster_pb2, cluster_pb2_grpc
+
+from headrace_devcluster.errors import ClusterNotHealthyError, ClusterRunningError
+from headrace_devcluster.etcd import Etcd
+from headrace_devcluster.service import POLL_SECONDS, ServiceProcess, ServiceSpec, check_port_is_free
+
+Answer = TypeVar("Answer")
+
+COORDINATOR_IDS = "abcdefgh"
+COORDINATOR_PORT = 7170
+BROKER_PORT = 7181
+ETCD_PORT = 7190
+METRICS_PORT_STEP = 100
+"""A part's fixed metrics port is its port and this."""
+TEMPORARY_PREFIX = "headrace-cluster-"
+OWNER_LOCK = "owner.lock"
+HEALTHY_TIMEOUT_SECONDS = 30.0
+RPC_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalClusterSpec:
+    """What the cluster consists of."""
+
+    brokers: int = 3
+    coordinators: int = 2
+    directory: Path | None = None
+    """Where data and logs are kept; None: a temporary directory that goes with the cluster."""
+    fixed_ports: bool = False
+    """The ports that clients know without being told (coordinators 7170.., brokers 7181..); else the kernel chooses."""
+    fsync_etcd: bool = False
+    """Whether etcd survives a crash of the machine, too; slower."""
+    broker_settings: Mapping[str, object] = field(default_factory=dict)
+    """For every broker, beyond the defaults, by name."""
+    coordinator_settings: Mapping[str, object] = field(default_factory=dict)
+    """For every coordinator, beyond the defaults, by name."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        if not (1 <= self.brokers <= 9 and 1 <= self.coordinators <= len(COORDINATOR_IDS)):
+            raise ValueError("a local cluster has 1 to 9 brokers and 1 to 8 coordinators")
+
+
+class LocalCluster:
+    """Owns the processes. Any thread may call it, one at a time; a context manager, blocking or asyncio."""
+
+    def __init__(self, spec: LocalClusterSpec | None = None) -> None:
+        self.spec = spec or LocalClusterSpec()
+        self._temporary = self.spec.directory is None
+        self.directory = self.spec.directory or Path()
+        self.coordinators: list[ServiceProcess] = []
+        self.brokers: list[ServiceProcess] = []
+        self._etcd: Etcd | None = None
+        self._owner_lock: IO[str] | None = None
+        # Linux ends a child when the thread that started it ends, so all children come from one thread that stays.
+        self._spawner = ThreadPoolExecutor(1, thread_name_prefix="headrace-devcluster")
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> LocalCluster:
+        starting = asyncio.create_task(asyncio.to_thread(self.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):  # The cancellation is what the caller hears of.
+                await starting
+            await asyncio.to_thread(self.stop)
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.to_thread(self.stop)
+
+    @property
+    def etcd(self) -> Etcd:
+        """The etcd process; once started."""
+        assert self._etcd is not None, "the cluster was never started"
+        return self._etcd
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses of the coordinators, for clients."""
+        return ",".join(coordinator.address for coordinator in self.coordinators)
+
+    def broker(self, broker_id: int) -> ServiceProcess:
+        """The broker of that id: 1, 2, ..."""
+        return self.brokers[broker_id - 1]
+
+    def coordinator(self, coordinator_id: str) -> ServiceProcess:
+        """The coordinator of that id: a, b, ..."""
+        return self.coordinators[COORDINATOR_IDS.index(coordinator_id)]
+
+    @property
+    def parts(self) -> list[ServiceProcess]:
+        """Coordinators, then brokers."""
+        return [*self.coordinators, *self.brokers]
+
+    def part(self, name: str) -> ServiceProcess:
+        """The part of that name, as `broker-1` or `coordinator-a`.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {part.name: part for part in self.parts}[name]
+
+    def start(self) -> None:
+        """Start everything and return when every broker is registered and a controller is elected.
+
+        Raises:
+            EtcdNotFoundError, EtcdStartError, PartStartError, PortInUseError, ClusterRunningError,
+            ClusterNotHealthyError: nothing is left running.
+        """
+        try:
+            self._take_directory()
+            self._check_fixed_ports()
+            self._start_etcd()
+            self._make_parts()
+            for part in self.parts:
+                self._spawn(part.launch)
+            for part in self.parts:
+                part.wait_until_ready()
+            self.wait_until_healthy()
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """End everything: in good order where the data is kept, at once where it is thrown away anyway."""
+        if self._temporary:
+            self.kill()
+            return
+        try:
+            for group in (self.brokers, self.coordinators):
+                for part in group:
+                    part.terminate()
+                for part in group:
+                    part.stop()
+            if self._etcd is not None:
+                self._etcd.stop()
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End everything at once and let go of the directory."""
+        # First what is being started in the spawner's thread, then what it left.
+        self._spawner.shutdown(wait=True, cancel_futures=True)
+        for part in self.parts:
+            part.kill()
+        if self._etcd is not None:
+            self._etcd.kill()
+        if self._owner_lock is not None:
+            if self._temporary:
+                shutil.rmtree(self.directory, ignore_errors=True)
+            self._owner_lock.close()
+            self._owner_lock = None
+
+    def restart(self, part: ServiceProcess) -> None:
+        """Start a part again that was stopped or killed, with its data and on its port; return when it serves."""
+        self._spawn(part.launch)
+        part.wait_until_ready()
+
+    def restart_etcd(self) -> None:
+        """Start etcd again after `etcd.stop()` or `etcd.kill()`, with its data and on its ports."""
+        self._spawn(self.etcd.start)
+
+    def wait_until_healthy(self, timeout_seconds: float = HEALTHY_TIMEOUT_SECONDS) -> None:
+        """Return when the coordinators see every broker that runs, and a controller.
+
+        Raises:
+            ClusterNotHealthyError: not in time; the message says what is missing.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        wanted = {int(broker.name.removeprefix("broker-")) for broker in self.brokers if broker.pid is not None}
+        missing = "no coordinator runs"
+        for coordinator in self.coordinators:
+            if coordinator.pid is None:
+                continue
+            while (missing := _what_is_missing(coordinator.address, wanted)) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS * 5)
+            if missing:
+                break
+        if missing:
+            raise ClusterNotHealthyError(
+                f"not healthy within {timeout_seconds:g} s: {missing}",
+                action=f"Look into the logs in {self.directory}.",
+            )
+
+    def _spawn(self, start: Callable[[], Answer]) -> Answer:
+        return self._spawner.submit(start).result()
+
+    def _take_directory(self) -> None:
+        if self._temporary:
+            remove_abandoned_directories()
+            self.directory = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lock = (self.directory / OWNER_LOCK).open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ClusterRunningError(
+                f"a cluster runs on {self.directory} already",
+                action="Use it, stop it with `python -m headrace_devcluster down`, or name another --data-dir.",
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._owner_lock = lock
+
+    def _check_fixed_ports(self) -> None:
+        if self.spec.fixed_ports:
+            for port, part in [
+                (ETCD_PORT, "etcd"),
+                (ETCD_PORT + 1, "etcd (peers)"),
+                *((COORDINATOR_PORT + n, f"coordinator-{COORDINATOR_IDS[n]}") for n in range(self.spec.coordinators)),
+                *((BROKER_PORT + n, f"broker-{n + 1}") for n in range(self.spec.brokers)),
+            ]:
+                check_port_is_free(port, part)
+
+    def _start_etcd(self) -> None:
+        ports = (ETCD_PORT, ETCD_PORT + 1) if self.spec.fixed_ports else (0, 0)
+        self._etcd = Etcd(self.directory / "etcd", client_port=ports[0], peer_port=ports[1], fsync=self.spec.fsync_etcd)
+        self._spawn(self._etcd.start)
+
+    def _make_parts(self) -> None:
+        common: dict[str, object] = {"etcd_endpoints": self.etcd.endpoint, "log_format": "console"}
+        self.coordinators = [
+            ServiceProcess(
+                ServiceSpec(
+                    name=f"coordinator-{identity}",
+                    module="headrace_coordinator",
+                    directory=self.directory,
+                    port=self._port(COORDINATOR_PORT + index),
+                    settings={
+                        **common,
+                        **self._metrics(COORDINATOR_PORT + index),
+                        "coordinator_id": identity,
+                        **self.spec.coordinator_settings,
+                    },
+                )
+            )
+            for index, identity in enumerate(COORDINATOR_IDS[: self.spec.coordinators])
+        ]
+        self.brokers = [
+            ServiceProcess(
+                ServiceSpec(
+                    name=f"broker-{index + 1}",
+                    module="headrace_broker",
+                    directory=self.directory,
+                    port=self._port(BROKER_PORT + index),
+                    settings={
+                        **common,
+                        **self._metrics(BROKER_PORT + index),
+                        "broker_id": index + 1,
+                        "data_dir": self.directory / f"broker-{index + 1}",
+                        **self.spec.broker_settings,
+                    },
+                )
+            )
+            for index in range(self.spec.brokers)
+        ]
+
+    def _port(self, fixed: int) -> int:
+        return fixed if self.spec.fixed_ports else 0
+
+    def _metrics(self, port: int) -> dict[str, object]:
+        return {"metrics_listen": f"127.0.0.1:{port + METRICS_PORT_STEP}"} if self.spec.fixed_ports else {}
+
+
+def remove_abandoned_directories() -> None:
+    """Remove temporary directories whose owner was killed before it could."""
+    for directory in sorted(Path(tempfile.gettempdir()).glob(f"{TEMPORARY_PREFIX}*")):
+        try:
+            with (directory / OWNER_LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:
+            continue  # Held by a live owner, being made just now, or somebody else's.
+
+
+def describe_cluster(address: str) -> cluster_pb2.DescribeClusterResponse:
+    """Ask one coordinator.
+
+    Raises:
+        grpc.RpcError: it does not answer.
+    """
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub = cluster_pb2_grpc.ClusterServiceStub(channel)
+        request = cluster_pb2.DescribeClusterRequest(client_id="devcluster")
+        answer: cluster_pb2.DescribeClusterResponse = stub.DescribeCluster(
+            request, timeout=RPC_TIMEOUT_SECONDS, wait_for_ready=True
+        )
+        return answer
+
+
+def _what_is_missing(address: str, wanted: set[int]) -> str:
+    """One clause about what the coordinator at `address` does not see yet; empty when it sees everything."""
+    try:
+        answer = describe_cluster(address)
+    except grpc.RpcError as error:
+        return f"the coordinator at {address} does not answer ({error.code().name})"
+    absent = sorted(wanted - {broker.broker_id for broker in answer.brokers})
+    if absent:
+        return f"brokers {', '.join(map(str, absent))} are not registered"
+    return "" if answer.controller_id else "no controller is elected"

@@ -1,0 +1,75 @@
+"""How the owner of a cluster spends its time: watching the parts, or doing what a line on standard input says.
+
+The lines are `kill|stop|pause|resume|restart PART`, PART being `etcd`, `coordinator-a`, `broker-1`, ...; each is
+answered by one line of JSON, `{"ok": true}` or `{"error": "..."}`. The end of input is the end of the cluster, so a
+parent that dies takes it along.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import IO
+
+from headrace.wire.errors import HeadraceError
+
+from headrace_devcluster.cluster import LocalCluster
+
+WATCH_SECONDS = 0.5
+
+
+def watch_parts(cluster: LocalCluster) -> None:
+    """Say which part ended by itself; returns when a signal raises through it, or when all parts have ended."""
+    alive = {part.name for part in cluster.parts}
+    while alive:
+        time.sleep(WATCH_SECONDS)
+        for part in cluster.parts:
+            if part.name in alive and part.pid is None:
+                alive.discard(part.name)
+                print(f"{part.name} ended; the end of {part.log_file}:\n{part.log_tail()}", file=sys.stderr, flush=True)
+
+
+def serve_control(cluster: LocalCluster, commands: IO[str], answers: IO[str]) -> None:
+    """Obey until the end of input."""
+    for line in commands:
+        answers.write(json.dumps(obey(cluster, line)) + "\n")
+        answers.flush()
+
+
+def obey(cluster: LocalCluster, line: str) -> dict[str, object]:
+    """Do what one line says and answer it."""
+    verb, _, name = line.strip().partition(" ")
+    try:
+        actions = _etcd_actions(cluster) if name == "etcd" else _part_actions(cluster, name)
+    except KeyError:
+        known = ", ".join(["etcd", *(part.name for part in cluster.parts)])
+        return {"error": f"no part {name!r}; there are {known}"}
+    if verb not in actions:
+        return {"error": f"cannot {verb!r}; can {', '.join(actions)}"}
+    try:
+        actions[verb]()
+    except HeadraceError as error:
+        return {"error": str(error)}
+    return {"ok": True}
+
+
+def _part_actions(cluster: LocalCluster, name: str) -> dict[str, Callable[[], object]]:
+    part = cluster.part(name)
+
+    def restart() -> None:
+        part.stop()
+        cluster.restart(part)
+
+    return {"kill": part.kill, "stop": part.stop, "pause": part.pause, "resume": part.resume, "restart": restart}
+
+
+def _etcd_actions(cluster: LocalCluster) -> dict[str, Callable[[], object]]:
+    etcd = cluster.etcd
+
+    def restart() -> None:
+        etcd.stop()
+        cluster.restart_etcd()
+
+    return {"kill": etcd.kill, "stop": etcd.stop, "pause": etcd.pause, "resume": etcd.resume, "restart": restart}

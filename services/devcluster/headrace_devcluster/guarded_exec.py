@@ -1,0 +1,28 @@
+"""Becomes another program that Linux kills when the program that started this one ends, however it ends.
+
+Run as `python -I -S guarded_exec.py PARENT_PID PROGRAM ARGUMENT...` by `service.py`. Imports as little as it can: it
+delays every start of a process. (A `preexec_fn` would do the same between fork and exec, in a process that has gRPC's
+threads, where little may be called.)
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Never returns: becomes the program, or ends because the parent is gone already."""
+    parent, program = int(sys.argv[1]), sys.argv[2:]
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only; elsewhere children outlive a killed parent.
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent ended before this process began")
+    os.execv(program[0], program)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""One broker or coordinator as a process: started, stopped, killed, paused, started again on the port it had.
+
+Used by `cluster.py` only, and by tests through it. The process says that it serves by writing its ready file, writes
+its log into a file, and ends when this process ends (`guarded_exec.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace_devcluster import guarded_exec
+from headrace_devcluster.errors import PartStartError, PortInUseError
+
+START_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 20.0
+POLL_SECONDS = 0.01
+LOG_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """What to start."""
+
+    name: str
+    """As people say it and as its log file is named: `broker-1`, `coordinator-a`."""
+    module: str
+    """Run as `python -m module`."""
+    directory: Path
+    """For its log, its ready file and, of a broker, its data."""
+    port: int = 0
+    """0: the kernel chooses at the first start; restarts keep it."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Beyond `listen` and `ready_file`."""
+
+
+class ServiceProcess:
+    """One process and its files. Any thread may call it, one at a time.
+
+    The thread that calls `launch` must live as long as the process is wanted: Linux counts the end of that thread as
+    the end of the parent. `LocalCluster` has a thread for it.
+    """
+
+    def __init__(self, spec: ServiceSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.log_file = spec.directory / f"{spec.name}.log"
+        self._ready_file = spec.directory / f"{spec.name}.ready.json"
+        self._port = spec.port
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused = False
+
+    @property
+    def address(self) -> str:
+        """host:port for clients; of a process that was ready once."""
+        assert self._port, f"{self.name} was never ready"
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs (or is paused), else None."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    @property
+    def state(self) -> str:
+        """`running`, `paused` or `stopped`."""
+        if self.pid is None:
+            return "stopped"
+        return "paused" if self._paused else "running"
+
+    def launch(self) -> None:
+        """Start the process and return at once.
+
+        Raises:
+            PortInUseError: its port is taken.
+        """
+        assert self.pid is None, f"{self.name} runs already"
+        if self._port:
+            check_port_is_free(self._port, self.name)
+        self.spec.directory.mkdir(parents=True, exist_ok=True)
+        self._ready_file.unlink(missing_ok=True)
+        self._paused = False
+        settings = {
+            "listen": f"127.0.0.1:{self._port}",
+            "ready_file": str(self._ready_file),
+            **self.spec.settings,
+        }
+        command = [sys.executable, "-m", self.spec.module]
+        for name, value in settings.items():
+            command += ["--set", f"{name}={value}"]
+        guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
+        with self.log_file.open("ab") as log:
+            # A session of its own: Ctrl-C in a terminal reaches the owner of the cluster, who then stops it in order.
+            self._process = subprocess.Popen(
+                [*guard, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environ_without_settings(),
+            )
+
+    def wait_until_ready(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
+        """Return when it serves.
+
+        Raises:
+            PartStartError: it ended, or was not ready in time; it is then killed.
+        """
+        assert self._process is not None, f"{self.name} was not launched"
+        deadline = time.monotonic() + timeout_seconds
+        while not self._ready_file.exists():
+            if self._process.poll() is not None:
+                raise self._start_error(f"ended with exit code {self._process.returncode}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise self._start_error(f"was not ready within {timeout_seconds:g} s")
+            time.sleep(POLL_SECONDS)
+        address = str(json.loads(self._ready_file.read_text())["address"])
+        self._port = int(address.rpartition(":")[2])
+
+    def terminate(self) -> None:
+        """Ask it to stop in good order (SIGTERM); returns at once."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self.resume()
+
+    def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> int | None:
+        """Stop it in good order, by force after the time; returns the exit code, None where it did not run."""
+        if self._process is None:
+            return None
+        self.terminate()
+        try:
+            code = self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL
+        self._process = None
+        return code
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL), as a crash would; nothing where it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): it keeps its connections and answers nobody."""
+        self._signal(signal.SIGSTOP)
+        self._paused = self.pid is not None
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+        self._paused = False
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """The last lines of its log."""
+        try:
+            return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+        except OSError as error:
+            return f"(no log: {error.strerror})"
+
+    def _signal(self, number: int) -> None:
+        pid = self.pid
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # It ended between the two lines; there is nothing to signal.
+                os.kill(pid, number)
+
+    def _start_error(self, what: str) -> PartStartError:
+        return PartStartError(
+            f"{self.name} {what}; the end of {self.log_file}:\n{self.log_tail()}",
+            action="Look for the cause in its log.",
+        )
+
+
+def check_port_is_free(port: int, part: str) -> None:
+    """Complain about a taken port before a process does so less clearly.
+
+    Raises:
+        PortInUseError: something listens there.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise PortInUseError(
+                f"port {port} of {part} is in use ({error.strerror})",
+                action="Stop what holds it (an older `make up`?), or let the kernel choose: --any-port.",
+            ) from error
+
+
+def _environ_without_settings() -> dict[str, str]:
+    """This process's environment less headrace's settings: a cluster is what its spec says, whatever the shell has."""
+    prefixes = ("HEADRACE_BROKER_", "HEADRACE_COORDINATOR_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

@@ -1,0 +1,29 @@
+"""Fixtures for all tests, and two promises: cluster tests share one cluster, and no process of ours is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+pytest_plugins = ["headrace_devcluster.fixtures"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once."""
+    for item in items:
+        if "headrace_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("headrace_cluster"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Every process that the tests started has ended when they have: the last fixture to be torn down looks."""
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    ours = [child for child in left if any(word in " ".join(child.cmdline()) for word in ("headrace", "etcd"))]
+    for child in ours:
+        child.kill()
+    assert not ours, f"left running: {[child.cmdline() for child in ours]}"

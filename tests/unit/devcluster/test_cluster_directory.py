@@ -1,0 +1,58 @@
+"""The directory of a local cluster: one owner, and nothing left of owners that were killed."""
+
+import fcntl
+from pathlib import Path
+
+import pytest
+from headrace_devcluster import cluster as cluster_module
+from headrace_devcluster.cluster import OWNER_LOCK, LocalCluster, LocalClusterSpec, remove_abandoned_directories
+from headrace_devcluster.control import obey
+from headrace_devcluster.errors import ClusterRunningError
+from headrace_devcluster.state import ClusterState, owner_pid, read_state, write_state
+
+
+def test_a_second_cluster_on_the_directory_is_refused(tmp_path: Path) -> None:
+    """Two clusters would tear each other's data; the second one hears so before anything is started."""
+    with (tmp_path / OWNER_LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ClusterRunningError, match="runs on"):
+            LocalCluster(LocalClusterSpec(directory=tmp_path)).start()
+
+
+def test_abandoned_directories_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed owner left is removed; what has an owner, or is no cluster's, stays."""
+    monkeypatch.setattr(cluster_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    names = ("headrace-cluster-left", "headrace-cluster-held", "headrace-cluster-young", "another")
+    left, held, young, other = (tmp_path / name for name in names)
+    for directory in (left, held, young, other):
+        directory.mkdir()
+    for directory in (left, held, other):
+        (directory / OWNER_LOCK).touch()
+    with (held / OWNER_LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_abandoned_directories()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.name, young.name, other.name])
+
+
+def test_the_state_counts_only_while_its_owner_lives(tmp_path: Path) -> None:
+    """A state file that a killed cluster left, or that another process id wrote, is no running cluster."""
+    state = ClusterState(42, "2026-01-01T00:00:00+00:00", "127.0.0.1:1", "127.0.0.1:2", ())
+    write_state(tmp_path, state)
+    assert read_state(tmp_path) is None
+    (tmp_path / OWNER_LOCK).write_text("42")
+    assert owner_pid(tmp_path) is None
+    with (tmp_path / OWNER_LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert owner_pid(tmp_path) == 42
+        assert read_state(tmp_path) == state
+
+
+def test_a_command_for_a_part_that_is_not_there_names_the_parts() -> None:
+    """The answer says what there is."""
+    assert obey(LocalCluster(), "kill broker-9") == {"error": "no part 'broker-9'; there are etcd"}
+
+
+def test_a_spec_that_cannot_run_is_refused() -> None:
+    """Limits are checked where they are given."""
+    with pytest.raises(ValueError, match="1 to 9 brokers"):
+        LocalClusterSpec(brokers=0)
