@@ -100,6 +100,8 @@ class PartitionReplica:
         self.flushed_only = flushed_only
         self.producers = producers
         self.offline_reason = ""
+        # The high watermark when unflushed records stopped counting: it never falls.
+        self._seen_unflushed = Offset(0)
         # Offsets that other replicas acknowledged in this leader epoch (H5): empty until followers come.
         self._acknowledged: dict[Replica, Offset] = {}
         # Members of proposals to change the in-sync set that are not resolved (H11, H12).
@@ -300,6 +302,7 @@ class PartitionReplica:
 
     def _change_durability(self, event: DurabilityChanged) -> list[Action]:
         self.flushed_only = event.flushed_only
+        self._seen_unflushed = self.high_watermark
         return self._advance() if self.role is Role.LEADING else []
 
     def _fail(self, event: StorageFailed) -> list[Action]:
@@ -398,7 +401,7 @@ class PartitionReplica:
             assert self.leader_epoch == self.state.leader_epoch == self.last_epoch, "I5"
             assert 0 <= self.start_offset <= self.log_end_offset
             if self.flushed_only and len(self.state.in_sync) >= self.state.min_insync_replicas:
-                assert self.high_watermark <= self.flushed_offset or self.high_watermark <= self.start_offset, "I9"
+                assert self.high_watermark <= max(self.flushed_offset, self.start_offset, self._seen_unflushed), "I9"
         else:
             assert not self._waiting, f"nobody waits at a replica that is {self.role.name}"
         self.producers.validate()

@@ -305,15 +305,17 @@ class Assignments:
         due = [partition for due_ms, partition in self._doomed if due_ms <= now_ms]
         self._doomed = [(due_ms, partition) for due_ms, partition in self._doomed if due_ms > now_ms]
         for partition in due:
-            doomed_log = partition.log
-            if doomed_log is not None:
-                try:
-                    await self._in_directory(lambda gone=doomed_log: self._directory.delete_log(gone))  # type:
-                    ignore[misc]
-                except HeadraceError as error:
-                    log.error("partition_not_removed", topic_id=partition.topic_id.hex(), reason=str(error))
+            try:
+                await self._remove(partition)
+            except HeadraceError as error:
+                log.error("partition_not_removed", topic_id=partition.topic_id.hex(), reason=str(error))
         if due:
             await self._in_directory(self._directory.remove_deleted)
+
+    async def _remove(self, partition: Partition) -> None:
+        doomed_log = partition.log
+        if doomed_log is not None:
+            await self._in_directory(lambda: self._directory.delete_log(doomed_log))
 
     async def close(self) -> bool:
         """Flush and close every log; whether all of them are whole, so that the stop is clean."""

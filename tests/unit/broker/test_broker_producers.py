@@ -1,0 +1,143 @@
+"""Producer windows: examples of each rule, and a property test against a plain set model."""
+
+from __future__ import annotations
+
+import pytest
+from headrace.wire.errors import FencedProducerError, Outcome, OutOfOrderSequenceError, UnknownProducerError
+from headrace_broker.core.producers import WINDOW_RANGES, Duplicate, ProducerWindows
+from hypothesis import given
+from hypothesis import strategies as st
+
+SEQUENCES = 2**31
+
+
+def windows(max_producers: int = 100, expiry_ms: int = 1000) -> ProducerWindows:
+    return ProducerWindows(max_producers=max_producers, expiry_ms=expiry_ms)
+
+
+def fill(target: ProducerWindows, count: int, *, size: int = 1, producer: int = 1, epoch: int = 0) -> None:
+    for index in range(count):
+        assert target.check(producer, epoch, index * size, size) is None
+        target.record(producer, epoch, index * size, size, base_offset=index * size, at_ms=index)
+        target.validate()
+
+
+def test_a_retry_is_answered_with_the_first_offset() -> None:
+    """H48, I20: every batch of the window is recognised, and its end is what the answer waits for."""
+    target = windows()
+    fill(target, WINDOW_RANGES, size=3)
+    for index in range(WINDOW_RANGES):
+        assert target.check(1, 0, index * 3, 3) == Duplicate(index * 3, index * 3 + 3)
+
+
+def test_a_forgotten_batch_is_applied_at_an_unknown_offset() -> None:
+    """H48: a range wholly below the next sequence is a duplicate also where its offset is forgotten."""
+    target = windows()
+    fill(target, WINDOW_RANGES + 2)
+    assert target.check(1, 0, 0, 1) == Duplicate(-1, 2)
+
+
+@pytest.mark.parametrize(("sequence", "count"), [(5, 1), (3, 2), (2, 3), (SEQUENCES - 1, 6)])
+def test_gaps_and_overlaps_are_refused(sequence: int, count: int) -> None:
+    """H50, I22: definite, nothing is appended."""
+    target = windows()
+    fill(target, 4)
+    with pytest.raises(OutOfOrderSequenceError) as caught:
+        target.check(1, 0, sequence, count)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+
+
+def test_an_unknown_producer_starts_at_zero() -> None:
+    """H49: an unknown producer with a later sequence is never accepted; definite."""
+    target = windows()
+    assert target.check(9, 0, 0, 1) is None
+    with pytest.raises(UnknownProducerError) as caught:
+        target.check(9, 0, 1, 1)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+
+
+def test_epochs_fence() -> None:
+    """I20: a lower epoch is fenced, a new one starts at 0."""
+    target = windows()
+    fill(target, 2, epoch=3)
+    with pytest.raises(FencedProducerError):
+        target.check(1, 2, 2, 1)
+    with pytest.raises(OutOfOrderSequenceError):
+        target.check(1, 4, 2, 1)
+    assert target.check(1, 4, 0, 1) is None
+    target.record(1, 4, 0, 1, base_offset=2, at_ms=5)
+    with pytest.raises(FencedProducerError):
+        target.check(1, 3, 2, 1)
+
+
+def test_sequences_wrap() -> None:
+    """H48: sequences count modulo 2^31."""
+    target = windows()
+    start = SEQUENCES - 2
+    target.record(1, 0, start, 2, base_offset=10, at_ms=0)
+    assert target.check(1, 0, 0, 3) is None
+    target.record(1, 0, 0, 3, base_offset=12, at_ms=0)
+    assert target.check(1, 0, start, 2) == Duplicate(10, 12)
+    assert target.check(1, 0, 0, 3) == Duplicate(12, 15)
+    with pytest.raises(OutOfOrderSequenceError):
+        target.check(1, 0, 4, 1)
+
+
+def test_producers_are_bounded_and_expire() -> None:
+    """The least recently used goes first; silent ones go with time."""
+    target = windows(max_producers=2, expiry_ms=100)
+    for producer in (1, 2, 3):
+        target.record(producer, 0, 0, 1, base_offset=producer, at_ms=producer)
+    assert len(target) == 2
+    with pytest.raises(UnknownProducerError):
+        target.check(1, 0, 1, 1)
+    assert target.expire(102) == 1
+    assert target.check(3, 0, 1, 1) is None
+
+
+def test_a_snapshot_restores_everything_and_a_broken_one_nothing() -> None:
+    """H48: snapshots only shorten the rebuild."""
+    target, copy = windows(), windows()
+    fill(target, 70, size=2)
+    snapshot = target.snapshot()
+    assert copy.restore(snapshot)
+    copy.validate()
+    assert copy.snapshot() == snapshot
+    assert not copy.restore(snapshot[:-1])
+    assert len(copy) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(-70, 3), st.integers(1, 3), st.booleans()), max_size=120), st.sampled_from([0, 5])
+)
+def test_windows_agree_with_a_set_of_sequences(steps: list[tuple[int, int, bool]], back: int) -> None:
+    """I20: what is accepted is contiguous and unique; what is a duplicate was accepted before, as a whole."""
+    target = windows()
+    accepted: dict[int, int] = {}
+    start = SEQUENCES - back
+    expected = 0
+    if back:
+        target.record(1, 0, start, back, base_offset=0, at_ms=0)
+        accepted = {index: index for index in range(back)}
+        expected = back
+    for shift, count, _ in steps:
+        first = expected + shift
+        if first < 0:
+            continue
+        try:
+            answer = target.check(1, 0, (start + first) % SEQUENCES, count)
+        except (OutOfOrderSequenceError, UnknownProducerError):
+            assert not all(index in accepted for index in range(first, first + count))
+            assert first != expected
+            continue
+        if answer is None:
+            assert first == expected
+            target.record(1, 0, (start + first) % SEQUENCES, count, base_offset=expected, at_ms=0)
+            accepted.update((index, index) for index in range(first, first + count))
+            expected += count
+        else:
+            assert all(index in accepted for index in range(first, first + count))
+            assert answer.base_offset in (-1, accepted[first])
+            assert answer.end_offset > accepted[first + count - 1]
+        if len(target):
+            target.validate()
