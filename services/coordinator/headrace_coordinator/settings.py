@@ -1,4 +1,4 @@
-"""What a coordinator is told by its operator. Read once by `__main__` through `headrace_server.settings.load_settings`."""
+"""What a coordinator is told by its operator; read once, by `__main__` through `headrace_server.settings`."""
 
 from __future__ import annotations
 

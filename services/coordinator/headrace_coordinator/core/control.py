@@ -41,7 +41,7 @@ class PartitionChange:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """What a coordinator that died left of a topic: `tid/{topic_id}` without a name, or partitions beyond the number."""
+    """What a dead coordinator left of a topic: `tid/{topic_id}` without a name, or partitions beyond the number."""
 
     topic_id: TopicId
     tid_revision: int
@@ -84,6 +84,7 @@ def find_orphans(
             tuple(sorted(beyond.get(topic_id, ()))),
         )
         for topic_id in sorted({*beyond, *unnamed})
+        if topic_id not in visible or topic_id in tid_revisions
     ]
 
 

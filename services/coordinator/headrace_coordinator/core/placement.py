@@ -71,19 +71,17 @@ def spread_warnings(brokers: Sequence[BrokerLoad], assignments: Sequence[Sequenc
     if not assignments or max(len(replicas) for replicas in assignments) == 1:
         return ()
     warnings: list[str] = []
-    by_id = {broker.broker_id: broker for broker in brokers}
     without_rack = [broker.broker_id for broker in brokers if not broker.rack]
     racks_are_named = len(without_rack) < len(brokers)
     if racks_are_named and without_rack:
         named = ", ".join(map(str, sorted(without_rack)))
         warnings.append(f"brokers {named} name no rack, others do: those without count as one rack")
-    domains = [("host", _host)]
+    domains: list[tuple[str, dict[int, object]]] = []
     if racks_are_named:
-        domains.insert(0, ("rack", lambda broker: broker.rack))
+        domains.append(("rack", {broker.broker_id: broker.rack for broker in brokers}))
+    domains.append(("host", {broker.broker_id: _host(broker) for broker in brokers}))
     for domain, domain_of in domains:
-        shared = sum(
-            len({domain_of(by_id[broker_id]) for broker_id in replicas}) < len(replicas) for replicas in assignments
-        )
+        shared = sum(len({domain_of[broker_id] for broker_id in replicas}) < len(replicas) for replicas in assignments)
         if shared:
             warnings.append(f"{shared} of {len(assignments)} partitions have replicas that share a {domain}")
     return tuple(warnings)

@@ -208,9 +208,10 @@ def _place(
     if assignments:
         for broker_id in sorted({broker_id for replicas in assignments for broker_id in replicas}):
             if broker_id not in candidates:
+                known = ", ".join(map(str, sorted(candidates))) or "there are none"
                 raise UnknownBrokerError(
                     f"broker {broker_id} is not registered, or is draining",
-                    action=f"Assign to brokers that live: {', '.join(map(str, sorted(candidates))) or 'there are none'}.",
+                    action=f"Assign to brokers that live: {known}.",
                 )
         explicit = tuple(tuple(replicas) for replicas in assignments)
         return Placement(explicit, spread_warnings(loads, explicit))

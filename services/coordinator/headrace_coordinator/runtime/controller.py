@@ -20,8 +20,8 @@ from headrace_server.keys import PartitionKey as ParsedPartitionKey
 from headrace_server.keys import TopicIdKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import (
+    Compare,
     CreateRevisionIs,
-    Get,
     LeaseNotFoundError,
     Metastore,
     MetastoreRolledBackError,
@@ -98,14 +98,16 @@ class Controller:
         while True:
             self._wake.clear()
             lease_id = self._session.lease_id
-            if lease_id == 0 or self._view.source.get(key) is not None:
+            present = self._view.source.get(key)
+            if lease_id and present is not None and present.lease_id == lease_id:
+                return lease_id, present.create_revision  # An earlier attempt won; its answer was lost.
+            if lease_id == 0 or present is not None:
                 await self._wake.wait()
                 continue
             try:
                 result = await self._metastore.txn(
                     [VersionIs(key, 0)],
                     [Put(key, self._session.live.SerializeToString(), lease_id)],
-                    [Get(key)],
                 )
             except LeaseNotFoundError:
                 await self._pause()
@@ -118,11 +120,7 @@ class Controller:
                 continue
             if result.succeeded:
                 return lease_id, result.revision
-            found = result.responses[0]
-            if found and found[0].lease_id == lease_id:
-                return lease_id, found[0].create_revision  # An earlier attempt won; its answer was lost.
-            if not found or found[0].mod_revision > self._view.source.revision:
-                await self._pause()
+            await self._pause()  # The view is behind: it will show who won.
 
     async def _serve(self, lease_id: int, epoch: int) -> None:
         """Do the controller's work until the lease or the key is lost."""
@@ -201,7 +199,7 @@ class Controller:
         self, key: str, change: PartitionChange, epoch: int, working: dict[str, asyncio.Task[None]]
     ) -> None:
         """Write one partition's key once. Whatever comes of it, the view is asked again."""
-        compares = [
+        compares: list[Compare] = [
             ModRevisionIs(key, change.mod_revision),
             CreateRevisionIs(self._keyspace.controller(), epoch),
             *(
@@ -251,8 +249,8 @@ class Controller:
     def _ripe_orphans(self) -> list[Orphan]:
         """Look for orphans a few times in each grace time: it reads every key of the view."""
         now_ms = self._clock.monotonic_ms()
-        if now_ms < self._orphan_look_ms:
-            return []
+        if now_ms < self._orphan_look_ms or self._view.undecodable:
+            return []  # A topic that this release cannot read is no orphan.
         self._orphan_look_ms = now_ms + self._orphan_grace_ms // ORPHAN_ROUNDS
         source, keyspace = self._view.source, self._keyspace
         tids: dict[TopicId, int] = {}
@@ -269,6 +267,7 @@ class Controller:
     async def _clear(self, key: str, orphan: Orphan, epoch: int, working: dict[str, asyncio.Task[None]]) -> None:
         """Clear away one orphan, comparing what the look saw; what is left the next look finds again."""
         value = self._view.source.get(key) if orphan.visible else None
+        assert not orphan.visible or value is not None, "a visible topic has its tid key"
         write = topic_writes.clear_orphan(
             self._keyspace,
             orphan.topic_id,

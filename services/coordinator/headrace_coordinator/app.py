@@ -1,0 +1,239 @@
+"""One coordinator: puts the parts together, starts and stops them in order.
+
+Order of the start: etcd is reached and the view loaded, the calls are served, the coordinator registers, and only then
+the ready file is written. Order of the stop: no new calls, the lease given back (another one becomes controller at
+once), the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+import structlog
+from headrace.v1 import cluster_pb2_grpc
+from headrace.wire.errors import MetastoreUnavailableError
+from headrace_server.clock import Clock, SystemClock
+from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.lifecycle import StopRequest, write_ready_file
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, MetastoreStatus
+from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.view import PrefixView
+from headrace_server.rpc import RpcLimits, RpcServer
+from headrace_server.telemetry import LoopBeat, MetricsServer, serve_metrics
+from prometheus_client import CollectorRegistry
+
+from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
+from headrace_coordinator.rpc.topic_requests import TopicRequests
+from headrace_coordinator.runtime.controller import Controller
+from headrace_coordinator.runtime.producer_ids import ProducerIds
+from headrace_coordinator.runtime.session import CoordinatorSession
+from headrace_coordinator.runtime.topic_store import TopicStore
+from headrace_coordinator.runtime.waiting import wait_until
+from headrace_coordinator.settings import CoordinatorSettings
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 1.0
+STOP_GRACE_SECONDS = 5.0
+FIRST_PRODUCTION_RELEASES = {(3, 5): 28, (3, 6): 9}
+"""The first patch release of each line of etcd that has the fixes a production cluster needs (PROTOCOL, decisions)."""
+
+
+async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
+    """Run a coordinator until `stop` is requested.
+
+    Raises:
+        AddressInUseError: see `RpcServer.start`.
+        ForeignMetadataError: etcd holds another format's metadata.
+        MetastoreRolledBackError: etcd was restored or replaced under the running cluster; let an operator look.
+    """
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry)
+    metrics_server = serve_metrics(settings.metrics_listen, registry) if settings.metrics_listen else None
+    metastore = EtcdMetastore(settings.etcd_endpoints)
+    try:
+        started = asyncio.create_task(_reach(metastore, settings))
+        stopped = asyncio.create_task(stop.requested())
+        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not started.done():
+            started.cancel()
+            return
+        identity, status = started.result()
+        await _Coordinator(settings, metastore, identity, status, metrics, metrics_server).run(stop)
+    finally:
+        await metastore.close()
+        if metrics_server is not None:
+            metrics_server.stop()
+
+
+async def _reach(metastore: Metastore, settings: CoordinatorSettings) -> tuple[ClusterIdentity, MetastoreStatus]:
+    """Read who the cluster is and which etcd this is, waiting for etcd as long as it takes."""
+    while True:
+        try:
+            status = await metastore.status()
+            identity = await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnavailableError as error:
+            log.warning("metastore_not_reached", etcd_endpoints=settings.etcd_endpoints, cause=error.message)
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return identity, status
+
+
+def is_production_etcd(version: str) -> bool:
+    """Say whether this release of etcd has the fixes that a production cluster needs."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        return False
+    major, minor, patch = (int(part) for part in match.groups())
+    first = FIRST_PRODUCTION_RELEASES.get((major, minor))
+    return patch >= first if first is not None else (major, minor) > max(FIRST_PRODUCTION_RELEASES)
+
+
+class _Coordinator:
+    """The running parts of one coordinator, from the first look at the metadata to the stop."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        metastore: EtcdMetastore,
+        identity: ClusterIdentity,
+        status: MetastoreStatus,
+        metrics: CoordinatorMetrics,
+        metrics_server: MetricsServer | None,
+    ) -> None:
+        self._settings = settings
+        self._metastore = metastore
+        self._identity = identity
+        self._status = status
+        self._metrics = metrics
+        self._metrics_server = metrics_server
+        self._clock: Clock = SystemClock()
+        self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
+        self._server = RpcServer(RpcLimits(max_concurrent_calls=settings.max_concurrent_calls))
+
+    async def run(self, stop: StopRequest) -> None:
+        log.info(
+            "coordinator_starts",
+            cluster=self._identity.cluster,
+            cluster_id=self._identity.cluster_id,
+            generation=self._identity.generation,
+            etcd_version=self._status.version,
+        )
+        if not is_production_etcd(self._status.version):
+            log.warning(
+                "etcd_below_production",
+                etcd_version=self._status.version,
+                advice="good for one machine; production needs at least 3.5.28 or 3.6.9",
+            )
+        await self._load()
+        view = ClusterView(self._identity, self._prefix_view)
+        store = TopicStore(
+            self._metastore, view, self._metrics, self._clock, max_inflight=self._settings.max_inflight_writes
+        )
+        self._serve_calls(view, store)
+        address = await self._server.start(self._settings.listen)
+        session = self._make_session(self._settings.advertised_address or address)
+        controller = Controller(
+            self._metastore,
+            view,
+            session,
+            self._metrics,
+            self._clock,
+            max_inflight=self._settings.max_inflight_writes,
+            orphan_grace_ms=self._settings.orphan_grace_ms,
+        )
+        beat = LoopBeat(self._metrics.loop_lag_seconds, lambda: self._on_beat(view))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(coroutine, name=name)
+                    for name, coroutine in (
+                        ("view", self._prefix_view.run()),
+                        ("session", session.run()),
+                        ("controller", controller.run()),
+                        ("beat", beat.run()),
+                        ("ready", self._announce(view, address)),
+                    )
+                ]
+                await stop.requested()
+                log.info("coordinator_stops", reason=stop.reason)
+                await self._server.stop(STOP_GRACE_SECONDS)
+                for task in background:
+                    task.cancel()
+        finally:
+            await self._server.stop(0)
+            await session.end()
+            view.close()
+
+    async def _load(self) -> None:
+        while True:
+            try:
+                await self._prefix_view.load()
+            except MetastoreRolledBackError:
+                raise
+            except MetastoreUnavailableError as error:
+                log.warning("metadata_not_loaded", cause=error.message)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    def _serve_calls(self, view: ClusterView, store: TopicStore) -> None:
+        servicer = ClusterServicer(
+            self._metastore,
+            view,
+            TopicRequests(store, view, self._prefix_view, self._settings, self._metrics),
+            ProducerIds(self._metastore, view.keyspace, self._metrics, block_size=self._settings.producer_id_block),
+            self._settings,
+            self._metrics,
+            self._status.version,
+        )
+        self._server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
+
+    def _make_session(self, address: str) -> CoordinatorSession:
+        live = metadata_pb2.CoordinatorLive(
+            coordinator_id=self._settings.coordinator_id,
+            address=address,
+            version=installed_version("headrace-coordinator"),
+        )
+        return CoordinatorSession(
+            self._metastore,
+            self._identity.keyspace,
+            live,
+            self._metrics,
+            lease_ttl_ms=self._settings.lease_ttl_ms,
+            clock=self._clock,
+            make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints),
+        )
+
+    async def _announce(self, view: ClusterView, address: str) -> None:
+        """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen."""
+        for name in ("startup", "liveness", "readiness"):
+            await self._server.set_health(name, True)
+        log.info("coordinator_serves", address=address, revision=view.source.revision)
+        own = self._settings.coordinator_id
+        await wait_until(
+            view, lambda: own in view.coordinators and view.coordinators[own].live.address != "", float("inf")
+        )
+        if self._settings.ready_file:
+            write_ready_file(
+                Path(self._settings.ready_file),
+                {
+                    "coordinator_id": own,
+                    "address": address,
+                    "metrics_address": self._metrics_server.address if self._metrics_server else "",
+                },
+            )
+
+    def _on_beat(self, view: ClusterView) -> None:
+        self._metrics.metadata_age_seconds.set(view.source.age_ms() / 1000)
+        self._metrics.topics.set(len(view.topics))

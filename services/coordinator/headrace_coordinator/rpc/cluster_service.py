@@ -1,0 +1,205 @@
+"""`ClusterService`: every coordinator answers every call.
+
+Reads come from the view, with its revision and age, also while etcd is away; writes fail then with
+METASTORE_UNAVAILABLE and say whether they may have been applied. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sized
+from typing import Any, TypeVar
+
+from headrace.v1 import cluster_pb2, cluster_pb2_grpc
+from headrace.wire.errors import HeadraceError, InvalidRequestError
+from headrace_server.cluster_identity import FORMAT_VERSION
+from headrace_server.keys import meta_key, value_json
+from headrace_server.metadata_view import ClusterView, Coordinator, broker_metadata
+from headrace_server.metastore.api import KeyValue, Metastore
+from headrace_server.rpc import server_streaming, unary
+from headrace_server.topic_configs import TopicConfig
+
+from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.topic_requests import TopicRequests
+from headrace_coordinator.runtime.producer_ids import ProducerIds
+from headrace_coordinator.settings import CoordinatorSettings
+
+SERVICE_NAME = "headrace.v1.ClusterService"
+MAX_CLIENT_ID_CHARACTERS = 256
+MAX_DUMP_PREFIX_CHARACTERS = 1_024
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
+    """The servicer of one coordinator."""
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        view: ClusterView,
+        topics: TopicRequests,
+        producer_ids: ProducerIds,
+        settings: CoordinatorSettings,
+        metrics: CoordinatorMetrics,
+        etcd_version: str,
+    ) -> None:
+        self._metastore = metastore
+        self._view = view
+        self._topics = topics
+        self._producer_ids = producer_ids
+        self._settings = settings
+        self._metrics = metrics
+        self._etcd_version = etcd_version
+
+    @unary
+    async def GetMetadata(
+        self, request: cluster_pb2.GetMetadataRequest, context: Any
+    ) -> cluster_pb2.GetMetadataResponse:
+        """Brokers, topics, leaders: from the view."""
+        with self._call("GetMetadata", request.client_id, request.topics):
+            return self._view.metadata(
+                request,
+                answered_by=f"coordinator-{self._settings.coordinator_id}",
+                max_batch_bytes=TopicConfig().max_batch_bytes,
+            )
+
+    @unary
+    async def CreateTopics(
+        self, request: cluster_pb2.CreateTopicsRequest, context: Any
+    ) -> cluster_pb2.CreateTopicsResponse:
+        """Create topics; answers when they have leaders or the time is up."""
+        with self._call("CreateTopics", request.client_id, request.topics):
+            return await self._topics.create(request, context.time_remaining())
+
+    @unary
+    async def DeleteTopics(
+        self, request: cluster_pb2.DeleteTopicsRequest, context: Any
+    ) -> cluster_pb2.DeleteTopicsResponse:
+        """Delete topics with all their records."""
+        with self._call("DeleteTopics", request.client_id, request.topics):
+            return await self._topics.delete(request, context.time_remaining())
+
+    @unary
+    async def CreatePartitions(
+        self, request: cluster_pb2.CreatePartitionsRequest, context: Any
+    ) -> cluster_pb2.CreatePartitionsResponse:
+        """Add partitions to a topic."""
+        with self._call("CreatePartitions", request.client_id, ()):
+            return await self._topics.grow(request, context.time_remaining())
+
+    @unary
+    async def DescribeConfigs(
+        self, request: cluster_pb2.DescribeConfigsRequest, context: Any
+    ) -> cluster_pb2.DescribeConfigsResponse:
+        """All settings of topics, with defaults and documentation."""
+        with self._call("DescribeConfigs", request.client_id, request.topics):
+            return self._topics.describe_configs(request)
+
+    @unary
+    async def AlterConfigs(
+        self, request: cluster_pb2.AlterConfigsRequest, context: Any
+    ) -> cluster_pb2.AlterConfigsResponse:
+        """Change settings of a topic at run time."""
+        with self._call("AlterConfigs", request.client_id, ()):
+            return await self._topics.alter_configs(request, context.time_remaining())
+
+    @unary
+    async def DescribeCluster(
+        self, request: cluster_pb2.DescribeClusterRequest, context: Any
+    ) -> cluster_pb2.DescribeClusterResponse:
+        """The cluster in numbers: from the view."""
+        with self._call("DescribeCluster", request.client_id, ()):
+            return self._describe_cluster()
+
+    @unary
+    async def InitProducerId(
+        self, request: cluster_pb2.InitProducerIdRequest, context: Any
+    ) -> cluster_pb2.InitProducerIdResponse:
+        """Give a producer id that nobody had before, in epoch 0."""
+        with self._call("InitProducerId", request.client_id, ()):
+            return cluster_pb2.InitProducerIdResponse(producer_id=await self._producer_ids.take(), producer_epoch=0)
+
+    @server_streaming
+    async def DumpMetadata(
+        self, request: cluster_pb2.DumpMetadataRequest, context: Any
+    ) -> AsyncIterator[cluster_pb2.DumpMetadataResponse]:
+        """Every key as etcd has it now, ascending, the cluster's identity first."""
+        with self._call("DumpMetadata", request.client_id, ()):
+            if len(request.prefix) > MAX_DUMP_PREFIX_CHARACTERS:
+                raise InvalidRequestError(f"the prefix has more than {MAX_DUMP_PREFIX_CHARACTERS} characters")
+            keyspace = self._view.keyspace
+            if not request.prefix:
+                meta = (await self._metastore.get(meta_key(keyspace.cluster))).key_value
+                if meta is not None:
+                    yield self._dump(meta)
+            listed = await self._metastore.range(keyspace.prefix + request.prefix)
+            for key_value in listed.key_values:
+                yield self._dump(key_value)
+
+    def _dump(self, found: KeyValue) -> cluster_pb2.DumpMetadataResponse:
+        return cluster_pb2.DumpMetadataResponse(
+            key=found.key,
+            value_json=value_json(self._view.keyspace, found.key, found.value),
+            create_revision=found.create_revision,
+            mod_revision=found.mod_revision,
+            version=found.version,
+            lease_id=found.lease_id,
+        )
+
+    def _describe_cluster(self) -> cluster_pb2.DescribeClusterResponse:
+        view = self._view
+        states = [partition.state for topic in view.topics.values() for partition in view.partitions(topic.topic_id)]
+        controller = view.controller
+        return cluster_pb2.DescribeClusterResponse(
+            cluster_id=view.identity.cluster_id,
+            generation=view.identity.generation,
+            format_version=FORMAT_VERSION,
+            controller_id="" if controller is None else controller.live.coordinator_id,
+            controller_epoch=0 if controller is None else controller.create_revision,
+            brokers=[broker_metadata(view.brokers[broker_id]) for broker_id in sorted(view.brokers)],
+            coordinators=[_coordinator_metadata(view.coordinators[name]) for name in sorted(view.coordinators)],
+            topics=len(view.topics),
+            partitions=len(states),
+            offline_partitions=sum(state.leader is None for state in states),
+            under_replicated_partitions=sum(len(state.in_sync) < len(state.replicas) for state in states),
+            etcd_version=self._etcd_version,
+            revision=view.source.revision,
+        )
+
+    def _call(self, method: str, client_id: str, topics: Sized) -> _Call:
+        """Measure a call, after the checks that all calls share.
+
+        Raises:
+            InvalidRequestError: the client id is too long, or the request names too many topics.
+        """
+        if len(client_id) > MAX_CLIENT_ID_CHARACTERS:
+            raise InvalidRequestError(f"the client id has more than {MAX_CLIENT_ID_CHARACTERS} characters")
+        if len(topics) > self._settings.max_request_topics:
+            raise InvalidRequestError(
+                f"the request names {len(topics)} topics, more than {self._settings.max_request_topics}",
+                action="Send several smaller requests.",
+            )
+        return _Call(method, self._metrics)
+
+
+class _Call:
+    """Measures one call: its time, and the error that ended it."""
+
+    def __init__(self, method: str, metrics: CoordinatorMetrics) -> None:
+        self._timer = metrics.call_seconds.labels(method).time()
+        self._errors = metrics.call_errors
+
+    def __enter__(self) -> None:
+        self._timer.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._timer.__exit__(None, None, None)
+        if isinstance(error, HeadraceError):
+            self._errors.labels(error.code.name).inc()
+
+
+def _coordinator_metadata(coordinator: Coordinator) -> cluster_pb2.CoordinatorMetadata:
+    live = coordinator.live
+    return cluster_pb2.CoordinatorMetadata(
+        coordinator_id=live.coordinator_id, address=live.address, version=live.version
+    )

@@ -1,0 +1,296 @@
+"""The calls that create, delete, grow and configure topics: from messages to the topic store and back.
+
+One error a topic, beside the others; an error of the call only where the call as a whole is wrong. Every wait ends
+before the caller's deadline. Used by `cluster_service`; belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from headrace.v1 import cluster_pb2, topics_pb2
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidPartitionsError,
+    InvalidRequestError,
+    TimedOutError,
+    TopicAlreadyExistsError,
+    to_detail,
+)
+from headrace_server.metadata_view import ClusterView, Topic
+from headrace_server.metastore.view import PrefixView
+from headrace_server.topic_configs import describe_topic_config
+
+from headrace_coordinator.core.placement import Placement
+from headrace_coordinator.core.topics import (
+    CheckedTopic,
+    TopicDefaults,
+    TopicSpec,
+    add_load,
+    altered_configs,
+    check_more_partitions,
+    check_new_topic,
+    place_more_partitions,
+    place_new_topic,
+)
+from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.runtime.topic_store import TopicStore
+from headrace_coordinator.runtime.waiting import wait_until
+from headrace_coordinator.settings import CoordinatorSettings
+
+ANSWER_MARGIN_SECONDS = 0.1
+"""What is left of the caller's time for the answer itself."""
+NO_LEADER_YET = "not every partition has a leader yet"
+
+
+class TopicRequests:
+    """Answers the calls about topics."""
+
+    def __init__(
+        self,
+        store: TopicStore,
+        view: ClusterView,
+        prefix_view: PrefixView,
+        settings: CoordinatorSettings,
+        metrics: CoordinatorMetrics,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._prefix_view = prefix_view
+        self._settings = settings
+        self._metrics = metrics
+        self._defaults = TopicDefaults(
+            settings.default_partitions, settings.default_replication_factor, settings.max_partitions_per_topic
+        )
+
+    async def create(
+        self, request: cluster_pb2.CreateTopicsRequest, seconds_left: float
+    ) -> cluster_pb2.CreateTopicsResponse:
+        """Create each topic that can be, and answer when they have leaders or the time is up."""
+        deadline = self._deadline(request.timeout_ms, seconds_left)
+        await self._store.check_reachable()
+        answers = [cluster_pb2.CreateTopicResult(name=topic.name[:1_000]) for topic in request.topics]
+        plans = self._plan_creation(request, answers)
+        async with asyncio.TaskGroup() as tasks:
+            for index, (topic, placement) in plans.items():
+                step = self._check_new_name if request.validate_only else self._create_one
+                tasks.create_task(step(topic, placement, answers[index], deadline))
+        return cluster_pb2.CreateTopicsResponse(topics=answers)
+
+    async def delete(
+        self, request: cluster_pb2.DeleteTopicsRequest, seconds_left: float
+    ) -> cluster_pb2.DeleteTopicsResponse:
+        """Delete each topic that is there."""
+        deadline = self._deadline(0, seconds_left)
+        await self._store.check_reachable()
+        answers = [_result(reference) for reference in request.topics]
+
+        async def one(reference: topics_pb2.TopicRef, answer: cluster_pb2.TopicResult) -> None:
+            try:
+                if request.validate_only:
+                    message, revision = (await self._store.find(reference)).message, 0
+                else:
+                    message, revision = await self._store.delete(reference, deadline)
+                answer.name, answer.topic_id = message.name, message.topic_id
+                await self._see(revision, deadline)
+            except HeadraceError as error:
+                self._put_error(answer, error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for reference, answer in zip(request.topics, answers, strict=True):
+                tasks.create_task(one(reference, answer))
+        return cluster_pb2.DeleteTopicsResponse(topics=answers)
+
+    async def grow(
+        self, request: cluster_pb2.CreatePartitionsRequest, seconds_left: float
+    ) -> cluster_pb2.CreatePartitionsResponse:
+        """Add partitions to a topic and answer when they have leaders or the time is up."""
+        deadline = self._deadline(0, seconds_left)
+        answer = cluster_pb2.CreatePartitionsResponse(result=_result(request.topic))
+        assignments = [tuple(replicas.broker_ids) for replicas in request.assignments]
+        try:
+            found = await self._store.find(request.topic)
+            answer.result.name, answer.result.topic_id = found.message.name, found.message.topic_id
+            total = request.total_partitions
+            added = check_more_partitions(found.message, total, assignments, self._defaults.max_partitions)
+            self._check_room(added)
+            placement = place_more_partitions(
+                found.message,
+                added,
+                assignments,
+                self._store.candidates(),
+                self._store.states(found.message.topic_id),
+            )
+            answer.warnings.extend(placement.warnings)
+            if request.validate_only:
+                return answer
+            revision, _ = await self._store.grow(found, total, assignments, placement, deadline)
+            await self._see(revision, deadline)
+            if not await self._have_leaders(found.message.topic_id, total, deadline):
+                answer.warnings.append(NO_LEADER_YET)
+        except HeadraceError as error:
+            self._put_error(answer.result, error)
+        return answer
+
+    async def alter_configs(
+        self, request: cluster_pb2.AlterConfigsRequest, seconds_left: float
+    ) -> cluster_pb2.AlterConfigsResponse:
+        """Change settings of a topic."""
+        deadline = self._deadline(0, seconds_left)
+        answer = cluster_pb2.AlterConfigsResponse(result=_result(request.topic))
+        changes: Mapping[str, str] = dict(request.set)
+        unset = list(request.unset)
+        try:
+            if request.validate_only:
+                message, revision = (await self._store.find(request.topic)).message, 0
+                altered_configs(message, changes, unset)
+            else:
+                message, revision = await self._store.configure(
+                    request.topic, lambda topic: altered_configs(topic, changes, unset), deadline
+                )
+            answer.result.name, answer.result.topic_id = message.name, message.topic_id
+            await self._see(revision, deadline)
+        except HeadraceError as error:
+            self._put_error(answer.result, error)
+        return answer
+
+    def describe_configs(self, request: cluster_pb2.DescribeConfigsRequest) -> cluster_pb2.DescribeConfigsResponse:
+        """Give all settings of each topic, from the view."""
+        response = cluster_pb2.DescribeConfigsResponse()
+        if not request.topics:
+            for name in sorted(self._view.topics):
+                _describe(response.topics.add(), self._view.topics[name])
+        for reference in request.topics:
+            answer = response.topics.add(name=reference.name[:1_000], topic_id=reference.topic_id[:16])
+            try:
+                _describe(answer, self._view.resolve(reference))
+            except HeadraceError as error:
+                self._put_error(answer, error)
+        return response
+
+    def _plan_creation(
+        self, request: cluster_pb2.CreateTopicsRequest, answers: list[cluster_pb2.CreateTopicResult]
+    ) -> dict[int, tuple[CheckedTopic, Placement]]:
+        """Check and place the topics one after the other, each beside those before it; errors go into the answers."""
+        candidates = self._store.candidates()
+        plans: dict[int, tuple[CheckedTopic, Placement]] = {}
+        names: set[str] = set()
+        asked = 0
+        for index, new in enumerate(request.topics):
+            answer = answers[index]
+            try:
+                if new.name in names:
+                    raise InvalidRequestError(f"the request names the topic {new.name[:249]!r} twice")
+                names.add(new.name)
+                topic = check_new_topic(_spec(new), self._defaults)
+                asked += topic.partitions
+                self._check_room(asked)
+                if new.name in self._view.topics:
+                    raise TopicAlreadyExistsError(f"a topic named {new.name} exists")
+                placement = place_new_topic(topic, candidates)
+            except HeadraceError as error:
+                self._put_error(answer, error)
+                continue
+            candidates = add_load(candidates, placement.assignments)
+            answer.partitions, answer.replication_factor = topic.partitions, topic.replication_factor
+            answer.warnings.extend(placement.warnings)
+            plans[index] = (topic, placement)
+        return plans
+
+    async def _create_one(
+        self, topic: CheckedTopic, placement: Placement, answer: cluster_pb2.CreateTopicResult, deadline: float
+    ) -> None:
+        try:
+            created = await self._store.create(topic, placement, deadline)
+        except HeadraceError as error:
+            self._put_error(answer, error)
+            return
+        answer.topic_id = created.topic_id
+        try:
+            await self._see(created.revision, deadline)
+        except TimedOutError as error:
+            answer.warnings.append(error.message)
+            return
+        if not await self._have_leaders(created.topic_id, topic.partitions, deadline):
+            answer.warnings.append(NO_LEADER_YET)
+
+    async def _check_new_name(
+        self, topic: CheckedTopic, placement: Placement, answer: cluster_pb2.CreateTopicResult, deadline: float
+    ) -> None:
+        try:
+            if await self._store.exists(topic.name):
+                raise TopicAlreadyExistsError(f"a topic named {topic.name} exists")
+        except HeadraceError as error:
+            self._put_error(answer, error)
+
+    async def _see(self, revision: int, deadline: float) -> None:
+        """Wait until this coordinator's own view shows what was written (read your writes); 0: nothing was."""
+        if revision:
+            await self._prefix_view.wait_for(revision, max(0.0, deadline - asyncio.get_running_loop().time()))
+
+    async def _have_leaders(self, topic_id: bytes, partitions: int, deadline: float) -> bool:
+        """Wait until all partitions are led, or the topic is gone; False: not in time."""
+
+        def shown() -> bool:
+            if self._view.topic_by_id(topic_id) is None:
+                return True
+            states = self._store.states(topic_id)
+            return len(states) >= partitions and all(state.leader is not None for state in states)
+
+        return await wait_until(self._view, shown, deadline)
+
+    def _check_room(self, asked: int) -> None:
+        if asked > self._settings.max_request_partitions:
+            raise InvalidPartitionsError(
+                f"the request creates {asked} partitions, more than {self._settings.max_request_partitions}",
+                action="Create them by several requests, or raise max_request_partitions of the coordinators.",
+            )
+        present = sum(topic.partitions for topic in self._view.topics.values())
+        if present + asked > self._settings.max_partitions:
+            raise InvalidPartitionsError(
+                f"the cluster has {present} partitions; {asked} more would exceed {self._settings.max_partitions}",
+                action="Delete topics, ask for fewer, or raise max_partitions of the coordinators.",
+            )
+
+    def _deadline(self, timeout_ms: int, seconds_left: float) -> float:
+        """When to end, in loop time: the request's own timeout, and in any case before the caller gives up."""
+        if timeout_ms < 0:
+            raise InvalidRequestError(f"timeout_ms = {timeout_ms} is negative")
+        wanted = (timeout_ms or self._settings.default_timeout_ms) / 1000
+        margin = min(ANSWER_MARGIN_SECONDS, seconds_left / 10)
+        return asyncio.get_running_loop().time() + min(wanted, seconds_left - margin)
+
+    def _put_error(
+        self,
+        answer: cluster_pb2.CreateTopicResult | cluster_pb2.TopicResult | cluster_pb2.TopicConfigs,
+        error: HeadraceError,
+    ) -> None:
+        answer.error.CopyFrom(to_detail(error))
+        self._metrics.call_errors.labels(error.code.name).inc()
+
+
+def _spec(new: cluster_pb2.NewTopic) -> TopicSpec:
+    return TopicSpec(
+        new.name,
+        new.partitions,
+        new.replication_factor,
+        dict(new.configs),
+        tuple(tuple(replicas.broker_ids) for replicas in new.assignments),
+    )
+
+
+def _result(reference: topics_pb2.TopicRef) -> cluster_pb2.TopicResult:
+    return cluster_pb2.TopicResult(name=reference.name[:1_000], topic_id=reference.topic_id[:16])
+
+
+def _describe(answer: cluster_pb2.TopicConfigs, topic: Topic) -> None:
+    answer.name, answer.topic_id = topic.name, topic.topic_id
+    for entry in describe_topic_config(topic.overrides):
+        answer.configs.add(
+            name=entry.name,
+            value=entry.value,
+            source=cluster_pb2.CONFIG_SOURCE_DEFAULT if entry.is_default else cluster_pb2.CONFIG_SOURCE_TOPIC,
+            default_value=entry.default_value,
+            documentation=entry.documentation,
+        )

@@ -1,0 +1,401 @@
+"""Writes topics: executes what `core.topics` decided and `core.topic_writes` laid out, and settles lost answers.
+
+Any coordinator writes any topic: the compares decide every race. A write whose answer was lost is sent again on the
+same compares until one attempt is answered (PROTOCOL C3). An attempt to create draws its own topic id, so that the topic
+found under the name tells whether it is ours, and a late attempt can bring back nothing that was deleted meanwhile.
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+from headrace.v1 import topics_pb2
+from headrace.wire.errors import (
+    ConflictError,
+    HeadraceError,
+    InvalidRequestError,
+    MetastoreUnavailableError,
+    Outcome,
+    TimedOutError,
+    TopicAlreadyExistsError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
+from headrace.wire.ids import TopicId
+from headrace.wire.topic_names import check_topic_name
+from headrace_server.clock import Clock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import Keyspace
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import (
+    Metastore,
+    MetastoreRolledBackError,
+    MetastoreUnknownOutcomeError,
+    TxnResult,
+)
+from headrace_server.partition_state import PartitionState
+
+from headrace_coordinator.core import topic_writes
+from headrace_coordinator.core.placement import BrokerLoad, Placement
+from headrace_coordinator.core.topic_writes import Write
+from headrace_coordinator.core.topics import (
+    Candidate,
+    CheckedTopic,
+    initial_state,
+    place_more_partitions,
+    place_new_topic,
+)
+from headrace_coordinator.metrics import CoordinatorMetrics
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 0.1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTopic:
+    """A topic as etcd has it now, with what a compare-and-swap names."""
+
+    message: metadata_pb2.Topic
+    topic_revision: int
+    tid_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopic:
+    """A topic that stands in etcd."""
+
+    topic_id: TopicId
+    revision: int
+    placement: Placement
+
+
+class TopicStore:
+    """Reads and writes topics, each call within the deadline that it is given (event loop time, seconds)."""
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        view: ClusterView,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+        *,
+        max_inflight: int,
+    ) -> None:
+        self._metastore = metastore
+        self._view = view
+        self._keyspace: Keyspace = view.keyspace
+        self._metrics = metrics
+        self._clock = clock
+        self._permits = asyncio.Semaphore(max_inflight)
+
+    def candidates(self) -> dict[int, Candidate]:
+        """The brokers that may take replicas, with what they hold, as the view shows them."""
+        replicas: dict[int, int] = {}
+        leaders: dict[int, int] = {}
+        for topic in self._view.topics.values():
+            for partition in self._view.partitions(topic.topic_id):
+                state = partition.state
+                for broker_id in state.replicas:
+                    replicas[broker_id] = replicas.get(broker_id, 0) + 1
+                leaders[state.replicas[0]] = leaders.get(state.replicas[0], 0) + 1
+        return {
+            int(broker_id): Candidate(
+                broker.broker_epoch,
+                BrokerLoad(
+                    int(broker_id),
+                    broker.live.rack,
+                    broker.live.host,
+                    replicas=replicas.get(broker_id, 0),
+                    leaders=leaders.get(broker_id, 0),
+                ),
+            )
+            for broker_id, broker in sorted(self._view.brokers.items())
+            if not broker.live.draining
+        }
+
+    async def exists(self, name: str) -> bool:
+        """Ask etcd itself whether a topic has this name.
+
+        Raises:
+            MetastoreUnavailableError: no answer; nothing was written.
+        """
+        return (await _read(self._metastore.get(self._keyspace.topic(name)))).key_value is not None
+
+    async def check_reachable(self) -> None:
+        """Ask etcd for a sign of life, so that an outage is reported before anything is sent.
+
+        Raises:
+            MetastoreUnavailableError: no answer; nothing was written.
+        """
+        await _read(self._metastore.get(self._keyspace.controller()))
+
+    async def find(self, reference: topics_pb2.TopicRef) -> StoredTopic:
+        """Read a topic from etcd by name or by id.
+
+        Raises:
+            InvalidRequestError, InvalidTopicNameError: the reference names nothing.
+            UnknownTopicError, UnknownTopicIdError: there is none.
+            MetastoreUnavailableError: no answer; nothing was written.
+        """
+        missing: UnknownTopicError | UnknownTopicIdError
+        match reference.WhichOneof("topic"):
+            case "name":
+                check_topic_name(reference.name)
+                missing = UnknownTopicError(f"there is no topic named {reference.name!r}")
+                first = (await _read(self._metastore.get(self._keyspace.topic(reference.name)))).key_value
+            case "topic_id":
+                if len(reference.topic_id) != 16:
+                    raise InvalidRequestError(f"a topic id has 16 bytes, not {len(reference.topic_id)}")
+                missing = UnknownTopicIdError(f"there is no topic with id {reference.topic_id.hex()}")
+                first = (await _read(self._metastore.get(self._keyspace.topic_by_id(reference.topic_id)))).key_value
+            case _:
+                raise InvalidRequestError("the request names a topic neither by name nor by id")
+        if first is None:
+            raise missing
+        message = metadata_pb2.Topic.FromString(first.value)
+        by_name = (await _read(self._metastore.get(self._keyspace.topic(message.name)))).key_value
+        by_id = (await _read(self._metastore.get(self._keyspace.topic_by_id(message.topic_id)))).key_value
+        if by_name is None or by_id is None:
+            raise missing
+        message = metadata_pb2.Topic.FromString(by_name.value)
+        if message != metadata_pb2.Topic.FromString(by_id.value):
+            raise missing  # Deleted and created anew between the reads, or another one under this name.
+        return StoredTopic(message, by_name.mod_revision, by_id.mod_revision)
+
+    async def create(self, topic: CheckedTopic, placement: Placement, deadline: float) -> CreatedTopic:
+        """Create a topic; `placement` is where the first attempt puts it.
+
+        Raises:
+            TopicAlreadyExistsError: the name is taken, and not by an attempt of this call.
+            NotEnoughBrokersError: the brokers that were there are gone.
+            MetastoreUnavailableError, TimedOutError: with the outcome.
+        """
+        attempted: set[bytes] = set()
+
+        async def attempt() -> CreatedTopic | None:
+            nonlocal placement
+            candidates = self.candidates()
+            if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
+                placement = place_new_topic(topic, candidates)
+            states = _initial_states(placement.assignments, candidates, topic.min_insync_replicas, first=0)
+            message = metadata_pb2.Topic(
+                name=topic.name,
+                topic_id=secrets.token_bytes(16),
+                partitions=topic.partitions,
+                replication_factor=topic.replication_factor,
+                configs=topic.configs,
+                created_ms=self._clock.now_ms(),
+            )
+            attempted.add(message.topic_id)
+            result = await self._write_new(message, states)
+            if result is None:
+                return None
+            if result.succeeded:
+                self._metrics.topics_created.inc()
+                return CreatedTopic(TopicId(message.topic_id), result.revision, placement)
+            by_name = result.responses[0]
+            if not by_name:
+                return None  # A broker's registration changed: place again.
+            winner = metadata_pb2.Topic.FromString(by_name[0].value)
+            if winner.topic_id in attempted:
+                self._metrics.topics_created.inc()
+                return CreatedTopic(TopicId(winner.topic_id), by_name[0].create_revision, placement)
+            raise TopicAlreadyExistsError(f"a topic named {topic.name} exists")
+
+        return await self._until_settled(attempt, deadline, f"creating topic {topic.name}")
+
+    async def grow(
+        self,
+        found: StoredTopic,
+        total: int,
+        assignments: Sequence[Sequence[int]],
+        placement: Placement,
+        deadline: float,
+    ) -> tuple[int, Placement]:
+        """Add partitions up to `total`; the revision of the write, and where they went.
+
+        Raises:
+            ConflictError: somebody else changed the topic meanwhile; nothing was applied.
+            Otherwise as `create`.
+        """
+        sent = False
+        added = total - found.message.partitions
+        reference = topics_pb2.TopicRef(topic_id=found.message.topic_id)
+
+        async def attempt() -> tuple[int, Placement] | None:
+            nonlocal sent, placement, found
+            if sent:
+                current = await self.find(reference)
+                if current.message.partitions == total:
+                    return current.topic_revision, placement
+                if current.message.partitions != found.message.partitions:
+                    raise ConflictError(
+                        f"topic {found.message.name} got {current.message.partitions} partitions meanwhile",
+                        outcome=Outcome.NOT_APPLIED,
+                    )
+                found = current
+            candidates = self.candidates()
+            if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
+                placement = place_more_partitions(
+                    found.message, added, assignments, candidates, self.states(found.message.topic_id)
+                )
+            config = self._view.topic_by_id(found.message.topic_id)
+            minimum = 1 if config is None else config.config.min_insync_replicas
+            states = _initial_states(placement.assignments, candidates, minimum, first=found.message.partitions)
+            sent = True
+            result = await self._write_growth(found, total, states)
+            if result is None or not result.succeeded:
+                return None
+            return result.revision, placement
+
+        return await self._until_settled(attempt, deadline, f"adding partitions to topic {found.message.name}")
+
+    async def configure(
+        self,
+        reference: topics_pb2.TopicRef,
+        decide: Callable[[metadata_pb2.Topic], Mapping[str, str]],
+        deadline: float,
+    ) -> tuple[metadata_pb2.Topic, int]:
+        """Store what `decide` makes of the topic's settings; the topic and the revision (0: nothing changed)."""
+
+        async def attempt() -> tuple[metadata_pb2.Topic, int] | None:
+            found = await self.find(reference)
+            configs = decide(found.message)
+            if dict(found.message.configs) == configs:
+                return found.message, 0
+            message = metadata_pb2.Topic()
+            message.CopyFrom(found.message)
+            message.configs.clear()
+            message.configs.update(configs)
+            write = topic_writes.configure(self._keyspace, message, found.topic_revision, found.tid_revision)
+            result = await self._send(write)
+            return (message, result.revision) if result.succeeded else None
+
+        return await self._until_settled(attempt, deadline, "changing a topic's settings")
+
+    async def delete(self, reference: topics_pb2.TopicRef, deadline: float) -> tuple[metadata_pb2.Topic, int]:
+        """Delete a topic with all its partitions; the topic and the revision of its end."""
+        last: StoredTopic | None = None
+
+        async def attempt() -> tuple[metadata_pb2.Topic, int] | None:
+            nonlocal last
+            try:
+                found = await self.find(
+                    reference if last is None else topics_pb2.TopicRef(topic_id=last.message.topic_id)
+                )
+            except (UnknownTopicError, UnknownTopicIdError):
+                if last is None:
+                    raise
+                return last.message, 0  # It is gone: by an attempt of ours whose answer was lost, or by another's.
+            last = found
+            result = await self._send(topic_writes.delete(self._keyspace, found.message, found.topic_revision))
+            if not result.succeeded:
+                return None
+            self._metrics.topics_deleted.inc()
+            return found.message, result.revision
+
+        return await self._until_settled(attempt, deadline, "deleting a topic")
+
+    def states(self, topic_id: bytes) -> list[PartitionState]:
+        """The states of a topic's partitions, as the view shows them."""
+        return [partition.state for partition in self._view.partitions(topic_id)]
+
+    async def _write_new(self, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]) -> TxnResult | None:
+        """Write a new topic in one transaction, or in several; the last result, or None: begin again."""
+        whole = topic_writes.create(self._keyspace, message, states)
+        if whole.fits():
+            return await self._send(whole)
+        reserved = await self._send(topic_writes.reserve(self._keyspace, message))
+        if not reserved.succeeded:
+            return reserved
+        if not await self._put_partitions(message.topic_id, reserved.revision, states):
+            return None
+        return await self._send(topic_writes.publish(self._keyspace, message, reserved.revision))
+
+    async def _write_growth(
+        self, found: StoredTopic, total: int, states: Mapping[int, PartitionState]
+    ) -> TxnResult | None:
+        """Write further partitions in one transaction, or in several; None: begin again."""
+        message = metadata_pb2.Topic()
+        message.CopyFrom(found.message)
+        message.partitions = total
+        whole = topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, states)
+        if whole.fits():
+            return await self._send(whole)
+        if not await self._put_partitions(message.topic_id, found.tid_revision, states):
+            return None
+        return await self._send(
+            topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, {})
+        )
+
+    async def _put_partitions(self, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]) -> bool:
+        """Put invisible partitions; False: the topic or a broker changed meanwhile."""
+        for write in topic_writes.put_partitions(self._keyspace, topic_id, tid_revision, states):
+            if not (await self._send(write)).succeeded:
+                return False
+        return True
+
+    async def _send(self, write: Write) -> TxnResult:
+        async with self._permits:
+            return await self._metastore.txn(write.compares, write.success, write.failure)
+
+    async def _until_settled(self, attempt: Callable[[], Awaitable[T | None]], deadline: float, what: str) -> T:
+        """Attempt until it settles: a result or a typed error. None and lost answers mean: again.
+
+        An error that ends it says UNKNOWN as soon as one attempt went unanswered.
+        """
+        unanswered: MetastoreUnavailableError | None = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    try:
+                        settled = await attempt()
+                        if settled is not None:
+                            return settled
+                    except MetastoreRolledBackError:
+                        raise
+                    except MetastoreUnknownOutcomeError as error:
+                        self._metrics.unknown_writes.inc()
+                        log.warning("topic_write_unanswered", what=what, cause=error.message)
+                        unanswered = error
+                    except MetastoreUnavailableError:
+                        if unanswered is None:
+                            raise
+                    except HeadraceError as error:
+                        if unanswered is not None and not isinstance(error, TopicAlreadyExistsError):
+                            error.outcome = Outcome.UNKNOWN
+                        raise
+                    await asyncio.sleep(RETRY_SECONDS)
+        except TimeoutError:
+            if unanswered is not None:
+                raise MetastoreUnavailableError(
+                    f"etcd did not answer {what}: {unanswered.message}", outcome=Outcome.UNKNOWN
+                ) from unanswered
+            raise TimedOutError(f"{what} did not end in time", outcome=Outcome.UNKNOWN) from None
+
+
+def _initial_states(
+    assignments: Sequence[Sequence[int]], candidates: Mapping[int, Candidate], minimum: int, *, first: int
+) -> dict[int, PartitionState]:
+    return {
+        first + index: initial_state(replicas, candidates, min(minimum, len(replicas)))
+        for index, replicas in enumerate(assignments)
+    }
+
+
+async def _read(reading: Awaitable[T]) -> T:
+    """Await a read: where it fails nothing was written."""
+    try:
+        return await reading
+    except MetastoreRolledBackError:
+        raise
+    except MetastoreUnavailableError as error:
+        raise MetastoreUnavailableError(error.message, outcome=Outcome.NOT_APPLIED) from error

@@ -1,0 +1,26 @@
+"""Waits for the view to show something, woken by its changes: no polling. Belongs to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headrace_server.metadata_view import ClusterView
+
+
+async def wait_until(view: ClusterView, shows: Callable[[], bool], deadline: float) -> bool:
+    """Return True once `shows()` holds, asked after every change of the view; False at `deadline` (loop time)."""
+    if shows():
+        return True
+    changed = asyncio.Event()
+    unsubscribe = view.subscribe(lambda revision, keys: changed.set())
+    try:
+        async with asyncio.timeout_at(deadline):
+            while not shows():
+                await changed.wait()
+                changed.clear()
+    except TimeoutError:
+        return False
+    finally:
+        unsubscribe()
+    return True
