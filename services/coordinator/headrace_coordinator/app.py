@@ -67,7 +67,10 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
             started.cancel()
             return
         identity, status = started.result()
-        await _Coordinator(settings, metastore, identity, status, metrics, metrics_server).run(stop)
+        coordinator = _Coordinator(
+            settings, metastore, identity=identity, status=status, metrics=metrics, metrics_server=metrics_server
+        )
+        await coordinator.run(stop)
     finally:
         await metastore.close()
         if metrics_server is not None:
@@ -106,6 +109,7 @@ class _Coordinator:
         self,
         settings: CoordinatorSettings,
         metastore: EtcdMetastore,
+        *,
         identity: ClusterIdentity,
         status: MetastoreStatus,
         metrics: CoordinatorMetrics,
@@ -162,7 +166,7 @@ class _Coordinator:
                         ("session", session.run()),
                         ("controller", controller.run()),
                         ("beat", beat.run()),
-                        ("ready", self._announce(view, address)),
+                        ("ready", self._announce(view, session, address)),
                     )
                 ]
                 await stop.requested()
@@ -191,11 +195,13 @@ class _Coordinator:
         servicer = ClusterServicer(
             self._metastore,
             view,
-            TopicRequests(store, view, self._prefix_view, self._settings, self._metrics),
-            ProducerIds(self._metastore, view.keyspace, self._metrics, block_size=self._settings.producer_id_block),
-            self._settings,
-            self._metrics,
-            self._status.version,
+            topics=TopicRequests(store, view, self._prefix_view, self._settings, self._metrics),
+            producer_ids=ProducerIds(
+                self._metastore, view.keyspace, self._metrics, block_size=self._settings.producer_id_block
+            ),
+            settings=self._settings,
+            metrics=self._metrics,
+            etcd_version=self._status.version,
         )
         self._server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
 
@@ -215,15 +221,20 @@ class _Coordinator:
             make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints),
         )
 
-    async def _announce(self, view: ClusterView, address: str) -> None:
-        """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen."""
+    async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
+        """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen.
+
+        Liveness needs no more: where the event loop stands still nobody answers the question.
+        """
         for name in ("startup", "liveness", "readiness"):
             await self._server.set_health(name, True)
         log.info("coordinator_serves", address=address, revision=view.source.revision)
         own = self._settings.coordinator_id
-        await wait_until(
-            view, lambda: own in view.coordinators and view.coordinators[own].live.address != "", float("inf")
-        )
+
+        def is_registered() -> bool:
+            return own in view.coordinators and view.coordinators[own].live == session.live
+
+        await wait_until(view, is_registered, None)
         if self._settings.ready_file:
             write_ready_file(
                 Path(self._settings.ready_file),

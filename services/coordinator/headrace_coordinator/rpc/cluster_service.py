@@ -6,6 +6,7 @@ METASTORE_UNAVAILABLE and say whether they may have been applied. Belongs to the
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sized
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self,
         metastore: Metastore,
         view: ClusterView,
+        *,
         topics: TopicRequests,
         producer_ids: ProducerIds,
         settings: CoordinatorSettings,
@@ -186,14 +188,15 @@ class _Call:
     """Measures one call: its time, and the error that ended it."""
 
     def __init__(self, method: str, metrics: CoordinatorMetrics) -> None:
-        self._timer = metrics.call_seconds.labels(method).time()
+        self._seconds = metrics.call_seconds.labels(method)
         self._errors = metrics.call_errors
+        self._started = 0.0
 
     def __enter__(self) -> None:
-        self._timer.__enter__()
+        self._started = time.perf_counter()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._timer.__exit__(None, None, None)
+        self._seconds.observe(time.perf_counter() - self._started)
         if isinstance(error, HeadraceError):
             self._errors.labels(error.code.name).inc()
 

@@ -1,8 +1,8 @@
 """Writes topics: executes what `core.topics` decided and `core.topic_writes` laid out, and settles lost answers.
 
 Any coordinator writes any topic: the compares decide every race. A write whose answer was lost is sent again on the
-same compares until one attempt is answered (PROTOCOL C3). An attempt to create draws its own topic id, so that the topic
-found under the name tells whether it is ours, and a late attempt can bring back nothing that was deleted meanwhile.
+same compares until one attempt is answered (PROTOCOL C3). Each attempt to create draws its own topic id, so that the
+topic found under the name tells whether it is ours, and a late attempt brings back nothing that was deleted meanwhile.
 Belongs to the event loop.
 """
 

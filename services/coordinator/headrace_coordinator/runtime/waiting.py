@@ -8,8 +8,11 @@ from collections.abc import Callable
 from headrace_server.metadata_view import ClusterView
 
 
-async def wait_until(view: ClusterView, shows: Callable[[], bool], deadline: float) -> bool:
-    """Return True once `shows()` holds, asked after every change of the view; False at `deadline` (loop time)."""
+async def wait_until(view: ClusterView, shows: Callable[[], bool], deadline: float | None) -> bool:
+    """Return True once `shows()` holds, which is asked after every change of the view; False at `deadline`.
+
+    The deadline is the event loop's time; None: wait as long as it takes.
+    """
     if shows():
         return True
     changed = asyncio.Event()
