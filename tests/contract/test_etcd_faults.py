@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from headrace.wire.errors import ErrorCode, InvalidConfigError, MetastoreUnavailableError, Outcome
-from headrace_devcluster.etcd import free_port
+from headrace_devcluster.etcd import Etcd, free_port
 from headrace_server.clock import SystemClock
 from headrace_server.metastore.api import (
     Get,
@@ -130,6 +130,22 @@ def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
             with pytest.raises(MetastoreRolledBackError, match="restore"):
                 await task
             assert view.get(KEY).value == b"4"
+
+    run(scenario)
+
+
+def test_another_cluster_is_refused(own_etcd, tmp_path):
+    """An endpoint of another etcd cluster among ours is refused when it answers, for reads and writes alike (H81)."""
+
+    async def scenario():
+        with Etcd(tmp_path / "other") as other:
+            async with connected(own_etcd.endpoint, other.endpoint) as store:
+                await store.txn([], [Put(KEY, b"1")])
+                await asyncio.to_thread(own_etcd.stop)
+                with pytest.raises(MetastoreRolledBackError):
+                    await store.get(KEY)
+                with pytest.raises(MetastoreRolledBackError):
+                    await store.txn([VersionIs(KEY, 1)], [Put(KEY, b"2")])
 
     run(scenario)
 

@@ -62,7 +62,8 @@ def test_a_range_is_one_revision_in_order(world):
     """A range gives all keys of the prefix, ascending, none beside it, however many pages that takes (H85)."""
 
     async def scenario(store):
-        names = [f"k{number:04d}" for number in range(1_005)]
+        # The page of 1000 ends at k0999; the next one begins with a key that goes on from it.
+        names = sorted([f"k{number:04d}" for number in range(1_005)] + ["k0999x"])
         for start in range(0, len(names), 100):
             await store.txn([], [Put(world.key("r/" + name), name.encode()) for name in names[start : start + 100]])
         await put(store, world.key("s"))

@@ -10,7 +10,7 @@ the last part of the name. Relations between fields are checked in `__post_init_
         lease_ttl_ms: Annotated[int, Field(ge=2_000, description="...")] = 10_000
 
 `load_settings` is the one place that reads files and the environment; nothing else in a service does. Why pydantic:
-docs/decisions/0010-settings-by-pydantic.md.
+docs/decisions/0003-settings-by-pydantic.md.
 """
 
 from __future__ import annotations

@@ -63,7 +63,11 @@ def test_silence_is_not_loss():
     clock = ManualClock()
     renewer = ScriptedRenewer(TTL_MS, None, TTL_MS)
     script = iter([lambda: None, lambda: clock.advance(TTL_MS), *[lambda: None] * 1_000])
-    renewer.before = lambda: next(script)()
+
+    def before():
+        next(script)()
+
+    renewer.before = before
     keeper, states = keep(renewer, clock, until=lambda states: LeaseState.ALIVE in states)
     assert states == [LeaseState.SILENT, LeaseState.ALIVE]
     assert keeper.alive_now()

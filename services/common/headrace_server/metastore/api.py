@@ -274,7 +274,11 @@ class Metastore(Protocol):
         """Read one key."""
 
     async def range(self, prefix: str) -> RangeResult:
-        """Read all keys that start with `prefix` (not empty), at one revision, however many they are."""
+        """Read all keys that start with `prefix` (not empty), at one revision, however many they are.
+
+        Raises:
+            CompactedError: a compaction overtook a read of many pages; read again.
+        """
 
     async def txn(
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
