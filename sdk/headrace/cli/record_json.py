@@ -1,7 +1,7 @@
 """Records as JSON: what `consume --output json` writes is what `produce --input json` reads.
 
-One object a record: `{"key": ..., "value": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...}`. Keys, values
-and header values follow the one rule for bytes of `bytes_text`. Pure.
+One object a record: `{"key": ..., "value": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...}`. Keys,
+values and header values follow the one rule for bytes of `bytes_text`. Pure.
 """
 
 import difflib

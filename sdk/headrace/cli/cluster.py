@@ -1,0 +1,175 @@
+"""`headrace cluster`: describe, health, dump."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.exit_codes import ExitCode
+from headrace.cli.health import Problem, find_problems
+from headrace.cli.rendering import Column, Facts, JsonValue, Note, Report, Section, Table
+from headrace.cli.session import CommandFailed, Session, command
+
+if TYPE_CHECKING:
+    from headrace.client.admin import Admin
+    from headrace.client.admin_rpc import BrokerDescription, LogInfo
+
+app = typer.Typer(help="Look at the cluster as a whole.", no_args_is_help=True, rich_markup_mode=None)
+
+BROKER_COLUMNS = (
+    Column("BROKER", "broker_id"),
+    Column("ADDRESS", "address"),
+    Column("RACK", "rack"),
+    Column("HOST", "host"),
+    Column("DRAINING", "draining"),
+    Column("VERSION", "version"),
+    Column("EPOCH", "broker_epoch", wide=True),
+)
+
+
+def broker_row(broker: "BrokerDescription") -> dict[str, JsonValue]:
+    """One broker as `cluster describe` and `broker list` show it."""
+    return {
+        "broker_id": broker.broker_id,
+        "address": broker.address,
+        "rack": broker.rack,
+        "host": broker.host,
+        "draining": broker.draining,
+        "version": broker.version,
+        "broker_epoch": broker.broker_epoch,
+    }
+
+
+@app.command("describe")
+@command()
+def describe(session: Session) -> None:
+    """Show the cluster's id, controller, servers and counts."""
+    with session.admin() as admin:
+        found = admin.describe_cluster()
+    brokers = [broker_row(broker) for broker in found.brokers]
+    coordinators: list[dict[str, JsonValue]] = [
+        {
+            "coordinator_id": each.coordinator_id,
+            "address": each.address,
+            "version": each.version,
+            "controller": each.coordinator_id == found.controller_id,
+        }
+        for each in found.coordinators
+    ]
+    document: dict[str, JsonValue] = {
+        "cluster_id": found.cluster_id,
+        "generation": found.generation,
+        "format_version": found.format_version,
+        "controller_id": found.controller_id or None,
+        "controller_epoch": found.controller_epoch,
+        "topics": found.topics,
+        "partitions": found.partitions,
+        "offline_partitions": found.offline_partitions,
+        "under_replicated_partitions": found.under_replicated_partitions,
+        "etcd_version": found.etcd_version,
+        "revision": found.revision,
+        "brokers": brokers,
+        "coordinators": coordinators,
+    }
+    facts = Facts(
+        (
+            ("Cluster", found.cluster_id),
+            ("Generation", found.generation),
+            ("Controller", f"{found.controller_id} (epoch {found.controller_epoch})" if found.controller_id else None),
+            ("Topics", found.topics),
+            ("Partitions", found.partitions),
+            ("Offline", found.offline_partitions),
+            ("Under-replicated", found.under_replicated_partitions),
+            ("etcd", f"{found.etcd_version} at revision {found.revision}"),
+        )
+    )
+    coordinator_columns = (
+        Column("COORDINATOR", "coordinator_id"),
+        Column("ADDRESS", "address"),
+        Column("CONTROLLER", "controller"),
+        Column("VERSION", "version"),
+    )
+    session.show(
+        Report(
+            document,
+            (
+                facts,
+                Table(coordinator_columns, coordinators, empty="no coordinators"),
+                Table(BROKER_COLUMNS, brokers, empty="no brokers"),
+            ),
+        )
+    )
+
+
+@app.command("health")
+@command()
+def health(session: Session) -> None:
+    """Say whether the cluster is healthy, what is wrong, and what to do. Exit code 5 when something is wrong."""
+    with session.admin() as admin:
+        cluster = admin.describe_cluster()
+        topics = admin.describe_topics()
+        logs, unanswered = _logs(admin)
+    problems = find_problems(cluster, topics, logs) + unanswered
+    document: dict[str, JsonValue] = {
+        "healthy": not problems,
+        "brokers": len(cluster.brokers),
+        "coordinators": len(cluster.coordinators),
+        "topics": cluster.topics,
+        "partitions": cluster.partitions,
+        "problems": [{"kind": each.kind, "message": each.message, "action": each.action} for each in problems],
+    }
+    sections: list[Section] = [
+        Note(
+            f"{'healthy' if not problems else 'unhealthy'}: {len(cluster.brokers)} brokers, "
+            f"{len(cluster.coordinators)} coordinators, {cluster.topics} topics, {cluster.partitions} partitions"
+        )
+    ]
+    sections += [Note(f"* {each.message}\n  -> {each.action}") for each in problems]
+    if problems or not session.quiet:
+        session.show(Report(document, sections))
+    if problems:
+        raise CommandFailed(ExitCode.UNHEALTHY)
+
+
+def _logs(admin: "Admin") -> "tuple[list[LogInfo], list[Problem]]":
+    from headrace.wire.errors import HeadraceError
+
+    try:
+        return admin.describe_logs(), []
+    except HeadraceError as error:
+        where = "; ".join(getattr(error, "__notes__", ()))
+        message = f"a broker did not answer{f' ({where})' if where else ''}: {error.message}"
+        return [], [Problem("broker_unanswering", message, error.action or "Look at the broker's log.")]
+
+
+@app.command("dump")
+@command()
+def dump(
+    session: Session,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="Only keys that begin so, below the cluster's own prefix.")
+    ] = "",
+) -> None:
+    """Print every key that the cluster keeps in etcd, decoded."""
+    with session.admin() as admin:
+        rows: list[dict[str, JsonValue]] = [
+            {
+                "key": entry.key,
+                "value": json.loads(entry.value_json) if entry.value_json else None,
+                "create_revision": entry.create_revision,
+                "mod_revision": entry.mod_revision,
+                "version": entry.version,
+                "lease_id": entry.lease_id or None,
+            }
+            for entry in admin.dump(prefix)
+        ]
+    shown = [{**row, "value": json.dumps(row["value"], ensure_ascii=False)} for row in rows]
+    columns = (
+        Column("REVISION", "mod_revision"),
+        Column("CREATED", "create_revision", wide=True),
+        Column("VERSION", "version", wide=True),
+        Column("LEASE", "lease_id", wide=True),
+        Column("KEY", "key"),
+        Column("VALUE", "value"),
+    )
+    session.show(Report(rows, (Table(columns, shown, empty="no keys"),)))

@@ -1,0 +1,55 @@
+"""`headrace help TOPIC`: what does not fit into a command's own help."""
+
+import enum
+from typing import Annotated
+
+import typer
+
+from headrace.cli import offsets, record_format
+from headrace.cli.exit_codes import exit_code_table
+from headrace.cli.session import write_out
+
+
+class HelpTopic(enum.StrEnum):
+    """What there is a page about."""
+
+    EXIT_CODES = "exit-codes"
+    OFFSETS = "offsets"
+    FORMAT = "format"
+    RECORDS = "records"
+
+
+RECORDS = """\
+A record as JSON, one object a line; `consume --output json` writes it and `produce --input json` reads it:
+
+  {"topic": "clicks", "partition": 0, "offset": 42, "timestamp_ms": 1764000000000,
+   "key": "user-1", "value": "text", "headers": [{"key": "trace", "value": {"base64": "AP8="}}]}
+
+Keys, values and header values are bytes. Bytes that are UTF-8 are a string, other bytes are {"base64": "..."}, an
+absent one is null. On input only `value` must be there, headers may also be {"name": "value"}, and topic, partition and
+offset are ignored: where a record came from does not say where it goes.
+"""
+
+
+def help_page(topic: HelpTopic) -> str:
+    """The page of a topic."""
+    match topic:
+        case HelpTopic.EXIT_CODES:
+            return exit_code_table()
+        case HelpTopic.OFFSETS:
+            return f"Offsets, for `headrace consume -o`:\n{offsets.GRAMMAR}\n"
+        case HelpTopic.FORMAT:
+            return f"Formats, for `headrace consume -f`:\n{record_format.LETTERS}\n"
+        case HelpTopic.RECORDS:
+            return RECORDS
+
+
+def help_command(
+    ctx: typer.Context,
+    topic: Annotated[HelpTopic | None, typer.Argument(help="What about.", case_sensitive=False)] = None,
+) -> None:
+    """Explain exit codes, the offset grammar, format strings, or records as JSON."""
+    if topic is not None:
+        write_out(help_page(topic))
+        return
+    write_out(ctx.find_root().get_help() + "\n")

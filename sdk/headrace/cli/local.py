@@ -1,0 +1,79 @@
+"""`headrace local`: a real cluster on this machine, run by `headrace_devcluster` as a child process.
+
+That package brings the servers and etcd; it is never imported here, so that the SDK stays small. What the child prints
+and its exit code are the command's own; Ctrl-C reaches it through the terminal's process group.
+"""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from headrace.cli.exit_codes import ExitCode
+from headrace.cli.session import CommandFailed, tell
+
+MODULE = "headrace_devcluster"
+
+app = typer.Typer(help="Run a cluster on this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[OPTIONS OF THE LOCAL CLUSTER]...", help="Passed on; `-- --help` lists them."),
+]
+
+
+@app.command("up", context_settings=PASS_THROUGH)
+def up(arguments: Arguments = None) -> None:
+    """Start etcd, coordinators on ports 7170 and 7171, and brokers on 7181 to 7183."""
+    _run("up", arguments)
+
+
+@app.command("down", context_settings=PASS_THROUGH)
+def down(arguments: Arguments = None) -> None:
+    """Stop it."""
+    _run("down", arguments)
+
+
+@app.command("status", context_settings=PASS_THROUGH)
+def status(arguments: Arguments = None) -> None:
+    """Show its parts, their addresses and whether they run."""
+    _run("status", arguments)
+
+
+def child_command(verb: str, arguments: Sequence[str]) -> list[str]:
+    """The child's command line."""
+    return [sys.executable, "-m", MODULE, verb, *arguments]
+
+
+def _run(verb: str, arguments: Sequence[str] | None) -> None:
+    if importlib.util.find_spec(MODULE) is None:
+        tell("the local cluster is not installed; run: pip install 'headrace[local]'")
+        raise typer.Exit(ExitCode.FAILED)
+    raise typer.Exit(run_child(child_command(verb, arguments or ())))
+
+
+def run_child(arguments: Sequence[str]) -> int:
+    """Run a child to its end and give its exit code; after Ctrl-C wait until it has stopped its own children.
+
+    Raises:
+        CommandFailed: the child could not be started.
+    """
+    try:
+        child = subprocess.Popen(arguments)
+    except OSError as error:
+        raise CommandFailed(ExitCode.FAILED, f"cannot start {arguments[0]}: {error.strerror}") from error
+    interrupted = False
+    while True:
+        try:
+            code = child.wait()
+            break
+        except KeyboardInterrupt:
+            interrupted = True  # The terminal has sent the signal to the child too, which stops its cluster now.
+    if interrupted or code == -2:
+        return ExitCode.INTERRUPTED
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,102 @@
+"""The entry point of `headrace`: the tree of commands, and how usage errors end.
+
+Commands report their own errors (`session.command`); what reaches `run` is a wrong command line, an interrupt, or help.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from headrace.cli import broker, cluster, consume, local, produce, topic
+from headrace.cli.completion import PROGRAM, completion
+from headrace.cli.exit_codes import ExitCode
+from headrace.cli.help_topics import help_command
+from headrace.cli.rendering import Facts, JsonValue, Report
+from headrace.cli.session import Clients, SdkClients, Session, command, one_line, report_error, tell
+
+EPILOG = (
+    "Exit codes: 0 worked, 1 failed, 2 usage, 3 not reachable, 4 not found, 5 unhealthy, 6 timed out, "
+    "7 already there, 130 interrupted; `headrace help exit-codes` says more."
+)
+
+# What click calls its errors; typer has brought a copy of click since 0.26, so the class is taken from where typer has it.
+USAGE_ERROR = typer.BadParameter.__mro__[1]
+CLICK_ERROR = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name=PROGRAM,
+    help="headrace, a distributed log: topics, records and the cluster that keeps them.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(topic.app, name="topic")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(broker.app, name="broker")
+app.add_typer(local.app, name="local")
+app.command("completion")(completion)
+app.command("help")(help_command)
+
+
+@app.command("version")
+@command(connects=False)
+def version(session: Session) -> None:
+    """Print the versions of headrace and of what it runs on."""
+    from importlib.metadata import version as installed
+
+    names = ("headrace", "grpcio", "protobuf", "numpy")
+    document: dict[str, JsonValue] = {name: installed(name) for name in names}
+    document["python"] = platform.python_version()
+    session.show(Report(document, (Facts(tuple(document.items())),)))
+
+
+def run(arguments: Sequence[str], clients: Clients) -> int:
+    """Run one command line and give its exit code.
+
+    Args:
+        arguments: without the program's name.
+        clients: makes the SDK's objects.
+    """
+    if "_HEADRACE_COMPLETE" in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]  # imported there, not marked
+
+        completion_init()
+    try:
+        result = typer.main.get_command(app).main(
+            args=list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=clients
+        )
+        sys.stdout.flush()
+    except typer.Abort:
+        return ExitCode.INTERRUPTED
+    except (BrokenPipeError, KeyboardInterrupt) as error:
+        return report_error(error)
+    except Exception as error:
+        if not isinstance(error, CLICK_ERROR):
+            return report_error(error)
+        return _usage_error(error)
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _usage_error(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if type(error).__name__ == "NoArgsIsHelpError" or (context is not None and message == context.get_help()):
+        print(message, file=sys.stderr, flush=True)
+        return ExitCode.USAGE
+    path = context.command_path if context is not None else PROGRAM
+    sentence = one_line(message)
+    tell(f"{sentence if sentence.endswith(('.', '?', ')')) else sentence + '.'} Try '{path} --help'.")
+    return ExitCode.USAGE if isinstance(error, USAGE_ERROR) else ExitCode.FAILED
+
+
+def main() -> None:
+    """Run `headrace` and exit."""
+    sys.exit(run(sys.argv[1:], SdkClients()))

@@ -1,0 +1,307 @@
+"""`headrace topic`: create, list, describe, alter, delete."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.exit_codes import ExitCode
+from headrace.cli.rendering import Column, Facts, JsonValue, Note, Report, Section, Table, bytes_text
+from headrace.cli.session import CommandFailed, DryRun, Session, UsageProblem, command
+
+if TYPE_CHECKING:
+    from headrace.client.admin import Admin
+    from headrace.client.admin_rpc import ConfigValue, LogInfo, PartitionDescription, TopicDescription
+
+app = typer.Typer(help="Create, look at, change and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Config = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", metavar="NAME=VALUE", help="A topic setting, for example retention_ms=3600000; repeatable."
+    ),
+]
+
+
+@app.command("create")
+@command()
+def create(
+    session: Session,
+    *,
+    topic: Topic,
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", min=0, help="How many; 0: the cluster's default.")
+    ] = 0,
+    replication_factor: Annotated[
+        int, typer.Option("--replication-factor", "-r", min=0, help="Replicas a partition; 0: the cluster's default.")
+    ] = 0,
+    config: Config = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed where it is there already.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Create a topic."""
+    from headrace.wire.errors import TopicAlreadyExistsError
+
+    with session.admin() as admin:
+        try:
+            made = admin.create_topic(
+                topic, partitions, replication_factor, parse_configs(config), validate_only=dry_run
+            )
+            created = True
+        except TopicAlreadyExistsError:
+            if not if_not_exists:
+                raise
+            made, created = admin.describe_topic(topic), False
+    for warning in made.warnings:
+        session.note(f"warning: {warning}")
+    document: dict[str, JsonValue] = {
+        **_identity(made),
+        "created": created and not dry_run,
+        "dry_run": dry_run,
+        "warnings": list(made.warnings),
+    }
+    if dry_run:
+        document["topic_id"] = None
+    size = f"{_count(len(made.partitions), 'partition')}, {_count(made.replication_factor, 'replica')} each"
+    verb = "would create" if dry_run and created else "created" if created else "already there:"
+    session.show_change(document, f"{verb} topic {topic} ({size})")
+
+
+@app.command("list")
+@command()
+def list_topics(session: Session) -> None:
+    """List the topics."""
+    with session.admin() as admin:
+        topics = admin.describe_topics()
+    rows: list[dict[str, JsonValue]] = [
+        {
+            **_identity(topic),
+            "max_batch_bytes": topic.max_batch_bytes,
+            "offline_partitions": [each.partition for each in topic.partitions if each.leader_id < 0],
+        }
+        for topic in topics
+    ]
+    columns = (
+        Column("TOPIC", "name"),
+        Column("PARTITIONS", "partitions"),
+        Column("REPLICAS", "replication_factor"),
+        Column("WITHOUT LEADER", "offline_partitions"),
+        Column("TOPIC ID", "topic_id", wide=True),
+        Column("MAX BATCH BYTES", "max_batch_bytes", wide=True),
+    )
+    session.show(Report(rows, (Table(columns, rows, empty="no topics"),)))
+
+
+@app.command("describe")
+@command()
+def describe(session: Session, *, topic: Topic) -> None:
+    """Show a topic's partitions, sizes and settings."""
+    with session.admin() as admin:
+        found = admin.describe_topic(topic)
+        configs = admin.describe_config(topic)
+        logs = _leader_logs(session, admin, topic)
+    partitions = [_partition_row(each, logs.get(each.partition)) for each in found.partitions]
+    session.show(Report(_description(found, partitions, configs), _sections(found, partitions, configs)))
+
+
+@app.command("alter")
+@command()
+def alter(
+    session: Session,
+    *,
+    topic: Topic,
+    config: Config = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Back to the default; repeatable.")
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="The new total; never fewer. Keys map anew.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Change a topic's settings or add partitions."""
+    wanted, back = parse_configs(config), list(unset or ())
+    if not wanted and not back and partitions is None:
+        raise UsageProblem("nothing to change; give --config NAME=VALUE, --unset NAME or --partitions N")
+    changes_config = bool(wanted or back)
+    warnings: list[str] = []
+    with session.admin() as admin:
+        # All is checked before anything is changed, so that a bad half does not leave the other half done.
+        if changes_config:
+            admin.alter_config(topic, wanted, back, validate_only=True)
+        if partitions is not None:
+            warnings = admin.create_partitions(topic, partitions, validate_only=True)
+        if not dry_run:
+            if changes_config:
+                admin.alter_config(topic, wanted, back)
+            if partitions is not None:
+                warnings = admin.create_partitions(topic, partitions)
+    for warning in warnings:
+        session.note(f"warning: {warning}")
+    parts = [f"{name}={value}" for name, value in wanted.items()]
+    parts += [f"{name} back to its default" for name in back]
+    parts += [f"{partitions} partitions"] if partitions is not None else []
+    document: dict[str, JsonValue] = {
+        "name": topic,
+        "set": dict(wanted),
+        "unset": back,
+        "partitions": partitions,
+        "dry_run": dry_run,
+        "warnings": warnings,
+    }
+    session.show_change(document, f"{'would alter' if dry_run else 'altered'} topic {topic}: {', '.join(parts)}")
+
+
+@app.command("delete")
+@command()
+def delete(
+    session: Session,
+    *,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed where there is none.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete topics and all their records. Asks first on a terminal."""
+    if not yes and not dry_run and sys.stdin.isatty():
+        print(f"Delete {', '.join(topics)} and all their records? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise CommandFailed(ExitCode.FAILED, "nothing was deleted")
+    from headrace.wire.errors import UnknownTopicError
+
+    deleted, missing = [], []
+    with session.admin() as admin:
+        for topic in dict.fromkeys(topics):
+            try:
+                admin.delete_topic(topic, validate_only=dry_run)
+                deleted.append(topic)
+            except UnknownTopicError:
+                if not if_exists:
+                    raise
+                missing.append(topic)
+    document: dict[str, JsonValue] = {"deleted": deleted, "missing": missing, "dry_run": dry_run}
+    sentence = f"{'would delete' if dry_run else 'deleted'} {', '.join(deleted) or 'nothing'}"
+    session.show_change(document, sentence + (f" (not there: {', '.join(missing)})" if missing else ""))
+
+
+def parse_configs(entries: Sequence[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` each.
+
+    Raises:
+        UsageProblem: without an equals sign or name, or a name twice.
+    """
+    configs: dict[str, str] = {}
+    for entry in entries or ():
+        name, equals, value = entry.partition("=")
+        if not equals or not name.strip():
+            raise UsageProblem(f"--config {entry!r} is not NAME=VALUE, for example retention_ms=3600000")
+        if name.strip() in configs:
+            raise UsageProblem(f"--config {name.strip()} is given twice; give it once")
+        configs[name.strip()] = value.strip()
+    return configs
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _identity(topic: "TopicDescription") -> dict[str, JsonValue]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id.hex() or None,
+        "partitions": len(topic.partitions),
+        "replication_factor": topic.replication_factor,
+    }
+
+
+def _leader_logs(session: Session, admin: "Admin", topic: str) -> "dict[int, LogInfo]":
+    """The leader's log of each partition. A broker that does not answer leaves gaps, and a word about it."""
+    from headrace.wire.errors import HeadraceError
+
+    try:
+        return {log.partition: log for log in admin.describe_logs(topic) if log.is_leader}
+    except HeadraceError as error:
+        session.note(f"offsets and sizes are missing: {error}")
+        return {}
+
+
+def _partition_row(partition: "PartitionDescription", log: "LogInfo | None") -> dict[str, JsonValue]:
+    return {
+        "partition": partition.partition,
+        "leader": partition.leader_id if partition.leader_id >= 0 else None,
+        "leader_epoch": partition.leader_epoch,
+        "replicas": list(partition.replicas),
+        "in_sync_replicas": list(partition.in_sync_replicas),
+        "eligible_leaders": list(partition.eligible_leaders),
+        "log_start_offset": log.log_start_offset if log else None,
+        "high_watermark": log.high_watermark if log else None,
+        "log_end_offset": log.log_end_offset if log else None,
+        "flushed_offset": log.flushed_offset if log else None,
+        "size_bytes": log.size_bytes if log else None,
+        "segments": log.segments if log else None,
+    }
+
+
+def _description(
+    topic: "TopicDescription", partitions: list[dict[str, JsonValue]], configs: "dict[str, ConfigValue]"
+) -> dict[str, JsonValue]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id.hex(),
+        "replication_factor": topic.replication_factor,
+        "max_batch_bytes": topic.max_batch_bytes,
+        "partitions": partitions,
+        "configs": {
+            name: {"value": each.value, "is_default": each.is_default, "default": each.default}
+            for name, each in configs.items()
+        },
+    }
+
+
+def _sections(
+    topic: "TopicDescription", partitions: list[dict[str, JsonValue]], configs: "dict[str, ConfigValue]"
+) -> tuple[Section, ...]:
+    sizes: list[Any] = [row["size_bytes"] for row in partitions]
+    known = [size for size in sizes if size is not None]
+    facts = Facts(
+        (
+            ("Topic", topic.name),
+            ("Topic id", topic.topic_id.hex()),
+            ("Partitions", len(partitions)),
+            ("Replicas", topic.replication_factor),
+            ("Size", bytes_text(sum(known)) if known else None),
+            ("Max batch bytes", topic.max_batch_bytes),
+        )
+    )
+    columns = (
+        Column("PARTITION", "partition"),
+        Column("LEADER", "leader"),
+        Column("EPOCH", "leader_epoch"),
+        Column("REPLICAS", "replicas"),
+        Column("IN SYNC", "in_sync_replicas"),
+        Column("START", "log_start_offset"),
+        Column("HIGH WATERMARK", "high_watermark"),
+        Column("BYTES", "size_bytes"),
+        Column("LOG END", "log_end_offset", wide=True),
+        Column("FLUSHED", "flushed_offset", wide=True),
+        Column("SEGMENTS", "segments", wide=True),
+        Column("ELIGIBLE", "eligible_leaders", wide=True),
+    )
+    settings: list[dict[str, JsonValue]] = [
+        {
+            "name": name,
+            "value": each.value,
+            "source": "default" if each.is_default else "topic",
+            "documentation": each.documentation,
+        }
+        for name, each in configs.items()
+    ]
+    setting_columns = (
+        Column("SETTING", "name"),
+        Column("VALUE", "value"),
+        Column("SET BY", "source"),
+        Column("MEANING", "documentation", wide=True),
+    )
+    return (facts, Table(columns, partitions), Table(setting_columns, settings) if settings else Note("no settings"))
