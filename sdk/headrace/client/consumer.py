@@ -87,11 +87,11 @@ class Consumer:
     def __iter__(self) -> Iterator[Record]:
         """Give records one by one, for ever; waits where there is none."""
         while True:
+            self._settle()  # Also what an earlier loop was left in the middle of.
             segment = self._next_segment(None, None)
             assert segment is not None, "a wait without end ends with a segment or an error"
             current = self._current = _Current(segment, self._generation_of(segment))
             yield from current.records()
-            self._settle()
 
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
         """Give what is there, waiting up to `timeout` seconds for the first record (None: without end).
