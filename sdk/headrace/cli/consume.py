@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.consume_plan import LastRecords, PartitionPlan, plan_partitions, timestamps_of
-from headrace.cli.offsets import LogBounds, OffsetRange, OffsetSyntaxError, Position, PositionKind, parse_offsets
+from headrace.cli.offsets import (
+    END,
+    START,
+    LogBounds,
+    OffsetRange,
+    OffsetSyntaxError,
+    Position,
+    PositionKind,
+    parse_offsets,
+)
 from headrace.cli.record_format import FormatSyntaxError
 from headrace.cli.record_writers import RecordOutput, Writer, record_writer
 from headrace.cli.session import Session, UsageProblem, command
@@ -27,14 +36,15 @@ def consume(
     *,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
     offsets: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--offsets",
             "-o",
             metavar="RANGE",
-            help="Where to start, or FROM:TO: start, end, 42, +10, -10, @-1h, @2026-11-21 (`headrace help offsets`).",
+            help="Where to start, or FROM:TO: start, end, 42, +10, -10, @-1h, @2026-11-21 (`headrace help offsets`). "
+            "Without: end; with -e start.",
         ),
-    ] = "end",
+    ] = None,
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records in all.")
     ] = None,
@@ -57,7 +67,7 @@ def consume(
     ] = RecordOutput.RAW,
 ) -> None:
     """Print the records of a topic: new ones as they come, or those of a range of offsets or times."""
-    wanted = _wanted(offsets, last)
+    wanted = _wanted(offsets, last, stop_at_end=stop_at_end)
     try:
         heading, writer = record_writer(output, format_text)
     except FormatSyntaxError as error:
@@ -107,16 +117,17 @@ class RecordSink:
         self.written += len(records)
 
 
-def _wanted(offsets: str, last: int | None) -> OffsetRange:
+def _wanted(offsets: str | None, last: int | None, *, stop_at_end: bool) -> OffsetRange:
+    if last is not None:
+        if offsets is not None:
+            raise UsageProblem("--last and --offsets exclude each other; -o -10 gives the last 10 of each partition")
+        return OffsetRange(Position(PositionKind.BEFORE_END, last))
+    if offsets is None:
+        return OffsetRange(START if stop_at_end else END)
     try:
-        wanted = parse_offsets(offsets)
+        return parse_offsets(offsets)
     except OffsetSyntaxError as error:
         raise UsageProblem(f"--offsets: {error}", error.explain().partition("\n")[2]) from None
-    if last is None:
-        return wanted
-    if offsets != "end":
-        raise UsageProblem("--last and --offsets exclude each other; -o -10 gives the last 10 of each partition")
-    return OffsetRange(Position(PositionKind.BEFORE_END, last))
 
 
 def _plans(
@@ -145,11 +156,9 @@ def _read(
     """Read every partition to its stop, or to the sink's limit."""
     from headrace.wire.ids import TopicPartition
 
-    stops = {TopicPartition(topic, plan.partition): plan.stop for plan in plans if not plan.empty}
-    consumer.assign(list(stops))
-    for plan in plans:
-        if not plan.empty:
-            consumer.seek(TopicPartition(topic, plan.partition), plan.start)
+    todo = [plan for plan in plans if not plan.empty]
+    stops = {TopicPartition(topic, plan.partition): plan.stop for plan in todo}
+    consumer.assign({TopicPartition(topic, plan.partition): plan.start for plan in todo})
     while stops and not sink.full:
         batch = consumer.poll(timeout=POLL_S, max_records=MAX_POLL_RECORDS)
         records = [

@@ -22,7 +22,7 @@ EPILOG = (
     "7 already there, 130 interrupted; `headrace help exit-codes` says more."
 )
 
-# What click calls its errors; typer has brought a copy of click since 0.26, so the class is taken from where typer has it.
+# click's errors. Newer releases of typer bring a copy of click, so the classes are found through what typer exports.
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 CLICK_ERROR = typer.BadParameter.__mro__[2]
 
