@@ -1,6 +1,7 @@
 """The checkpoint of a log: recovery point, log start and high watermark, in two alternating slots (H37).
 
-File `checkpoint`, 8,192 bytes, made before the log's first append. Slot n lies at n x 4096, so that a torn write harms one:
+File `checkpoint`, 8,192 bytes, made before the log's first append. Slot n lies at n x 4096, so that a torn write harms
+one:
 
     offset size field
      0     4    magic             "HRCP"
@@ -15,12 +16,13 @@ File `checkpoint`, 8,192 bytes, made before the log's first append. Slot n lies 
     60     4    mark_epoch        int32   leader epoch of that batch, -1 for none
     64     4    slot_crc          uint32  CRC32C of bytes 0 .. 64
 
-The mark decides what is damage and what is a torn tail; the rest only shortens work (PROTOCOL section 1.2, H31). Beside it
-stand the small files replaced as a whole: text or bytes behind a line with their CRC.
+The mark decides what is damage and what is a torn tail; the rest only shortens work (PROTOCOL section 1.2, H31). Beside
+it stand the small files replaced as a whole: text or bytes behind a line with their CRC.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
 from typing import NamedTuple
 
@@ -86,7 +88,7 @@ class CheckpointFile:
                 data = _pack(self._sequence, checkpoint)
                 written = self._filesystem.pwritev(descriptor, [data], (self._sequence % 2) * SLOT_STRIDE)
                 if written != len(data):
-                    raise OSError(28, "short write", self.path)  # ENOSPC: the other slot is whole
+                    raise OSError(errno.ENOSPC, "short write", self.path)  # the other slot is whole
                 self._filesystem.fsync(descriptor)
         finally:
             self._filesystem.close(descriptor)

@@ -138,7 +138,6 @@ class DataDirectory:
             topic_id,
             partition,
             settings,
-            clean=self.clean_broker_epoch is not None,
             cut_at_damage=cut_at_damage,
         )
         self._logs[log_id] = log

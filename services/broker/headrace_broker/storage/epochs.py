@@ -1,11 +1,14 @@
-"""The leader epochs of a log: at which offset each began (KIP-101). File `leader-epochs`, a line `epoch start_offset` each.
+"""The leader epochs of a log: at which offset each began (KIP-101).
 
-Both columns increase strictly (I6). The file is replaced as a whole; where it is lost, the batches' headers give it again.
+File `leader-epochs`, a line `epoch start_offset` each.
+Both columns increase strictly (I6). The file is replaced as a whole; where it is lost, the batches' headers give it
+again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 
 from headrace.wire.ids import LeaderEpoch, Offset
 
@@ -26,10 +29,15 @@ class EpochHistory:
 
     def entries(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
         """All entries, ascending."""
-        return tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in zip(self._epochs, self._starts, strict=True))
+        return tuple(
+            (LeaderEpoch(epoch), Offset(start)) for epoch, start in zip(self._epochs, self._starts, strict=True)
+        )
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` starts at `start_offset`, if it is new; an epoch that got no record gives way. Whether it changed."""
+        """Note that `epoch` starts at `start_offset`, if it is new; an epoch that got no record gives way.
+
+        Whether it changed.
+        """
         if epoch <= self.last_epoch:
             return False
         while self._starts and self._starts[-1] >= start_offset:
@@ -73,5 +81,5 @@ def decode_epochs(content: bytes) -> EpochHistory | None:
         entries = [(int(epoch), int(start)) for epoch, start in (line.split() for line in content.splitlines())]
     except ValueError:
         return None
-    rises = all(a[0] < b[0] and a[1] < b[1] for a, b in zip(entries, entries[1:], strict=False))
+    rises = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(entries))
     return EpochHistory(entries) if rises else None

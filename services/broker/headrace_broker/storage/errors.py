@@ -1,7 +1,7 @@
 """The errors that only storage raises, and what an errno means here.
 
-The full disk and the failed disk are `StorageFullError` and `StorageOfflineError` of `headrace.wire.errors`; callers outside
-this package act on those and on the four below.
+The full disk and the failed disk are `StorageFullError` and `StorageOfflineError` of `headrace.wire.errors`; callers
+outside this package act on those and on the four below.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class LogDamagedError(StorageOfflineError):
         super().__init__(
             f"{file} is damaged at byte {position} (offset {offset}): {reason}",
             outcome=Outcome.UNKNOWN,
-            action="Nothing was changed. Fetch the partition from another replica; without one, restore the file, or open "
-            "the log with cut_at_damage, which loses everything from this offset on.",
+            action="Nothing was changed. Fetch the partition from another replica; without one, restore the file, or "
+            "open the log with cut_at_damage, which loses everything from this offset on.",
         )
         self.reason = reason
         self.file = file

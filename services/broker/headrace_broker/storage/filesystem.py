@@ -1,7 +1,7 @@
 """What the log needs of a file system: the only way this package touches a disk.
 
-`OsFileSystem` (os_filesystem.py) is the real one; tests and the simulator put a disk with faults in its place. All calls
-are synchronous and raise `OSError` with an errno; the callers decide what an errno means (errors.py).
+`OsFileSystem` (os_filesystem.py) is the real one; tests and the simulator put a disk with faults in its place. All
+calls are synchronous and raise `OSError` with an errno; the callers decide what an errno means (errors.py).
 """
 
 from __future__ import annotations

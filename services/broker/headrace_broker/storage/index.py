@@ -19,9 +19,10 @@ Both files are a header of 64 bytes and entries, little-endian:
     .timeindex entry 24 bytes   max_append_ms int64, max_record_ms int64, position int64: the running maxima of all
                                 batches before that position, so both columns never fall (H44)
 
-An offset entry is made once `index_interval_bytes` of log have passed since the last, a time entry once sixteen times as much.
-Entries are appended and the header rewritten at a checkpoint, without fsync: what a crash tears fails a CRC and is scanned anew
-from the segment. In memory stay the entries since the last write (`tail`) and, while the cache has room, those of the file.
+An offset entry is made once `index_interval_bytes` of log have passed since the last, a time entry once sixteen times
+as much. Entries are appended and the header rewritten at a checkpoint, without fsync: what a crash tears fails a CRC
+and is scanned anew from the segment. In memory stay the entries since the last write (`tail`) and, while the cache has
+room, those of the file.
 """
 
 from __future__ import annotations
@@ -82,27 +83,33 @@ class IndexFile:
         self.width = width  # array items an entry
         self.typecode = typecode
         self.entry_bytes = width * array(typecode).itemsize
-        self.count = 0
-        self.crc = 0
+        # Entries on disk and their CRC: one attribute, because a reader in another thread needs both of one moment.
+        self.written = (0, 0)
         self.body: array[int] | None = None
         self.tail: array[int] = array(typecode)
         self._cache = cache
 
     def reset(self) -> None:
         """Start again without entries; the file is written anew from its beginning."""
-        self.count = self.crc = 0
+        self.written = (0, 0)
         self.body = None
         self.tail = array(self.typecode)
         self._cache.drop(self)
 
-    def load(self, filesystem: FileSystem) -> array[int] | None:
-        """Give the entries on disk; None if the file does not hold them (then rebuild)."""
+    def load(self, filesystem: FileSystem, *, load: bool) -> array[int] | None:
+        """Give the entries on disk; None if the file does not hold them (then rebuild).
+
+        Or if `load` is false and they are not in memory.
+        """
         body = self.body
         if body is None:
+            if not load and self.written[0]:
+                return None
             body = array(self.typecode)
-            if self.count:
-                data = _read(filesystem, self.path, self.count * self.entry_bytes, HEADER_BYTES)
-                if data is None or crc32c(data) != self.crc:
+            count, crc = self.written
+            if count:
+                data = _read(filesystem, self.path, count * self.entry_bytes, HEADER_BYTES)
+                if data is None or crc32c(data) != crc:
                     return None
                 body.frombytes(data)
             self.body = body
@@ -117,9 +124,10 @@ class IndexFile:
         else:
             descriptor = filesystem.open(self.path, create=True)
         try:
-            crc = crc32c(data, self.crc)
-            count = self.count + len(self.tail) // self.width
-            _write_all(filesystem, descriptor, data, HEADER_BYTES + self.count * self.entry_bytes)
+            written, crc = self.written
+            crc = crc32c(data, crc)
+            count = written + len(self.tail) // self.width
+            _write_all(filesystem, descriptor, data, HEADER_BYTES + written * self.entry_bytes)
             head = header[:48] + struct.pack("<II", count, crc) + header[56:60]
             _write_all(filesystem, descriptor, head + struct.pack("<I", crc32c(head)), 0)
         finally:
@@ -127,7 +135,7 @@ class IndexFile:
         if self.body is not None:
             self.body.extend(self.tail)
             self._cache.used(self, len(self.body) * self.body.itemsize)
-        self.count, self.crc = count, crc
+        self.written = (count, crc)
         self.tail = array(self.typecode)
 
 
@@ -157,7 +165,14 @@ class SegmentIndex:
         self._written_position = -1
 
     def note(
-        self, base_offset: int, end_offset: int, size_bytes: int, append_ms: int, record_ms: int, interval_bytes: int
+        self,
+        base_offset: int,
+        end_offset: int,
+        size_bytes: int,
+        *,
+        append_ms: int,
+        record_ms: int,
+        interval_bytes: int,
     ) -> None:
         """Take in the batch at `covered_position`."""
         position = self.covered_position
@@ -172,14 +187,17 @@ class SegmentIndex:
         self.covered_offset = end_offset
         self.covered_position = position + size_bytes
 
-    def floor(self, offset: int) -> tuple[int, int] | None:
+    def floor(self, offset: int, *, load: bool) -> tuple[int, int] | None:
         """Give offset and position of the last known batch start at or before `offset`; None if the file is broken."""
-        entry = self._last_entry(self.offsets, 0, offset - self.base_offset)
+        entry = self._last_entry(self.offsets, 0, offset - self.base_offset, load)
         return None if entry is None else (self.base_offset + entry[0], entry[1])
 
-    def floor_position(self, position: int) -> tuple[int, int] | None:
-        """Give offset and position of the last known batch start at or before `position`; None if the file is broken."""
-        entry = self._last_entry(self.offsets, 1, position)
+    def floor_position(self, position: int, *, load: bool) -> tuple[int, int] | None:
+        """Give offset and position of the last known batch start at or before `position`.
+
+        None if the file is broken.
+        """
+        entry = self._last_entry(self.offsets, 1, position, load)
         return None if entry is None else (self.base_offset + entry[0], entry[1])
 
     def floor_time(self, timestamp_ms: int, column: int) -> int | None:
@@ -189,7 +207,7 @@ class SegmentIndex:
         """
         entries = self.times
         if not entries.tail or entries.tail[column] >= timestamp_ms:
-            body = entries.load(self._filesystem)
+            body = entries.load(self._filesystem, load=True)
             if body is None:
                 return None
         else:
@@ -197,10 +215,10 @@ class SegmentIndex:
         at = bisect_left(range(len(body) // 3), timestamp_ms, key=lambda entry: body[3 * entry + column]) - 1
         return 0 if at < 0 else body[3 * at + 2]
 
-    def _last_entry(self, entries: IndexFile, column: int, value: int) -> tuple[int, int] | None:
+    def _last_entry(self, entries: IndexFile, column: int, value: int, load: bool) -> tuple[int, int] | None:
         body: array[int] | None = entries.tail
         if not body or body[column] > value:
-            body = entries.load(self._filesystem)
+            body = entries.load(self._filesystem, load=load)
             if body is None:
                 return None
         found = body
@@ -221,7 +239,10 @@ class SegmentIndex:
         self._written_position = self.covered_position
 
     def load_headers(self, size_bytes: int) -> bool:
-        """Take the state of the files, if both are sound, agree and cover no more than `size_bytes`; else stay reset."""
+        """Take the state of the files, if both are sound, agree and cover no more than `size_bytes`.
+
+        Else stay reset.
+        """
         self.reset()
         found = [_read_index_header(self._filesystem, entries) for entries in (self.offsets, self.times)]
         first, second = found
@@ -230,8 +251,8 @@ class SegmentIndex:
         if first[2] != self.base_offset or not 0 <= first[4] <= size_bytes:
             return False
         self.covered_offset, self.covered_position, self.max_append_ms, self.max_record_ms = first[3:7]
-        self.offsets.count, self.offsets.crc, self._last_position = first[7:10]
-        self.times.count, self.times.crc, self._last_time_position = second[7:10]
+        self.offsets.written, self._last_position = (first[7], first[8]), first[9]
+        self.times.written, self._last_time_position = (second[7], second[8]), second[9]
         self._written_position = self.covered_position
         return True
 

@@ -1,193 +1,420 @@
-"""The log of one partition: segments in a directory, appended at the end, read by offset.
+"""The log of one partition: segments in a directory, appended at the end, read by offset (paper section 3.1).
 
-Called by the broker's runtime. One thread at a time may call a log's methods, except `flush`, `checkpoint`, `read`,
-`read_nowait` and what a `Slice` offers: those may run beside an append in any thread.
+Called by the broker's runtime. One thread at a time may call a log's methods, except `flush`, `checkpoint`, the reading
+methods and what a `Slice` offers: those may run beside an append in any thread. Two locks: the segment list's guards
+the bounds and is held for moments; `_round_lock` serialises flush, checkpoint and what shortens the log, is held over
+fsyncs and taken first.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from enum import Enum
-from typing import NamedTuple
+from itertools import pairwise
 
-from headrace.wire.batch import BatchHeader
+from headrace.wire.batch import HEADER_BYTES, STAMP_BYTES, BatchHeader, iter_batches, stamp
+from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
 from headrace.wire.ids import LeaderEpoch, Offset
 
+from headrace_broker.storage.checkpoint import Checkpoint, CheckpointFile, Mark, read_sealed, replace_file, seal
+from headrace_broker.storage.environment import LogEnvironment
+from headrace_broker.storage.epochs import EPOCHS_FILE
+from headrace_broker.storage.errors import is_no_room, storage_full, storage_offline
+from headrace_broker.storage.log_reader import LogReader
+from headrace_broker.storage.log_state import LogState
+from headrace_broker.storage.open_files import OpenFile
+from headrace_broker.storage.recovery import Recovered, RecoveryReport, recover
+from headrace_broker.storage.removal import DeletedFiles, RetentionResult, SegmentAge, clock_jumped, expired
+from headrace_broker.storage.scan import ChainPoint, check_next
+from headrace_broker.storage.segment import LOG_SUFFIX, Segment
+from headrace_broker.storage.segments import SegmentList, WouldBlockError
 from headrace_broker.storage.settings import LogSettings
 from headrace_broker.storage.slices import Slice
+from headrace_broker.storage.timestamps import TimestampedOffset, TimestampKind
 
+__all__ = ["PartitionLog", "RecoveryReport", "RetentionResult", "TimestampKind", "TimestampedOffset"]
 
-class TimestampKind(Enum):
-    """Which timestamp a look-up goes by."""
-
-    APPEND = "append"  # the leader's clock when the batch was appended
-    RECORD = "record"  # the producer's timestamp of the record
-
-
-class TimestampedOffset(NamedTuple):
-    """The answer of a look-up by timestamp."""
-
-    offset: Offset
-    timestamp_ms: int
-
-
-class RetentionResult(NamedTuple):
-    """What one round of retention did."""
-
-    deleted_segments: int
-    deleted_bytes: int
-    clock_jumped: bool  # the round was skipped (H43): alarm
-
-
-class RecoveryReport(NamedTuple):
-    """What opening the log found."""
-
-    scanned_bytes: int  # log bytes read past the recovery point; 0 after a clean stop
-    cut_bytes: int  # of a torn tail, beyond the fsynced mark
-    cut_reason: str  # why the tail was bad; "" when nothing was cut
-    checkpoint_rebuilt: bool  # no valid recovery point was found: the whole log was scanned
+_MAX_BUFFERS = 1024  # IOV_MAX of Linux
+_MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
+_SNAPSHOT_PREFIX, _SNAPSHOT_SUFFIX = "producers-", ".snapshot"
+_SNAPSHOTS_KEPT = 2
 
 
 class PartitionLog:
-    """One partition's log. Opened by `DataDirectory.open_log`."""
+    """One partition's log. Opened by `DataDirectory.open_log`, which owns it until `close`."""
 
-    topic_id: bytes
-    partition: int
-    directory: str
-    recovery: RecoveryReport
-    settings: LogSettings
+    def __init__(
+        self,
+        environment: LogEnvironment,
+        directory: str,
+        settings: LogSettings,
+        *,
+        topic_id: bytes,
+        partition: int,
+        cut_at_damage: bool,
+    ) -> None:
+        """Used by `open` only."""
+        self.topic_id = topic_id
+        self.partition = partition
+        self.directory = directory
+        self._filesystem = environment.filesystem
+        self._files = environment.files
+        self._space = environment.space
+        self._segments = SegmentList(environment.files, environment.index_cache, directory)
+        self._lock = self._segments.lock
+        self._round_lock = threading.RLock()
+        self._checkpoint_file = CheckpointFile(self._filesystem, directory)
+        recovered = recover(self._segments, self._checkpoint_file, settings, cut_at_damage=cut_at_damage)
+        # What opening found; see RecoveryReport.
+        self.recovery: RecoveryReport = recovered.report
+        self._state = LogState(directory, settings, recovered.end)
+        self._state.log_start_offset = recovered.log_start_offset
+        self._state.high_watermark = recovered.high_watermark
+        self._reader = LogReader(self._state, self._segments)
+        self._epochs = recovered.epochs
+        self._deleted = DeletedFiles(environment.files)
+        self._directory_dirty = False
+        self._checkpoint_due = False
+        self._last_checkpoint: Checkpoint | None = None
+        self._last_checkpoint_ms = -(2**62)
+        self._last_retention_ms: int | None = None
+        self._unwritten_indexes: list[Segment] = []
+        self._active_file = self._open_active(recovered)
+
+    @classmethod
+    def open(
+        cls,
+        environment: LogEnvironment,
+        directory: str,
+        topic_id: bytes,
+        partition: int,
+        settings: LogSettings,
+        *,
+        cut_at_damage: bool = False,
+    ) -> PartitionLog:
+        """Recover the log in `directory`, which exists and is synced into its parent.
+
+        Raises LogDamagedError (nothing was changed; see `DataDirectory.open_log`), StorageOfflineError.
+        """
+        try:
+            return cls(
+                environment, directory, settings, topic_id=topic_id, partition=partition, cut_at_damage=cut_at_damage
+            )
+        except OSError as error:
+            raise storage_offline(directory, error) from error
+
+    def _open_active(self, recovered: Recovered) -> OpenFile:
+        """Make the active segment ready for appends, and what recovery found durable."""
+        end = self._state.end
+        if not self._segments.items or self._segments.active.base_offset != end.segment:
+            file = self._create_segment(end.offset)
+        else:
+            file = self._files.pin(self._segments.active.path)
+            active, interval = self._segments.active, self._state.settings.index_interval_bytes
+            read_at = self._segments.reader(file)
+            self._segments.ready_index(active, read_at, interval)
+            if active.size_bytes:
+                first = read_at(HEADER_BYTES, 0)
+                active.first_append_ms = int.from_bytes(first[8:16], "little", signed=True)
+        if self.recovery.scanned_bytes or self.recovery.cut_bytes or self.recovery.checkpoint_rebuilt:
+            # What outlived the process may still be in the page cache only.
+            self._directory_dirty = True
+            for segment in self._segments.items:
+                segment.dirty = segment.base_offset >= recovered.scanned_from
+        if recovered.epochs_changed:
+            self._write_epochs()
+        self._flush_dirty()
+        if self._make_checkpoint() != recovered.stored:
+            self._write_checkpoint(self._make_checkpoint())
+        self._last_checkpoint = self._make_checkpoint()
+        return file
+
+    # -- what the log is -------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> LogSettings:
+        """The settings in force."""
+        return self._state.settings
 
     @property
     def log_start_offset(self) -> Offset:
         """The first offset that may be read; persisted, never falls (I18)."""
-        raise NotImplementedError
+        return Offset(self._state.log_start_offset)
 
     @property
     def log_end_offset(self) -> Offset:
         """The offset that the next record will get."""
-        raise NotImplementedError
+        return Offset(self._state.end.offset)
 
     @property
     def flushed_offset(self) -> Offset:
-        """All records below are fsynced; falls only by `truncate_to` and `reset_to`. After open: the log end, since recovery fsyncs."""
-        raise NotImplementedError
+        """All records below are fsynced; falls only by `truncate_to` and `reset_to`. The log end after opening."""
+        return Offset(self._state.flushed.offset)
 
     @property
     def checkpointed_high_watermark(self) -> Offset:
         """The high watermark last given to `checkpoint`, as found at open, within log start .. log end."""
-        raise NotImplementedError
+        return Offset(self._state.high_watermark)
 
     @property
     def last_crc(self) -> int:
         """The `crc` of the last batch (the chain), 0 when the log never had one."""
-        raise NotImplementedError
+        return self._state.end.crc
 
     @property
     def last_epoch(self) -> LeaderEpoch:
         """The largest leader epoch known: of the last batch or of `start_epoch`; -1 for none."""
-        raise NotImplementedError
+        return LeaderEpoch(self._epochs.last_epoch)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
-        raise NotImplementedError
+        with self._lock:
+            return sum(segment.size_bytes for segment in self._segments.items)
 
     @property
     def segment_count(self) -> int:
         """Number of segments, the active one included; at least 1."""
-        raise NotImplementedError
+        return len(self._segments.items)
 
     @property
     def offline(self) -> bool:
         """An I/O error was met (H34): every further call raises StorageOfflineError."""
-        raise NotImplementedError
+        return self._state.offline_error is not None
+
+    def update_settings(self, settings: LogSettings) -> None:
+        """Replace the settings; they count from the next append or round on."""
+        self._state.settings = settings
+
+    # -- append ----------------------------------------------------------------------------------------------------
 
     def append(self, batch: bytes, header: BatchHeader, *, leader_epoch: int, append_timestamp_ms: int) -> Offset:
         """Stamp one checked batch, write it with one `pwritev`, and return its base offset.
 
         Raises StorageFullError (nothing is appended, retriable), StorageOfflineError (resign).
         """
-        raise NotImplementedError
+        return self.append_all(((batch, header),), leader_epoch=leader_epoch, append_timestamp_ms=append_timestamp_ms)
 
     def append_all(
         self, batches: Sequence[tuple[bytes, BatchHeader]], *, leader_epoch: int, append_timestamp_ms: int
     ) -> Offset:
         """Append several checked batches with one `pwritev`, all or none; the base offset of the first.
 
-        The others follow by their record counts.
+        The others follow by their record counts. Raises as `append`.
         """
-        raise NotImplementedError
+        state = self._state
+        self._check_writable()
+        assert leader_epoch >= self._epochs.last_epoch, f"epoch {leader_epoch} after {self._epochs.last_epoch}"
+        if leader_epoch > self._epochs.last_epoch:
+            self.start_epoch(leader_epoch)
+        size_bytes = records = 0
+        for _, header in batches:
+            size_bytes += header.batch_bytes
+            records += header.record_count
+        segment = self._segment_for(size_bytes, records, append_timestamp_ms)
+        first_offset, crc = state.end.offset, state.end.crc
+        offset = first_offset
+        buffers: list[bytes | memoryview] = []
+        for batch, header in batches:
+            buffers.append(
+                stamp(
+                    header, base_offset=offset, append_timestamp_ms=append_timestamp_ms,
+                    leader_epoch=leader_epoch, previous_crc=crc,
+                )
+            )  # fmt: skip
+            buffers.append(memoryview(batch)[STAMP_BYTES:])
+            offset += header.record_count
+            crc = header.crc
+        self._write(segment, buffers, size_bytes)
+        noted = []
+        offset = first_offset
+        for _, header in batches:
+            end_offset = offset + header.record_count
+            noted.append((offset, end_offset, header.batch_bytes, append_timestamp_ms, header.max_timestamp_ms))
+            offset = end_offset
+        self._appended(segment, noted, size_bytes, crc, leader_epoch)
+        return Offset(first_offset)
 
     def append_replicated(self, batches: bytes) -> Offset:
         """Append whole batches as the leader stamped them (followers); the new log end.
 
         Checks both CRCs, the chain, contiguous offsets and epochs of all before the first byte is written: raises
-        CorruptBatchError and appends nothing. An empty `batches` appends nothing.
+        CorruptBatchError and appends nothing. An empty `batches` appends nothing. Raises as `append`.
         """
-        raise NotImplementedError
+        self._check_writable()
+        state = self._state
+        before = ChainPoint(state.end.offset, state.end.crc, state.end.epoch)
+        headers: list[BatchHeader] = []
+        for header, view in iter_batches(batches):
+            wrong = check_next(view, header, before)
+            if wrong:
+                raise CorruptBatchError(f"a replicated batch does not fit at offset {before.offset}: {wrong}")
+            before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+            headers.append(header)
+        if not headers:
+            return self.log_end_offset
+        segment = self._segment_for(len(batches), before.offset - state.end.offset, headers[0].append_timestamp_ms)
+        changed = [self._epochs.assign(header.leader_epoch, header.base_offset) for header in headers]
+        if any(changed):
+            with state.disk():
+                self._write_epochs()
+        self._write(segment, [batches], len(batches))
+        noted = [
+            (h.base_offset, h.end_offset, h.batch_bytes, h.append_timestamp_ms, h.max_timestamp_ms) for h in headers
+        ]
+        self._appended(segment, noted, len(batches), before.crc, before.epoch)
+        return self.log_end_offset
+
+    def _check_writable(self) -> None:
+        if self._state.offline_error is not None:
+            self._state.check_online()
+        if self._space.refusing:
+            raise storage_full(self.directory)
+
+    def _segment_for(self, size_bytes: int, records: int, at_ms: int) -> Segment:
+        """Give the segment to append so much to: the active one, or a new one where it is full or old."""
+        segment, settings = self._segments.active, self._state.settings
+        if segment.size_bytes and (
+            segment.size_bytes + size_bytes > settings.segment_bytes
+            or at_ms - segment.first_append_ms >= settings.segment_ms
+            or self._state.end.offset + records - segment.base_offset > _MAX_RELATIVE_OFFSET
+        ):
+            self._roll()
+            return self._segments.active
+        return segment
+
+    def _write(self, segment: Segment, buffers: list[bytes | memoryview], size_bytes: int) -> None:
+        """Write at the log end; what does not go in whole is cut back (H35)."""
+        if len(buffers) > _MAX_BUFFERS:
+            buffers = [b"".join(buffers)]
+        try:
+            written = self._filesystem.pwritev(self._active_file.descriptor, buffers, segment.size_bytes)
+        except OSError as error:
+            if not is_no_room(error):
+                raise self._state.go_offline(error) from error
+            written = -1
+        if written != size_bytes:
+            self._cut_back(segment)
+            self._space.note_full()
+            raise storage_full(self.directory)
+        self._space.note_appended(size_bytes)
+
+    def _cut_back(self, segment: Segment) -> None:
+        """Remove a part of a batch; synced, so that no later append finds old blocks behind it (H32)."""
+        with self._state.disk():
+            self._filesystem.truncate(self._active_file.descriptor, segment.size_bytes)
+            self._filesystem.fsync(self._active_file.descriptor)
+
+    def _appended(
+        self, segment: Segment, noted: list[tuple[int, int, int, int, int]], size_bytes: int, crc: int, epoch: int
+    ) -> None:
+        interval = self._state.settings.index_interval_bytes
+        with self._lock:
+            for base_offset, end_offset, batch_bytes, append_ms, record_ms in noted:
+                segment.index.note(
+                    base_offset,
+                    end_offset,
+                    batch_bytes,
+                    append_ms=append_ms,
+                    record_ms=record_ms,
+                    interval_bytes=interval,
+                )
+            if segment.size_bytes == 0:
+                segment.first_append_ms = noted[0][3]
+            segment.size_bytes += size_bytes
+            segment.dirty = True
+            self._state.end = Mark(noted[-1][1], segment.base_offset, segment.size_bytes, crc, epoch)
+
+    def _roll(self) -> None:
+        """Close the active segment and start the next at the log end; the flush of what it holds is left to `flush`."""
+        old, old_file = self._segments.active, self._active_file
+        with self._state.disk():
+            self._active_file = self._create_segment(self._state.end.offset)
+        self._files.unpin(old_file)
+        with self._lock:
+            self._unwritten_indexes.append(old)
+            self._checkpoint_due = True
+
+    def _create_segment(self, base_offset: int) -> OpenFile:
+        """Create the file exclusively; an empty one that a crash left is used again (H47)."""
+        path = f"{self.directory}/{base_offset:020d}{LOG_SUFFIX}"
+        try:
+            file = self._files.pin_new(path)
+        except FileExistsError:
+            file = self._files.pin(path)
+            size_bytes = self._filesystem.size(file.descriptor)
+            if size_bytes:
+                self._files.unpin(file)
+                raise
+        with self._lock:
+            segment = self._segments.add(base_offset, 0)
+            self._segments.drop_index_files(segment)
+            self._directory_dirty = True
+        return file
+
+    # -- epochs ----------------------------------------------------------------------------------------------------
 
     def start_epoch(self, leader_epoch: int) -> Offset:
-        """Persist (fsync) that `leader_epoch` starts at the log end; the log end. Does nothing for the same epoch again.
+        """Persist (fsync) that `leader_epoch` starts at the log end; the log end. Nothing for the same epoch again.
 
         The broker calls it when it starts to lead, before the first append (PROTOCOL "Leading").
         """
-        raise NotImplementedError
+        self._state.check_online()
+        with self._lock:
+            changed = self._epochs.assign(leader_epoch, self._state.end.offset)
+        if changed:
+            with self._state.disk():
+                self._write_epochs()
+        return self.log_end_offset
 
     def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
-        """Return the largest known epoch <= `leader_epoch` and the offset after its last record; (-1, log start) if none."""
-        raise NotImplementedError
+        """Return the largest known epoch <= `leader_epoch` and the offset after its last record; (-1.
+
+        Log start) if none.
+        """
+        with self._lock:
+            found = self._epochs.end_of(leader_epoch, self._state.end.offset)
+        if found is None:
+            return LeaderEpoch(-1), self.log_start_offset
+        return LeaderEpoch(found[0]), Offset(found[1])
 
     def epochs(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
         """All known epochs with their start offsets, both strictly increasing (I6)."""
-        raise NotImplementedError
+        with self._lock:
+            return self._epochs.entries()
+
+    def _write_epochs(self) -> None:
+        content = seal(self._epochs.encode())
+        self._space.with_reserve(lambda: replace_file(self._filesystem, self.directory, EPOCHS_FILE, content))
+
+    # -- read ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int, end_offset: int) -> Slice:
         """Whole batches starting with the one that holds `offset`, at least one, none past `end_offset`.
 
         At most `max_bytes` except for the first batch, all of one segment. Empty where `offset` is at or after
-        `end_offset` but not after the log end. May block on the disk. Close the slice.
-        Raises OffsetOutOfRangeError outside log start .. log end, LogDamagedError, StorageOfflineError.
+        `end_offset` but not after the log end, or where its batch goes past `end_offset`. May block on the disk. Close
+        the slice. Raises OffsetOutOfRangeError outside log start .. log end, LogDamagedError, StorageOfflineError.
         """
-        raise NotImplementedError
+        return self._reader.read(offset, max_bytes, end_offset, nowait=False)
 
     def read_nowait(self, offset: int, max_bytes: int, end_offset: int) -> Slice | None:
         """As `read`, but None where finding the batches would block on the disk: then `read` in a thread (H46)."""
-        raise NotImplementedError
+        try:
+            return self._reader.read(offset, max_bytes, end_offset, nowait=True)
+        except WouldBlockError:
+            return None
 
-    def flush(self) -> Offset:
-        """Fsync what was appended before the call and return the new `flushed_offset`. Any thread; blocks.
+    def headers(self, offset: int) -> Iterator[BatchHeader]:
+        """Headers of the batches from the one that holds `offset` to the log end at the time of the first step.
 
-        Rounds are serialised; a caller whose data a round of another has covered returns without an fsync.
-        Raises StorageOfflineError, after which nothing may be retried.
+        For rebuilding producer state (H48). Raises as `read`.
         """
-        raise NotImplementedError
+        return self._reader.headers(offset)
 
-    def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool = False) -> bool:
-        """Write recovery point, log start, high watermark and new index entries if due; whether it wrote.
-
-        Due when something changed and `checkpoint_interval_ms` has passed, or segments were rolled, or `force`. Any
-        thread; fsyncs one small file. The broker calls it about every second for each log.
-        """
-        raise NotImplementedError
-
-    def roll_if_due(self, at_ms: int) -> bool:
-        """Close the active segment if its first batch is `segment_ms` old at `at_ms`, so that retention may take it."""
-        raise NotImplementedError
-
-    def apply_retention(self, now_ms: int, high_watermark: int) -> RetentionResult:
-        """Remove closed segments wholly below `high_watermark` that are too old or too many, oldest first."""
-        raise NotImplementedError
-
-    def delete_records(self, before: int, high_watermark: int) -> Offset:
-        """Raise the log start to `before` (persisted first), remove segments wholly below it; the log start.
-
-        Raises OffsetOutOfRangeError if `before` is above `high_watermark`; a `before` below log start does nothing.
-        """
-        raise NotImplementedError
-
-    def remove_deleted_files(self, now_ms: int) -> int:
-        """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; how many are left."""
-        raise NotImplementedError
+    def batch_before(self, offset: int) -> BatchHeader | None:
+        """The header of the batch that ends at `offset`; None at log start, or where no batch ends there."""
+        return self._reader.batch_before(offset)
 
     def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
         """The first record whose timestamp is `timestamp_ms` or later, None if there is none. May block.
@@ -197,50 +424,338 @@ class PartitionLog:
         per-record timestamps uncompressed; of a compressed batch the broker inflates nothing, so the answer is its
         base offset and its base timestamp, at or before the record sought.
         """
-        raise NotImplementedError
+        return self._reader.offset_for_timestamp(timestamp_ms, kind)
 
-    def headers(self, offset: int) -> Iterator[BatchHeader]:
-        """Headers of the batches from the one that holds `offset` to the log end at the time of the call.
+    def verify(self, offset: int | None = None) -> Offset:
+        """Check every CRC, chain, offset and epoch from the batch that holds `offset` (default: log start); the end.
 
-        For rebuilding producer state (H48). Raises as `read`.
+        The scrubber's and the operator's check; reads all. Raises LogDamagedError.
         """
-        raise NotImplementedError
+        return self._reader.verify(self._state.log_start_offset if offset is None else offset)
 
-    def batch_before(self, offset: int) -> BatchHeader | None:
-        """The header of the batch that ends at `offset`; None at log start, or where no batch ends there."""
-        raise NotImplementedError
+    # -- durability ------------------------------------------------------------------------------------------------
 
-    def store_producer_snapshot(self, offset: int, snapshot: bytes) -> None:
-        """Keep `snapshot` (the broker's encoding) as the producer state at `offset`: atomic, fsynced, CRC'd."""
-        raise NotImplementedError
+    def flush(self) -> Offset:
+        """Fsync what was appended before the call and return the new `flushed_offset`. Any thread; blocks.
 
-    def load_producer_snapshot(self) -> tuple[Offset, bytes] | None:
-        """The newest valid snapshot at an offset within the log; rebuild from there with `headers`."""
-        raise NotImplementedError
+        Rounds are serialised; a caller whose data a round of another has covered returns without an fsync.
+        Raises StorageOfflineError, after which nothing may be retried.
+        """
+        wanted = self._state.end.offset
+        with self._round_lock:
+            self._state.check_online()
+            if self._state.flushed.offset < wanted:
+                with self._state.disk():
+                    self._flush_dirty()
+            return self.flushed_offset
+
+    def _flush_dirty(self) -> None:
+        """One fsync a dirty file, one of the directory if a segment is new; then the mark moves. Raises OSError."""
+        with self._lock:
+            target = self._state.end
+            dirty = [segment for segment in self._segments.items if segment.dirty]
+            files = [self._files.pin(segment.path) for segment in dirty]
+            for segment in dirty:
+                segment.dirty = False
+            directory_dirty, self._directory_dirty = self._directory_dirty, False
+        try:
+            for file in files:
+                self._filesystem.fsync(file.descriptor)
+            if directory_dirty:
+                self._filesystem.fsync_directory(self.directory)
+        finally:
+            for file in files:
+                self._files.unpin(file)
+        with self._lock:
+            self._state.flushed = target
+
+    def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool = False) -> bool:
+        """Write recovery point, log start, high watermark and new index entries if due; whether it wrote.
+
+        Due when something changed and `checkpoint_interval_ms` has passed, or a segment was rolled, or `force`. Any
+        thread; fsyncs one small file. The broker calls it about every second for each log.
+        """
+        with self._round_lock:
+            self._state.check_online()
+            with self._lock:
+                self._state.high_watermark = high_watermark
+                content = self._make_checkpoint()
+                waited = at_ms - self._last_checkpoint_ms >= self._state.settings.checkpoint_interval_ms
+            if content == self._last_checkpoint or not (waited or force or self._checkpoint_due):
+                return False
+            with self._state.disk():
+                self._write_checkpoint(content)
+                self._write_indexes()
+            self._last_checkpoint_ms = at_ms
+            self._checkpoint_due = False
+            return True
+
+    def _make_checkpoint(self) -> Checkpoint:
+        state = self._state
+        return Checkpoint(state.log_start_offset, state.high_watermark, state.flushed)
+
+    def _write_checkpoint(self, content: Checkpoint, *, both: bool = False) -> None:
+        self._space.with_reserve(lambda: self._checkpoint_file.write(content, both=both))
+        self._last_checkpoint = content
+
+    def _write_indexes(self) -> None:
+        """Write new index entries; on a full disk they stay in memory, and a restart scans the headers instead."""
+        with self._lock:
+            try:
+                for segment in (*self._unwritten_indexes, self._segments.active):
+                    segment.index.write()
+                self._unwritten_indexes.clear()
+            except OSError as error:
+                if not is_no_room(error):
+                    raise
+                self._space.note_full()
+
+    # -- the log's start -------------------------------------------------------------------------------------------
+
+    def roll_if_due(self, at_ms: int) -> bool:
+        """Close the active segment if its first batch is `segment_ms` old at `at_ms`, so that retention may take it."""
+        self._state.check_online()
+        active = self._segments.active
+        if not active.size_bytes or at_ms - active.first_append_ms < self._state.settings.segment_ms:
+            return False
+        self._roll()
+        return True
+
+    def apply_retention(self, now_ms: int, high_watermark: int) -> RetentionResult:
+        """Remove closed segments wholly below `high_watermark` that are too old or too many, oldest first."""
+        state = self._state
+        state.check_online()
+        jumped = clock_jumped(self._last_retention_ms, now_ms, state.settings.clock_jump_ms)
+        self._last_retention_ms = now_ms
+        if jumped:
+            return RetentionResult(0, 0, True)
+        closed = self._segments.items[:-1]
+        ends = [segment.base_offset for segment in self._segments.items[1:]]
+        ages: list[SegmentAge] = []
+        for segment, end_offset in zip(closed, ends, strict=True):
+            if end_offset > high_watermark:
+                break
+            ages.append(SegmentAge(end_offset, segment.size_bytes, self._last_append_ms(segment)))
+            if expired(ages, self.size_bytes, high_watermark, now_ms, state.settings) < len(ages):
+                break
+        count = expired(ages, self.size_bytes, high_watermark, now_ms, state.settings)
+        if count:
+            self._raise_log_start(ends[count - 1])
+        return RetentionResult(count, sum(age.size_bytes for age in ages[:count]), False)
+
+    def _last_append_ms(self, segment: Segment) -> int:
+        if not segment.index_ready:
+            with self._state.disk():
+                file = self._files.pin(segment.path)
+                try:
+                    read_at = self._segments.reader(file)
+                    self._segments.ready_index(segment, read_at, self._state.settings.index_interval_bytes)
+                finally:
+                    self._files.unpin(file)
+        return segment.index.max_append_ms
+
+    def delete_records(self, before: int, high_watermark: int) -> Offset:
+        """Raise the log start to `before` (persisted first), remove segments wholly below it; the log start.
+
+        Raises OffsetOutOfRangeError if `before` is above `high_watermark`; a `before` below log start does nothing.
+        """
+        self._state.check_online()
+        if before > min(high_watermark, self._state.end.offset):
+            raise OffsetOutOfRangeError(f"offset {before} is above the high watermark {high_watermark}")
+        if before > self._state.log_start_offset:
+            self._raise_log_start(before)
+        return self.log_start_offset
+
+    def _raise_log_start(self, offset: int) -> None:
+        """Persist the log start, then let the segments below it go."""
+        with self._round_lock, self._state.disk():
+            with self._lock:
+                self._state.log_start_offset = offset
+                self._state.high_watermark = max(self._state.high_watermark, offset)
+                epochs_changed = self._epochs.cut_start(offset)
+            if self._state.flushed.offset < offset:
+                self._flush_dirty()  # the recovery point may not lie in a segment that goes
+            self._write_checkpoint(self._make_checkpoint(), both=True)
+            if epochs_changed:
+                self._write_epochs()
+            with self._lock:
+                gone = [s for s, following in self._pairs() if following.base_offset <= offset]
+                for segment in gone:
+                    self._segments.remove(segment)
+                self._unwritten_indexes = [s for s in self._unwritten_indexes if s not in gone]
+            for segment in gone:
+                self._deleted.add(segment)
+            if gone:
+                self._filesystem.fsync_directory(self.directory)
+
+    def _pairs(self) -> list[tuple[Segment, Segment]]:
+        items = self._segments.items
+        return list(pairwise(items))
+
+    def remove_deleted_files(self, now_ms: int) -> int:
+        """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; how many segments are left.
+
+        The delay counts from the first call after the removal.
+        """
+        with self._state.disk():
+            return self._deleted.remove_due(now_ms, self._state.settings.file_delete_delay_ms)
+
+    # -- the log's end ---------------------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> Offset:
         """Cut the log so that it ends at `offset`, or at the batch before where it lies inside one; the new log end.
 
-        Lowers the durable mark first, cuts, fsyncs; the epochs and producer snapshots are cut too (H32). An `offset` below
+        Lowers the durable mark first, cuts, fsyncs; epochs and producer snapshots are cut too (H32). An `offset` below
         the log start resets the log to start there.
         """
-        raise NotImplementedError
+        self._state.check_online()
+        if offset >= self._state.end.offset:
+            return self.log_end_offset
+        if offset < self._state.log_start_offset:
+            self.reset_to(offset)
+            return self.log_end_offset
+        with self._round_lock, self._state.disk():
+            segment = self._segments.find(offset)
+            position, header = next(self._segments.walk(segment, offset, self._state.settings.index_interval_bytes))
+            epoch = self._epochs.end_of(2**31 - 1, offset)
+            cut = Mark(
+                header.base_offset, segment.base_offset, position, header.previous_crc, epoch[0] if epoch else -1
+            )
+            self._cut_to(segment, self._with_epoch_before(cut))
+        return self.log_end_offset
+
+    def _with_epoch_before(self, cut: Mark) -> Mark:
+        """Fill in the epoch of the last batch that stays."""
+        before = [epoch for epoch, start in self._epochs.entries() if start < cut.offset]
+        return cut._replace(epoch=before[-1] if before else -1)
+
+    def _cut_to(self, segment: Segment, cut: Mark) -> None:
+        """Make `cut` the end, in an order that a crash at any point leaves a whole log, perhaps the longer one."""
+        with self._lock:
+            state = self._state
+            state.flushed = min(state.flushed, cut)
+            state.high_watermark = min(state.high_watermark, cut.offset)
+            state.log_start_offset = min(state.log_start_offset, cut.offset)
+            self._write_checkpoint(self._make_checkpoint(), both=True)
+            for later in reversed([item for item in self._segments.items if item.base_offset > segment.base_offset]):
+                self._discard(later)
+            if self._active_file.path != segment.path:
+                self._files.unpin(self._active_file)
+                self._active_file = self._files.pin(segment.path)
+            segment.cuts += 1
+            self._filesystem.truncate(self._active_file.descriptor, cut.position)
+            self._filesystem.fsync(self._active_file.descriptor)
+            segment.size_bytes = cut.position
+            segment.dirty = False
+            self._segments.drop_index_files(segment)
+            segment.index.reset()
+            segment.index_ready = False
+            self._segments.ready_index(
+                segment, self._segments.reader(self._active_file), state.settings.index_interval_bytes
+            )
+            if cut.position:
+                first = self._filesystem.pread(self._active_file.descriptor, HEADER_BYTES, 0)
+                segment.first_append_ms = int.from_bytes(first[8:16], "little", signed=True)
+            state.end = cut
+            self._reader.forget_positions()
+            self._unwritten_indexes = [item for item in self._unwritten_indexes if item in self._segments.items[:-1]]
+            if self._epochs.cut_end(cut.offset):
+                self._write_epochs()
+            self._drop_snapshots(cut.offset)
+            self._directory_dirty = True
+            self._flush_dirty()
+            self._write_checkpoint(self._make_checkpoint())
+
+    def _discard(self, segment: Segment) -> None:
+        """Remove a segment at the end of the log for good; slices of it raise SliceCutError."""
+        segment.cuts += 1
+        self._segments.remove(segment)
+        self._segments.drop_index_files(segment)
+        self._files.forget(segment.path)
+        self._filesystem.unlink(segment.path)
+        self._filesystem.fsync_directory(self.directory)
 
     def reset_to(self, offset: int) -> None:
         """Throw everything away and start empty at `offset`: log start, log end and flushed offset in one step (H8)."""
-        raise NotImplementedError
+        self._state.check_online()
+        with self._round_lock, self._lock, self._state.disk():
+            state = self._state
+            # The first step is an empty log where it starts now, the second one where it shall start.
+            first = self._segments.items[0]
+            self._files.unpin(self._active_file)
+            self._active_file = self._files.pin(first.path)
+            start = Mark(first.base_offset, first.base_offset, 0, 0, -1)
+            self._cut_to(first, start)
+            self._epochs.cut_end(0)
+            self._write_epochs()
+            if offset != first.base_offset:
+                file = self._files.pin_new(f"{self.directory}/{offset:020d}{LOG_SUFFIX}")
+                self._filesystem.fsync_directory(self.directory)
+                state.end = state.flushed = Mark(offset, offset, 0, 0, -1)
+                state.log_start_offset = state.high_watermark = offset
+                self._write_checkpoint(self._make_checkpoint(), both=True)
+                self._files.unpin(self._active_file)
+                self._discard(first)
+                self._segments.add(offset, 0)
+                self._active_file = file
+            self._drop_snapshots(-1)
 
-    def verify(self, offset: int | None = None) -> Offset:
-        """Check every CRC, chain, offset and epoch from the batch that holds `offset` (default: log start); the end checked.
+    # -- producer snapshots ----------------------------------------------------------------------------------------
 
-        The scrubber's and the operator's check; reads all. Raises LogDamagedError.
+    def store_producer_snapshot(self, offset: int, snapshot: bytes) -> None:
+        """Keep `snapshot` (the broker's encoding) as the producer state at `offset`: atomic, fsynced, CRC'd.
+
+        Two are kept. An `offset` beyond `flushed_offset` may not survive a crash.
         """
-        raise NotImplementedError
+        self._state.check_online()
+        name = f"{_SNAPSHOT_PREFIX}{offset:020d}{_SNAPSHOT_SUFFIX}"
+        with self._state.disk():
+            self._space.with_reserve(lambda: replace_file(self._filesystem, self.directory, name, seal(snapshot)))
+            for old in self._snapshot_offsets()[:-_SNAPSHOTS_KEPT]:
+                self._filesystem.unlink(self._snapshot_path(old))
 
-    def update_settings(self, settings: LogSettings) -> None:
-        """Replace the settings; they count from the next append or round on."""
-        raise NotImplementedError
+    def load_producer_snapshot(self) -> tuple[Offset, bytes] | None:
+        """The newest valid snapshot at an offset within the log; rebuild from there with `headers`."""
+        with self._state.disk():
+            for offset in reversed(self._snapshot_offsets()):
+                if self._state.log_start_offset <= offset <= self._state.end.offset:
+                    content = read_sealed(self._filesystem, self._snapshot_path(offset))
+                    if content is not None:
+                        return Offset(offset), content
+        return None
+
+    def _snapshot_offsets(self) -> list[int]:
+        names = self._filesystem.list_directory(self.directory)
+        return sorted(
+            int(name.removeprefix(_SNAPSHOT_PREFIX).removesuffix(_SNAPSHOT_SUFFIX))
+            for name in names
+            if name.startswith(_SNAPSHOT_PREFIX) and name.endswith(_SNAPSHOT_SUFFIX)
+        )
+
+    def _snapshot_path(self, offset: int) -> str:
+        return f"{self.directory}/{_SNAPSHOT_PREFIX}{offset:020d}{_SNAPSHOT_SUFFIX}"
+
+    def _drop_snapshots(self, end_offset: int) -> None:
+        for offset in self._snapshot_offsets():
+            if offset > end_offset:
+                self._filesystem.unlink(self._snapshot_path(offset))
+
+    # -- end -------------------------------------------------------------------------------------------------------
 
     def close(self, *, high_watermark: int | None = None) -> None:
         """Flush, write the checkpoint and the indexes, close the files. An offline log only closes its files."""
-        raise NotImplementedError
+        with self._round_lock:
+            try:
+                if not self.offline:
+                    with self._state.disk():
+                        self._flush_dirty()
+                        if high_watermark is not None:
+                            self._state.high_watermark = high_watermark
+                        if self._make_checkpoint() != self._last_checkpoint:
+                            self._write_checkpoint(self._make_checkpoint())
+                        self._write_indexes()
+            finally:
+                self._files.unpin(self._active_file)
+                for segment in self._segments.items:
+                    self._files.forget(segment.path)
+                    segment.index.drop()

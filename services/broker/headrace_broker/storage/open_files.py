@@ -1,7 +1,7 @@
 """File descriptors of segments, opened on first use and kept by a bounded least-recently-used list.
 
-One `OpenFiles` belongs to a `DataDirectory` and is shared by its logs and slices, in any thread. A pinned descriptor is never
-closed: the active segment is pinned by its log, and every slice pins its own.
+One `OpenFiles` belongs to a `DataDirectory` and is shared by its logs and slices, in any thread. A pinned descriptor is
+never closed: the active segment is pinned by its log, and every slice pins its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ class OpenFiles:
                 self.filesystem.close(file.descriptor)
 
     def forget(self, path: str) -> OpenFile | None:
-        """Drop `path`, because it is renamed or removed; slices go on by their pins. None if it was not open or is closed now."""
+        """Drop `path`, because it is renamed or removed; slices go on by their pins.
+
+        None if it was not open or is closed now.
+        """
         with self._lock:
             file = self._files.pop(path, None)
             if file is None:

@@ -59,7 +59,7 @@ class ChainPoint(NamedTuple):
 
 def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoint) -> str:
     """Check one whole batch: both CRCs, contiguous offset, chain, epoch. Says what is wrong, empty when nothing is."""
-    view = np.frombuffer(batch, np.uint8)
+    view = memoryview(batch)
     if crc32c(view[:28]) != header.stamp_crc:
         return "the stamp's checksum is wrong"
     if crc32c(view[36:]) != header.crc:
@@ -113,9 +113,11 @@ def check_batches(
 
 
 def find_valid_batch(read_at: ReadAt, position: int, size_bytes: int, offset: int, max_batch_bytes: int) -> int | None:
-    """Give the position of a whole valid batch at or after `position` with a base offset past `offset`; None for none (H31).
+    """Give the position of a whole valid batch at or after `position` with a base offset of at least `offset`.
 
-    Batches are multiples of 8 bytes, so a batch starts at a multiple of 8: candidates are sifted by numpy over the fixed fields.
+    None for none (H31).
+    Batches are multiples of 8 bytes, so a batch starts at a multiple of 8: candidates are sifted by numpy over the
+    fixed fields.
     """
     position = -(-position // 8) * 8
     while position + HEADER_BYTES <= size_bytes:
@@ -127,7 +129,7 @@ def find_valid_batch(read_at: ReadAt, position: int, size_bytes: int, offset: in
         batch_bytes = words[2 : 2 + starts] & 0xFFFFFFFF
         magic = (words[4 : 4 + starts] >> 32) & 0xFF
         fits = (magic == 1) & (batch_bytes > HEADER_BYTES) & (batch_bytes % 8 == 0) & (batch_bytes <= max_batch_bytes)
-        for index in np.flatnonzero(fits & (words[:starts] > offset)).tolist():
+        for index in np.flatnonzero(fits & (words[:starts] >= offset)).tolist():
             start = position + index * 8
             size = int(batch_bytes[index])
             if start + size <= size_bytes and _is_valid(read_at(size, start)):

@@ -16,7 +16,17 @@ INDEX_SUFFIXES = (".index", ".timeindex")
 class Segment:
     """What the log knows of a segment without reading it."""
 
-    __slots__ = ("base_offset", "cuts", "dirty", "first_append_ms", "index", "index_ready", "path", "size_bytes", "stem")
+    __slots__ = (
+        "base_offset",
+        "cuts",
+        "dirty",
+        "first_append_ms",
+        "index",
+        "index_ready",
+        "path",
+        "size_bytes",
+        "stem",
+    )
 
     def __init__(
         self, filesystem: FileSystem, directory: str, base_offset: int, size_bytes: int, cache: IndexCache

@@ -41,7 +41,13 @@ class LogSettings:
         """Refuse values that no log can work with."""
         if not 0 < self.segment_bytes <= MAX_SEGMENT_BYTES:
             raise ValueError(f"segment_bytes is {self.segment_bytes}; it must be 1 to {MAX_SEGMENT_BYTES}")
-        for name in ("segment_ms", "index_interval_bytes", "checkpoint_interval_ms", "clock_jump_ms", "max_batch_bytes"):
+        for name in (
+            "segment_ms",
+            "index_interval_bytes",
+            "checkpoint_interval_ms",
+            "clock_jump_ms",
+            "max_batch_bytes",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
         for name in ("retention_ms", "retention_bytes"):
@@ -72,5 +78,9 @@ class DiskLimits:
         """Refuse limits that contradict each other."""
         if self.resume_above_bytes < self.refuse_below_bytes:
             raise ValueError("resume_above_bytes must be at least refuse_below_bytes")
-        if min(self.reserve_bytes, self.refuse_below_bytes) < 0 or self.max_open_files < 1 or self.check_every_bytes < 1:
+        if (
+            min(self.reserve_bytes, self.refuse_below_bytes) < 0
+            or self.max_open_files < 1
+            or self.check_every_bytes < 1
+        ):
             raise ValueError("disk limits must not be negative, max_open_files and check_every_bytes at least 1")

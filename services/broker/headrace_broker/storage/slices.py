@@ -5,7 +5,7 @@ Made by `PartitionLog.read`; read by `Fetch`, replica fetch and, by file descrip
 
 from __future__ import annotations
 
-from headrace_broker.storage.errors import SliceCutError, storage_offline
+from headrace_broker.storage.errors import LogDamagedError, SliceCutError, storage_offline
 from headrace_broker.storage.open_files import OpenFile, OpenFiles
 from headrace_broker.storage.segment import Segment
 
@@ -21,12 +21,21 @@ class Slice:
     __slots__ = ("_cuts", "_file", "_files", "_segment", "base_offset", "end_offset", "position", "size_bytes")
 
     def __init__(
-        self, segment: Segment, files: OpenFiles, file: OpenFile | None, *, base_offset: int, end_offset: int, position: int, size_bytes: int
+        self,
+        segment: Segment,
+        files: OpenFiles,
+        file: OpenFile | None,
+        *,
+        cuts: int,
+        base_offset: int,
+        end_offset: int,
+        position: int,
+        size_bytes: int,
     ) -> None:
         self._segment = segment
         self._files = files
         self._file = file
-        self._cuts = segment.cuts
+        self._cuts = cuts
         # First offset of the first batch; may be below the offset asked for. Equals `end_offset` when empty.
         self.base_offset = base_offset
         # The offset after the last batch: where the next read goes on.
@@ -36,12 +45,15 @@ class Slice:
         self.size_bytes = size_bytes
 
     def fileno(self) -> int:
-        """Return the file descriptor for `sendfile`; valid until `close`. Only of a slice that is not empty or closed."""
+        """Return the file descriptor for `sendfile`; valid until `close`.
+
+        Only of a slice that is not empty or closed.
+        """
         assert self._file is not None, "an empty or closed slice has no file"
         return self._file.descriptor
 
     def read(self) -> bytes:
-        """Read the batches; may block on the disk. Raises SliceCutError, StorageOfflineError."""
+        """Read the batches; may block on the disk. Raises SliceCutError, LogDamagedError, StorageOfflineError."""
         if self.size_bytes == 0:
             return b""
         try:
@@ -64,7 +76,12 @@ class Slice:
         return data
 
     def _check_uncut(self, got_bytes: int) -> None:
-        if self._segment.cuts != self._cuts or got_bytes != self.size_bytes:
+        if self._segment.cuts == self._cuts and got_bytes != self.size_bytes:
+            raise LogDamagedError(
+                "the file is shorter than what was written", file=self._segment.path,
+                offset=self.base_offset, position=self.position + got_bytes,
+            )  # fmt: skip
+        if self._segment.cuts != self._cuts:
             raise SliceCutError(
                 f"{self._segment.path} was truncated below offset {self.end_offset} while it was read",
                 action="Read again at the log's new end.",

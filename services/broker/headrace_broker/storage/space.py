@@ -1,7 +1,7 @@
 """The free space of a data directory: appends are refused early, checkpoints have a reserve (H35).
 
-One `DiskSpaceGuard` belongs to a `DataDirectory` and is shared by its logs. Appends ask only an attribute; the volume is asked
-by `check`, every `check_every_bytes` of appends and from the broker's timer.
+One `DiskSpaceGuard` belongs to a `DataDirectory` and is shared by its logs. Appends ask only an attribute; the volume
+is asked by `check`, every `check_every_bytes` of appends and from the broker's timer.
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""Removing segments: which ones retention takes, and files that wait for their end under a `.deleted` name.
+
+The decision is pure; `DeletedFiles` belongs to one log and is touched by its one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace_broker.storage.open_files import OpenFile, OpenFiles
+from headrace_broker.storage.segment import DELETED_SUFFIX, INDEX_SUFFIXES, LOG_SUFFIX, Segment
+from headrace_broker.storage.settings import UNLIMITED, LogSettings
+
+
+class RetentionResult(NamedTuple):
+    """What one round of retention did."""
+
+    deleted_segments: int
+    deleted_bytes: int
+    clock_jumped: bool  # the round was skipped (H43): alarm
+
+
+class SegmentAge(NamedTuple):
+    """What retention needs to know of a closed segment."""
+
+    end_offset: int
+    size_bytes: int
+    last_append_ms: int
+
+
+def clock_jumped(last_round_ms: int | None, now_ms: int, limit_ms: int) -> bool:
+    """Whether the clock moved, since the last round, further than it can have: then no age can be trusted (H43)."""
+    return last_round_ms is not None and not -limit_ms <= now_ms - last_round_ms <= limit_ms
+
+
+def expired(
+    ages: Sequence[SegmentAge], total_bytes: int, high_watermark: int, now_ms: int, settings: LogSettings
+) -> int:
+    """Give how many of the oldest closed segments go; `total_bytes` counts the active one too.
+
+    Only segments wholly below the high watermark, and none after the first that stays (I18).
+    """
+    count = 0
+    for age in ages:
+        too_old = settings.retention_ms != UNLIMITED and age.last_append_ms < now_ms - settings.retention_ms
+        too_many = settings.retention_bytes != UNLIMITED and total_bytes - age.size_bytes >= settings.retention_bytes
+        if age.end_offset > high_watermark or not (too_old or too_many):
+            break
+        total_bytes -= age.size_bytes
+        count += 1
+    return count
+
+
+class DeletedFiles:
+    """Segments that are out of the log but not yet off the disk; a slice may still read them."""
+
+    def __init__(self, files: OpenFiles) -> None:
+        self._files = files
+        self._waiting: list[tuple[int | None, str, OpenFile | None]] = []
+
+    def add(self, segment: Segment) -> None:
+        """Rename a segment's files; the caller syncs the directory."""
+        filesystem = self._files.filesystem
+        open_file = self._files.forget(segment.path)
+        for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):
+            path = segment.stem + suffix
+            if filesystem.exists(path):
+                filesystem.rename(path, path + DELETED_SUFFIX)
+        self._waiting.append((None, segment.stem, open_file))
+
+    def remove_due(self, now_ms: int, delay_ms: int) -> int:
+        """Unlink what has waited `delay_ms` since the first call that saw it and is not pinned; how many wait on."""
+        left: list[tuple[int | None, str, OpenFile | None]] = []
+        for since_ms, stem, open_file in self._waiting:
+            since_ms = now_ms if since_ms is None else since_ms
+            if now_ms - since_ms < delay_ms or (open_file is not None and open_file.pins):
+                left.append((since_ms, stem, open_file))
+            else:
+                self._unlink(stem)
+        self._waiting = left
+        return len(left)
+
+    def _unlink(self, stem: str) -> None:
+        filesystem = self._files.filesystem
+        for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):
+            path = stem + suffix + DELETED_SUFFIX
+            if filesystem.exists(path):
+                filesystem.unlink(path)
