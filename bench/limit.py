@@ -1,8 +1,8 @@
 """The limit: what plain gRPC calls do with the same bytes, in the same run.
 
-A bare server (`python -m bench.limit`) answers the public RPCs with nothing behind them: a produce is parsed and thrown away, a fetch is
-answered with bytes prepared beforehand. What headrace reaches is quoted as a share of what the same calls reach against this server, so that
-a slow minute of the machine slows both.
+A bare server (`python -m bench.limit`) answers the public RPCs with nothing behind them: a produce is parsed and thrown
+away, a fetch is answered with bytes prepared beforehand. What headrace reaches is quoted as a share of what the same
+calls reach against this server, so that a slow minute of the machine slows both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-
 from headrace.v1 import broker_pb2, broker_pb2_grpc
 from headrace.wire.batch import iter_batches
 
@@ -84,7 +83,7 @@ def produce_request(batch: bytes) -> broker_pb2.ProduceRequest:
 
 
 def measure_in(stub: broker_pb2_grpc.BrokerServiceStub, batch: bytes, calls: int) -> float:
-    """Return the seconds that `calls` produces of `batch` take, `CALLS_IN_FLIGHT` at once; each request is built anew."""
+    """Return the seconds that `calls` produces of `batch` take, `CALLS_IN_FLIGHT` at once, each built anew."""
     free = threading.Semaphore(CALLS_IN_FLIGHT)
     started = time.perf_counter()
     pending = []
