@@ -22,6 +22,7 @@ from rich.table import Table
 from headrace_devcluster.background import start_in_background, stop_in_background
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import serve_control, watch_parts
+from headrace_devcluster.demo.command import demo
 from headrace_devcluster.state import describe_state, owner_pid, read_state, state_json, write_state
 
 DEFAULT_DATA_DIR = Path(".headrace")
@@ -29,12 +30,12 @@ EXIT_NOT_RUNNING = 3
 
 app = typer.Typer(help="A real headrace cluster on this machine.", no_args_is_help=True, add_completion=False)
 
+app.command()(demo)
+
 DataDir = Annotated[Path, typer.Option(help="Where data, logs and the state file are.")]
 Brokers = Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")]
 Coordinators = Annotated[int, typer.Option(min=1, max=8, help="How many coordinators.")]
-AnyPort = Annotated[
-    bool, typer.Option("--any-port", help="Let the kernel choose ports in place of 7170.., 7181.., 7190.")
-]
+AnyPort = Annotated[bool, typer.Option("--any-port", help="Ports from the kernel, not 7170.., 7181.., 7190.")]
 
 
 @app.command()

@@ -1,0 +1,87 @@
+"""The sending side: user activity as fast as the cluster takes it, and the machine's metrics a few times a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import headrace
+
+from headrace_devcluster.demo.ledger import Ledger
+from headrace_devcluster.demo.machine import MachineSampler
+from headrace_devcluster.demo.sources import Chunk
+
+ACTIVITY = "user-activity"
+METRICS = "machine-metrics"
+TOPICS = {ACTIVITY: 6, METRICS: 3}
+"""Name -> partitions."""
+
+SAMPLE_SECONDS = 0.25
+LEAST_SAMPLES = 4
+BUFFER_BYTES = 8 << 20
+"""Small, so that the time from send to receive is the cluster's and not that of a queue in front of it."""
+FLUSH_TIMEOUT_SECONDS = 60.0
+
+
+class MetricsFeed(threading.Thread):
+    """Samples the machine and sends each sample by `send`, keyed by kind, until `finish`."""
+
+    def __init__(self, producer: headrace.Producer) -> None:
+        super().__init__(name="machine metrics", daemon=True)
+        self.error: BaseException | None = None
+        self.key_bytes = 0
+        """Bytes of all keys sent."""
+        self._producer = producer
+        self._finish = threading.Event()
+        self._sent: list[tuple[headrace.Receipt, bytes, int]] = []
+
+    def run(self) -> None:
+        """Until `finish`, and LEAST_SAMPLES at least."""
+        try:
+            sampler = MachineSampler()
+            samples = 0
+            while samples < LEAST_SAMPLES or not self._finish.is_set():
+                # Not the event's wait once it is set: the last samples keep their distance.
+                if not self._finish.wait(SAMPLE_SECONDS) or samples < LEAST_SAMPLES:
+                    for key, value in sampler.sample():
+                        at_ns = time.monotonic_ns()
+                        self._sent.append((self._producer.send(METRICS, value, key=key), value, at_ns))
+                        self.key_bytes += len(key)
+                    samples += 1
+        except BaseException as error:
+            self.error = error
+
+    def finish(self) -> None:
+        """Send no more, and wait for the end of the thread."""
+        self._finish.set()
+        self.join()
+
+    def enter_into(self, ledger: Ledger) -> None:
+        """Account for what was sent, by the receipts. A partition's receipts must ascend in the order of sending.
+
+        Raises:
+            HeadraceError: a record was not delivered.
+        """
+        for receipt, value, at_ns in self._sent:
+            where = receipt.result(FLUSH_TIMEOUT_SECONDS)
+            part = ledger.partitions[METRICS, where.partition]
+            if where.offset != part.records:
+                part.out_of_order += 1
+            part.add_values([value], at_ns)
+
+
+def feed(producer: headrace.Producer, chunks: Iterator[Chunk], ledger: Ledger, stop: threading.Event) -> int:
+    """Send all chunks by `send_many`, each part to its partition; returns when (ns) the last one was acknowledged.
+
+    Raises:
+        DeliveryError: records were not delivered.
+    """
+    for chunk in chunks:
+        for partition, values in chunk:
+            ledger.partitions[ACTIVITY, partition].add_values(values, time.monotonic_ns())
+            producer.send_many(ACTIVITY, values, partition=partition)
+        if stop.is_set():
+            break
+    producer.flush(timeout=FLUSH_TIMEOUT_SECONDS)
+    return time.monotonic_ns()

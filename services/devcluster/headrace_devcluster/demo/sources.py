@@ -1,0 +1,101 @@
+"""User activity: the lines of a file, or page views made up with the skew that real ones have.
+
+Both give chunks of `(partition, values)`: what belongs together (a user, a client address) goes to one partition, so
+that its order is kept.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK_RECORDS = 12_000
+CHUNK_BYTES = 2 << 20
+
+USERS = 50_000
+PAGES = 4_000
+USER_SKEW = 0.9
+PAGE_SKEW = 1.1
+"""Exponents of Zipf's law: a few users and pages make most of the traffic."""
+SESSION_VIEWS = 8
+"""Page views of a session, on average."""
+MEAN_DWELL_MS = 20_000.0
+START_MS = 1_700_000_000_000
+
+Chunk = list[tuple[int, list[bytes]]]
+
+_SECTIONS = (b"news", b"jobs", b"people", b"search", b"help")
+_AGENTS = (b"Firefox/128.0", b"Chrome/126.0", b"Safari/17.5", b"headrace-bot/1.0")
+_VIEW = (
+    b'{"at_ms":%d,"user":"u%d","session":"s%d-%d","page":"/%b/%d","referrer":"/%b/%d","status":%d,'
+    b'"dwell_ms":%d,"bytes":%d,"agent":"%b"}'
+)
+
+
+def log_lines(path: Path, partitions: int) -> Iterator[Chunk]:
+    """The lines of a file, exactly once each and without their line ends, by the first word of the line.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        while lines := file.readlines(CHUNK_BYTES):
+            parts: list[list[bytes]] = [[] for _ in range(partitions)]
+            for line in lines:
+                parts[zlib.crc32(line.split(b" ", 1)[0]) % partitions].append(line.removesuffix(b"\n"))
+            yield [(partition, values) for partition, values in enumerate(parts) if values]
+
+
+def page_views(records: int, partitions: int, seed: int) -> Iterator[Chunk]:
+    """Made-up page views as JSON lines, about 190 bytes each; the same for the same arguments."""
+    random = np.random.default_rng(seed)
+    users, pages = _zipf(USERS, USER_SKEW), _zipf(PAGES, PAGE_SKEW)
+    sessions = np.zeros(USERS, dtype=np.int64)
+    last_page = np.zeros(USERS, dtype=np.int64)
+    at_ms = START_MS
+    for first in range(0, records, CHUNK_RECORDS):
+        count = min(CHUNK_RECORDS, records - first)
+        user = np.searchsorted(users, random.random(count))
+        # By partition first and by time within it: the order in which they will be sent.
+        order = np.argsort(user % partitions, kind="stable")
+        when = at_ms + np.sort(random.integers(0, count, count))
+        at_ms += count
+        user, when = user[order], when[order]
+        page = np.searchsorted(pages, random.random(count))
+        sessions[user[random.random(count) < 1 / SESSION_VIEWS]] += 1
+        referrer = last_page[user]
+        last_page[user] = page
+        columns = (
+            when.tolist(),
+            user.tolist(),
+            user.tolist(),
+            sessions[user].tolist(),
+            _pick(_SECTIONS, page),
+            page.tolist(),
+            _pick(_SECTIONS, referrer),
+            referrer.tolist(),
+            np.where(random.random(count) < 0.98, 200, 404).tolist(),
+            random.exponential(MEAN_DWELL_MS, count).astype(np.int64).tolist(),
+            random.integers(2_000, 90_000, count).tolist(),
+            _pick(_AGENTS, user),
+        )
+        values = list(map(_VIEW.__mod__, zip(*columns, strict=True)))
+        ends = np.cumsum(np.bincount(user % partitions, minlength=partitions)).tolist()
+        starts = [0, *ends[:-1]]
+        yield [(n, values[start:end]) for n, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
+
+
+def _zipf(count: int, exponent: float) -> npt.NDArray[np.float64]:
+    """Cumulative shares, float64[count]: `searchsorted` of a uniform number draws from Zipf's law."""
+    shares = 1.0 / np.arange(1, count + 1) ** exponent
+    cumulative: npt.NDArray[np.float64] = np.cumsum(shares) / shares.sum()
+    cumulative[-1] = 1.0
+    return cumulative
+
+
+def _pick(words: tuple[bytes, ...], numbers: npt.NDArray[np.int64]) -> list[bytes]:
+    return [words[number] for number in (numbers % len(words)).tolist()]

@@ -1,0 +1,154 @@
+"""A real local cluster: it comes up, its parts fail and come back, it ends without a trace, and a shell can run it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import headrace
+import psutil
+import pytest
+from headrace import testing
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
+from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL
+
+COMMAND = [sys.executable, "-m", "headrace_devcluster"]
+
+
+def produce_and_read(bootstrap_servers: str, topic: str, values: list[bytes]) -> list[bytes]:
+    with headrace.Producer(bootstrap_servers=bootstrap_servers) as producer:
+        for value in values:
+            producer.send(topic, value)
+        producer.flush(timeout=30)
+    with headrace.Reader(topic, bootstrap_servers=bootstrap_servers) as reader:
+        return [record.value for record in reader.read(timeout=30)]
+
+
+def test_a_cluster_comes_up_whole(headrace_cluster: LocalCluster) -> None:
+    """Every coordinator sees all brokers and one and the same controller."""
+    answers = [describe_cluster(coordinator.address) for coordinator in headrace_cluster.coordinators]
+    assert [sorted(broker.broker_id for broker in answer.brokers) for answer in answers] == [[1, 2, 3]] * 2
+    assert len({answer.controller_id for answer in answers}) == 1
+
+
+def test_records_go_in_and_out(headrace_cluster: LocalCluster, topic_name: str) -> None:
+    """What is produced is read back, through the addresses that the cluster gives."""
+    values = [b"%d" % n for n in range(1_000)]
+    with headrace.Admin(bootstrap_servers=headrace_cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic_name, partitions=1)
+    assert produce_and_read(headrace_cluster.bootstrap_servers, topic_name, values) == values
+
+
+def test_a_killed_broker_comes_back_with_its_records(own_cluster: Callable[..., LocalCluster]) -> None:
+    """`kill -9` of the broker loses nothing that was acknowledged, and its address stays."""
+    cluster = own_cluster(brokers=1, coordinators=1, broker_settings={"lease_ttl_ms": 2_000})
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic("kept", partitions=1)
+    before = [b"before %d" % n for n in range(500)]
+    assert produce_and_read(cluster.bootstrap_servers, "kept", before) == before
+    broker = cluster.broker(1)
+    address = broker.address
+    broker.kill()
+    cluster.restart(broker)
+    assert broker.address == address
+    after = [b"after %d" % n for n in range(500)]
+    assert produce_and_read(cluster.bootstrap_servers, "kept", after) == before + after
+
+
+def test_etcd_comes_back_with_its_data(own_cluster: Callable[..., LocalCluster]) -> None:
+    """etcd, stopped and started again, still knows the topics, and the cluster finds itself."""
+    cluster = own_cluster(brokers=1, coordinators=1)
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic("remembered", partitions=1)
+        if cluster.etcd.version() >= FIRST_SAFE_VERSION_TO_KILL:
+            cluster.etcd.kill()
+        else:
+            cluster.etcd.stop()
+        cluster.restart_etcd()
+        cluster.wait_until_healthy()
+        assert admin.list_topics() == ["remembered"]
+
+
+def test_an_asyncio_program_can_own_a_cluster() -> None:
+    """`async with` starts and stops it beside the event loop; nothing is left."""
+
+    async def main() -> tuple[Path, list[int]]:
+        async with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as cluster:
+            return cluster.directory, [part.pid or 0 for part in cluster.parts]
+
+    directory, pids = asyncio.run(main())
+    assert not directory.exists()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_kept_data_is_there_again(tmp_path: Path) -> None:
+    """A cluster with a directory stops in good order and finds its topics and records when it starts again."""
+    spec = LocalClusterSpec(brokers=1, coordinators=1, directory=tmp_path)
+    values = [b"%d" % n for n in range(100)]
+    with LocalCluster(spec) as cluster:
+        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            admin.create_topic("kept", partitions=1)
+        assert produce_and_read(cluster.bootstrap_servers, "kept", values) == values
+    with LocalCluster(spec) as cluster:
+        assert produce_and_read(cluster.bootstrap_servers, "kept", [b"new"]) == [*values, b"new"]
+
+
+def test_up_status_down(tmp_path: Path) -> None:
+    """`up` returns when it is healthy, a second one says so, `status` lists the parts, `down` ends them all."""
+    options = ["--data-dir", str(tmp_path)]
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=90)
+
+    try:
+        first = command("up", *options, "--brokers", "1", "--coordinators", "1", "--any-port")
+        assert first.returncode == 0, first.stderr
+        assert "bootstrap_servers=127.0.0.1:" in first.stdout
+        assert "runs already" in command("up", *options).stdout
+        state = json.loads(command("status", *options, "--json").stdout)
+        assert [part["name"] for part in state["parts"]] == ["etcd", "coordinator-a", "broker-1"]
+        pids = [state["pid"], *(part["pid"] for part in state["parts"])]
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    finally:
+        down = command("down", *options)
+    assert down.stdout == "stopped\n"
+    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    assert command("status", *options).returncode == 3
+    assert command("down", *options).stdout == "no cluster runs here\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_owner(number: signal.Signals) -> None:
+    """Ctrl-C, SIGTERM and SIGKILL of the owner end every part; the first two leave no directory either."""
+    command = [*COMMAND, "run", "--any-port", "--brokers", "1", "--coordinators", "1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as owner:
+        assert owner.stdout is not None
+        assert "the cluster is up" in owner.stdout.readline()
+        children = psutil.Process(owner.pid).children()
+        directories = {Path(child.cmdline()[-1].partition("=")[2]) for child in children}
+        assert len(children) == 3
+        owner.send_signal(number)
+        owner.wait(60)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+    if number != signal.SIGKILL:
+        assert not any(path.parent.exists() for path in directories if path.is_absolute())
+
+
+def test_users_of_the_sdk_get_the_same() -> None:
+    """`headrace.testing` starts a cluster as a child, passes on what is to be done to its parts, and ends it."""
+    with testing.cluster(brokers=1, coordinators=1) as cluster:
+        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            admin.create_topic("mine", partitions=1)
+        assert produce_and_read(cluster.bootstrap_servers, "mine", [b"1"]) == [b"1"]
+        cluster.kill("broker-1")
+        cluster.restart("broker-1")
+        assert produce_and_read(cluster.bootstrap_servers, "mine", [b"2"]) == [b"1", b"2"]
+        with pytest.raises(testing.TestClusterError, match="no part 'broker-7'"):
+            cluster.kill("broker-7")

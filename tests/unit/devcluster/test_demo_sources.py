@@ -1,0 +1,64 @@
+"""What the demo sends: exactly a file's lines, or page views with the skew and the order that they claim."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from headrace_devcluster.demo.machine import MachineSampler
+from headrace_devcluster.demo.sources import CHUNK_RECORDS, log_lines, page_views
+
+
+def test_a_file_gives_exactly_its_lines(tmp_path: Path) -> None:
+    """Every line once, bytes untouched (also those that are no UTF-8, empty ones and a last one without an end)."""
+    lines = [b"10.0.0.1 GET /a", b"", b"10.0.0.2 \xff\xfe", b"10.0.0.1 GET /b", b"no end"]
+    path = tmp_path / "access.log"
+    path.write_bytes(b"\n".join(lines))
+    sent = [(partition, value) for chunk in log_lines(path, 4) for partition, values in chunk for value in values]
+    assert Counter(value for _, value in sent) == Counter(lines)
+    of_one = [(partition, value) for partition, value in sent if value.startswith(b"10.0.0.1")]
+    assert len({partition for partition, _ in of_one}) == 1
+    assert [value for _, value in of_one] == [lines[0], lines[3]]
+
+
+def test_page_views_are_as_many_as_asked_and_the_same_again() -> None:
+    """The count is exact over several chunks, and a seed gives the same views twice."""
+    records = CHUNK_RECORDS * 2 + 17
+    first, second = (list(page_views(records, 6, seed=7)) for _ in range(2))
+    assert first == second
+    assert sum(len(values) for chunk in first for _, values in chunk) == records
+    assert first != list(page_views(records, 6, seed=8))
+
+
+def test_page_views_are_skewed_and_ordered_by_user() -> None:
+    """A few users make most views, each user's views are in one partition, in the order of their time."""
+    users: Counter[str] = Counter()
+    homes: dict[str, int] = {}
+    last: dict[int, int] = {}
+    for chunk in page_views(20_000, 3, seed=1):
+        for partition, values in chunk:
+            for view in map(json.loads, values):
+                users[view["user"]] += 1
+                assert homes.setdefault(view["user"], partition) == partition
+                assert view["at_ms"] >= last.get(partition, 0)
+                last[partition] = view["at_ms"]
+    busiest = sum(count for _, count in users.most_common(len(users) // 100))
+    assert busiest > 20_000 * 0.1
+    assert len(users) > 5_000
+
+
+def test_the_machine_is_sampled_as_rates() -> None:
+    """Every kind of metric that /proc has comes as JSON with shares or rates; what is absent is named."""
+    sampler = MachineSampler()
+    metrics = [(key.decode(), json.loads(value)) for key, value in sampler.sample()]
+    assert {"cpu", "memory"} <= {key for key, _ in metrics}
+    for key, metric in metrics:
+        assert metric["metric"].partition(":")[0] == key
+    total = next(metric for key, metric in metrics if metric["metric"] == "cpu:cpu")
+    assert all(0 <= value <= 1 for name, value in total.items() if name.endswith("_ratio"))
+
+
+def test_a_machine_without_proc_has_no_metrics_and_says_so(tmp_path: Path) -> None:
+    """Sources that cannot be read are named, not invented."""
+    sampler = MachineSampler(tmp_path)
+    assert sampler.sample() == []
+    assert {"stat", "meminfo", "diskstats", "net/dev"} <= sampler.absent
