@@ -12,6 +12,8 @@ from typing import TypeAlias, assert_never
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
+_UNREADABLE_IN_YAML = frozenset("\x85\u2028\u2029\ufeff")
+
 
 class OutputFormat(enum.StrEnum):
     """How a command prints what it found."""
@@ -88,7 +90,9 @@ def yaml_document(value: JsonValue) -> str:
     """One YAML document, keys in their order, without the `---` that separates documents of a stream."""
     import yaml
 
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1_000)
+    # PyYAML writes these as they are and then reads them as line breaks or not at all: with one of them all is escaped.
+    readable = _UNREADABLE_IN_YAML.isdisjoint(json.dumps(value, ensure_ascii=False))
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=readable, default_flow_style=False, width=1_000)
     return text
 
 
