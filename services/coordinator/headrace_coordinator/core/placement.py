@@ -179,16 +179,19 @@ def _trace(came_by: dict[int, tuple[int, int]], start: int, end: int) -> list[tu
 
 
 def _order_followers(replica_sets: Sequence[Sequence[int]], leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Put the leader first and the others so that each position is spread too: the second leads after a failure."""
-    at_position: Counter[tuple[int, int]] = Counter()
+    """Put the leader first and the others so that the partitions of one leader have different seconds.
+
+    The second leads after a failure: the load of a broker that fails spreads over the others.
+    """
+    at_position: Counter[tuple[int, int, int]] = Counter()
     ordered: list[tuple[int, ...]] = []
     for members, leader in zip(replica_sets, leaders, strict=True):
         replicas = [leader]
         rest = sorted(member for member in members if member != leader)
         while rest:
             position = len(replicas)
-            following = min(rest, key=lambda b: (at_position[position, b], b))
-            at_position[position, following] += 1
+            following = min(rest, key=lambda b: (at_position[leader, position, b], b))
+            at_position[leader, position, following] += 1
             rest.remove(following)
             replicas.append(following)
         ordered.append(tuple(replicas))
