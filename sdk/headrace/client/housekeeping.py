@@ -14,6 +14,9 @@ from typing import Any, cast
 from headrace.client.config import ProducerConfig
 from headrace.wire.errors import HeadraceError
 
+IDLE_LOOK_MS = 1_000
+"""How long the clock's thread sleeps with nothing due; then it sees whether its producer is still there."""
+
 _log = logging.getLogger("headrace.client")
 
 
@@ -29,12 +32,17 @@ class Housekeeper:
         self._stopped = threading.Event()
         self._start_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._wakes_ms = 0
 
-    def batch_opened(self) -> None:
-        """Look at the clock again: something may be due sooner than was thought."""
+    def due_at(self, at_ms: int | None) -> None:
+        """Something is due at a monotonic time in ms: wake the clock's thread only if it would sleep past it."""
+        if at_ms is None:
+            return
         if not self._threads:
             self._start()
-        self._tick.set()
+        if at_ms < self._wakes_ms:
+            self._wakes_ms = at_ms
+            self._tick.set()
 
     def refresh_wanted(self) -> None:
         """Ask for metadata or the producer id soon."""
@@ -73,18 +81,23 @@ class Housekeeper:
 
 
 def _run_clock(keeper: Housekeeper) -> None:
-    seconds: float | None = None
+    """Between two looks `_wakes_ms` says until when it sleeps; whoever lowers it sets the event too."""
+    seconds = 0.0
     while keeper._wait(keeper._tick, seconds):
         seal_due = keeper._seal_due()
         if seal_due is None:
             return
+        now_ms = time.monotonic_ns() // 1_000_000
+        keeper._wakes_ms = now_ms + IDLE_LOOK_MS
         try:
             due_ms = seal_due()
         except Exception:
             _log.exception("sealing failed")
             due_ms = None
         del seal_due
-        seconds = 1.0 if due_ms is None else max(0.001, due_ms / 1000 - time.monotonic())
+        if due_ms is not None and due_ms < keeper._wakes_ms:
+            keeper._wakes_ms = max(due_ms, now_ms + 1)
+        seconds = max(0.0, keeper._wakes_ms / 1000 - time.monotonic())
 
 
 def _run_refresh(keeper: Housekeeper) -> None:

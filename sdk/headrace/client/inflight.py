@@ -19,6 +19,7 @@ at a time flies.
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from copy import copy
 from typing import NamedTuple
 
 from headrace.client.receipts import PendingBatch
@@ -196,6 +197,10 @@ class Dispatcher:
         batch.pipeline.queue.append(batch)
         self._waiting[batch.pipeline] = None
         self.unresolved[batch] = None
+
+    def waiting_topics(self) -> list[str]:
+        """Give the topics of which something is queued; a closing producer uses no others any more."""
+        return list(dict.fromkeys(pipeline.where.topic for pipeline in self._waiting))
 
     def next_requests(self, now_ms: int) -> list[Request]:
         """Give what can be sent now. Each request given counts as in flight until `answered` or `failed`."""
@@ -459,6 +464,7 @@ class Dispatcher:
 
 def _doubtful(error: HeadraceError) -> HeadraceError:
     """The same error with outcome UNKNOWN: an earlier try may have been applied."""
-    changed = type(error)(error.message, outcome=Outcome.UNKNOWN, code=error.code, action=error.action)
+    changed = copy(error)
+    changed.outcome = Outcome.UNKNOWN
     changed.__cause__ = error
     return changed

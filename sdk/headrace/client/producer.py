@@ -327,7 +327,8 @@ class Producer:
                 chosen = self._partition_for(topic, key_data, len(found.buffers))
             else:
                 chosen = found.sticky
-            receipt = self._append(found.buffers[chosen], data, key_data, headers, timestamp_ms, deadline)
+            sticky = partition is None and key_data is None
+            receipt = self._append(found.buffers[chosen], data, key_data, headers, timestamp_ms, deadline, sticky)
             if receipt is not None:
                 return receipt if self._receipts else None  # type: ignore[return-value]
 
@@ -339,8 +340,12 @@ class Producer:
         headers: Headers | None,
         timestamp_ms: int | None,
         deadline: float,
+        sticky: bool,
     ) -> Receipt | None:
-        """Append one record, sealing and waiting for room as needed. None: the buffer is out of use, look again."""
+        """Append one record, sealing and waiting for room as needed.
+
+        None: look for a buffer again; this one is out of use, or was sealed and records that are `sticky` move on.
+        """
         cost = record_cost(value, key, headers)
         if cost > buffer.largest:
             raise BatchTooLargeError(
@@ -362,12 +367,14 @@ class Producer:
             if sealed is not None:
                 self._ship(sealed)
                 self._move_sticky(buffer)
+                if sticky:
+                    return None
                 continue
             self._take_memory(piece, deadline)
             with buffer.lock:
                 opened = self._grow(buffer, piece)
             if opened:
-                self._housekeeper.batch_opened()
+                self._housekeeper.due_at(buffer.opened_ms + self._config.linger_ms)
 
     def _grow(self, buffer: PartitionBuffer, piece: int) -> bool:
         """Give a piece of memory to the open batch, or open one with it; whether one was opened. Under the buffer's
@@ -513,7 +520,7 @@ class Producer:
                 error = ShuttingDownError("interrupted before it was sent", outcome=Outcome.UNKNOWN)
                 for request in requests[started:]:
                     self._dispatcher.failed(request, error, _monotonic_ms())
-            self._housekeeper.batch_opened()
+            self._housekeeper.due_at(0)
             raise
 
     def _call(self, request: Request) -> None:
@@ -553,9 +560,7 @@ class Producer:
             else:
                 finished = self._dispatcher.answered(request, answers_of(request, response), now_ms)
         self._finish(finished)
-        self._seal_due()
-        if error is not None or self._dispatcher.needs_metadata:
-            self._housekeeper.batch_opened()
+        self._housekeeper.due_at(self._seal_due())
 
     def _finish(self, finished: list[Finished]) -> None:
         """Complete batches and give their memory back."""
@@ -733,8 +738,10 @@ class Producer:
     def _refresh(self) -> bool:
         """Read metadata and the producer id where they are wanted; whether nothing is wanted any more."""
         timeout = self._config.request_timeout_ms / 1000
-        self._read_metadata(list(self._topics), timeout)
-        for name in list(self._topics):
+        with self._lock:
+            queued = self._dispatcher.waiting_topics()
+        self._read_metadata(list(dict.fromkeys([*self._topics, *queued])), timeout)
+        for name in [] if self._closed else list(self._topics):
             route = self._routes.topic(name)
             if route is not None:
                 self._install(route)

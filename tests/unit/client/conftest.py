@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -19,7 +20,6 @@ from headrace.wire.batch import STAMP_BYTES, BatchHeader, check_batch, iter_batc
 from headrace.wire.columns import decode_batch
 from headrace.wire.errors import (
     STATUS_DETAILS_KEY,
-    ErrorCode,
     HeadraceError,
     LeaderHint,
     NotLeaderError,
@@ -181,9 +181,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             if topic is None:
                 response.topics.add(name=name, error=to_detail(UnknownTopicError(f"no topic {name}")))
                 continue
-            entry = response.topics.add(
-                name=name, topic_id=topic.topic_id, max_batch_bytes=topic.max_batch_bytes
-            )
+            entry = response.topics.add(name=name, topic_id=topic.topic_id, max_batch_bytes=topic.max_batch_bytes)
             for number, partition in enumerate(topic.partitions):
                 leader = -1 if (name, number) in self.leaderless else 1
                 entry.partitions.add(
@@ -329,4 +327,9 @@ def fake_cluster() -> Iterator[FakeCluster]:
         yield fake
 
 
-__all__ = ["CREATED_MS", "ErrorCode", "FakeCluster"]
+@pytest.fixture
+def faults() -> SimpleNamespace:
+    """What a Produce call can meet, to be put into `fake_cluster.faults`."""
+    return SimpleNamespace(
+        lost_answer=lost_answer, lost_request=lost_request, refused_with=refused_with, call_fails_with=call_fails_with
+    )

@@ -1,0 +1,432 @@
+"""The blocking producer on a fake cluster behind real gRPC: delivery, order, faults, bounds, ends."""
+
+import os
+import random
+import signal
+import socket
+import threading
+import zlib
+
+import pytest
+
+import headrace
+from headrace.wire.errors import (
+    BatchTooLargeError,
+    CorruptBatchError,
+    LeaderHint,
+    NotLeaderError,
+    Outcome,
+    ShuttingDownError,
+    StorageFullError,
+    ThrottledError,
+    TransportError,
+    UnknownPartitionError,
+    UnknownProducerError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
+
+FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
+WAIT = 20
+
+
+def producer_for(fake, **settings):
+    return headrace.Producer(bootstrap_servers=fake.address, **{**FAST, **settings})
+
+
+def test_a_receipt_says_where_the_record_went(fake_cluster):
+    fake_cluster.create_topic("t")
+    with producer_for(fake_cluster) as producer:
+        receipts = [producer.send("t", b"%d" % number, timestamp_ms=1000 + number) for number in range(10)]
+        found = [receipt.result(WAIT) for receipt in receipts]
+    assert [where.offset for where in found] == list(range(10))
+    assert [where.timestamp_ms for where in found] == list(range(1000, 1010))
+    assert {where[:2] for where in found} == {("t", 0)}
+    assert all(receipt.done() for receipt in receipts)
+
+
+def test_a_key_decides_the_partition_and_keeps_its_order(fake_cluster):
+    """CRC-32 of the key modulo partitions; records of one key stay in order (PAPER row 27)."""
+    topic = fake_cluster.create_topic("t", 5)
+    keys = [b"k%d" % (number % 17) for number in range(2000)]
+    with producer_for(fake_cluster, batch_bytes=4096) as producer:
+        for number, key in enumerate(keys):
+            producer.send("t", b"%d" % number, key=key)
+    for number, partition in enumerate(topic.partitions):
+        expected = [b"%d" % index for index, key in enumerate(keys) if zlib.crc32(key) % 5 == number]
+        assert partition.values() == expected
+        assert partition.keys() == [keys[int(value)] for value in expected]
+
+
+def test_keys_headers_and_nulls_mix_in_one_batch(fake_cluster):
+    topic = fake_cluster.create_topic("t")
+    with producer_for(fake_cluster, linger_ms=1000) as producer:
+        producer.send("t", b"plain", partition=0)
+        producer.send("t", None, key=b"k")
+        producer.send("t", b"h", headers=[("a", b"1")])
+        producer.send("t", b"last")
+    assert topic.partitions[0].values() == [b"plain", None, b"h", b"last"]
+    assert topic.partitions[0].keys() == [None, b"k", None, None]
+    assert len(topic.partitions[0].batches) == 1
+
+
+def test_records_without_a_key_stick_to_a_partition_until_its_batch_is_sealed(fake_cluster):
+    topic = fake_cluster.create_topic("t", 4)
+    with producer_for(fake_cluster, linger_ms=60_000, batch_records=100) as producer:
+        for number in range(100):
+            producer.send("t", b"%d" % number)
+        for number in range(100):
+            producer.send("t", b"%d" % number)
+    assert sorted(partition.end for partition in topic.partitions) == [0, 0, 100, 100]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "lz4", "zstd"])
+def test_every_codec_arrives(fake_cluster, codec):
+    topic = fake_cluster.create_topic("t")
+    with producer_for(fake_cluster, compression_type=codec) as producer:
+        producer.send_many("t", [b"abc" * 50] * 500)
+    assert topic.partitions[0].values() == [b"abc" * 50] * 500
+
+
+@pytest.mark.parametrize("acks", ["all", 1, 0])
+def test_every_level_of_acks_delivers_in_order(fake_cluster, acks):
+    topic = fake_cluster.create_topic("t")
+    with producer_for(fake_cluster, acks=acks, batch_records=10) as producer:
+        for number in range(500):
+            producer.send("t", b"%d" % number)
+    assert topic.partitions[0].values() == [b"%d" % number for number in range(500)]
+    assert topic.partitions[0].batches[0][0].has_producer == (acks != 0)
+
+
+def test_a_lost_answer_neither_loses_nor_doubles(fake_cluster, faults):
+    """The retry sends the exact bytes, and its receipt has the first append's offset (PROTOCOL H48, I20)."""
+    topic = fake_cluster.create_topic("t")
+    with producer_for(fake_cluster) as producer:
+        producer.send("t", b"first").result(WAIT)
+        fake_cluster.faults.append(faults.lost_answer)
+        assert producer.send("t", b"second").result(WAIT).offset == 1
+    assert topic.partitions[0].values() == [b"first", b"second"]
+    sent = [bytes(request.topics[0].partitions[0].batches[0]) for request in fake_cluster.requests]
+    assert sent[1] == sent[2]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, faults, seed):
+    """Order and exactly once under lost answers, lost requests, refusals and hints, many requests in flight (I20, I21)."""
+    topic = fake_cluster.create_topic("t", 2)
+    rng = random.Random(seed)
+    kinds = [
+        faults.lost_answer,
+        faults.lost_request,
+        faults.refused_with(NotLeaderError("moved", leader=LeaderHint(1, 0, fake_cluster.address))),
+        faults.refused_with(ThrottledError("slow down", retry_after_ms=2)),
+        faults.refused_with(StorageFullError("full")),
+        faults.call_fails_with(ShuttingDownError("going down")),
+        lambda *args: None,
+    ]
+    fake_cluster.faults.extend(rng.choice(kinds) for _ in range(60))
+    with producer_for(fake_cluster, batch_records=7, linger_ms=0) as producer:
+        for number in range(1500):
+            producer.send("t", b"%d" % number, partition=number % 2)
+    for number, partition in enumerate(topic.partitions):
+        assert partition.values() == [b"%d" % value for value in range(number, 1500, 2)]
+
+
+def test_a_producer_that_the_broker_forgot_starts_a_new_epoch(fake_cluster):
+    """UNKNOWN_PRODUCER is definite: the same records go again under the next epoch from sequence 0 (H49)."""
+    topic = fake_cluster.create_topic("t")
+    with producer_for(fake_cluster) as producer:
+        producer.send("t", b"a").result(WAIT)
+        topic.partitions[0].sequences.clear()
+        assert producer.send("t", b"b").result(WAIT).offset == 1
+        producer.send("t", b"c").result(WAIT)
+    headers = [header for header, _ in topic.partitions[0].batches]
+    assert [(header.producer_epoch, header.base_sequence) for header in headers] == [(0, 0), (1, 0), (1, 1)]
+    assert topic.partitions[0].values() == [b"a", b"b", b"c"]
+
+
+def test_a_doubtful_batch_that_the_broker_forgot_is_not_sent_anew(fake_cluster, faults):
+    """After a lost answer, UNKNOWN_PRODUCER does not say that nothing was appended: the outcome is UNKNOWN (H51)."""
+    topic = fake_cluster.create_topic("t")
+    with producer_for(fake_cluster) as producer:
+        fake_cluster.faults.extend([faults.lost_answer, faults.refused_with(UnknownProducerError("forgotten"))])
+        error = producer.send("t", b"a").exception(WAIT)
+        assert isinstance(error, UnknownProducerError)
+        assert error.outcome == Outcome.UNKNOWN
+        producer.send("t", b"b").result(WAIT)
+        with pytest.raises(headrace.DeliveryError):
+            producer.flush(WAIT)
+    assert topic.partitions[0].values() == [b"a", b"b"]
+
+
+def test_a_refused_batch_fails_alone_and_what_follows_arrives(fake_cluster, faults):
+    topic = fake_cluster.create_topic("t")
+    producer = producer_for(fake_cluster)
+    producer.send("t", b"a").result(WAIT)
+    fake_cluster.faults.append(faults.refused_with(CorruptBatchError("bad")))
+    failed = producer.send("t", b"b")
+    assert isinstance(failed.exception(WAIT), CorruptBatchError)
+    producer.send("t", b"c").result(WAIT)
+    with pytest.raises(headrace.DeliveryError) as caught:
+        producer.close(WAIT)
+    assert caught.value.failed_records == 1
+    assert caught.value.outcome == Outcome.NOT_APPLIED
+    assert caught.value.failures[0][0] == headrace.TopicPartition("t", 0)
+    assert topic.partitions[0].values() == [b"a", b"c"]
+
+
+def test_out_of_time_is_unknown_only_where_a_try_may_have_been_applied(fake_cluster, faults):
+    fake_cluster.create_topic("t")
+    with producer_for(fake_cluster, delivery_timeout_ms=150, linger_ms=0) as producer:
+        fake_cluster.faults.extend([faults.refused_with(StorageFullError("full"))] * 1000)
+        refused = producer.send("t", b"a").exception(WAIT)
+        assert refused.outcome == Outcome.NOT_APPLIED
+        fake_cluster.faults.clear()
+        fake_cluster.faults.extend([faults.lost_request] * 1000)
+        lost = producer.send("t", b"b").exception(WAIT)
+        assert lost.outcome == Outcome.UNKNOWN
+        fake_cluster.faults.clear()
+        producer.send("t", b"c").result(WAIT)
+        with pytest.raises(headrace.DeliveryError):
+            producer.flush(WAIT)
+
+
+def test_batches_grow_and_share_a_request_while_one_is_in_flight(fake_cluster):
+    """What is sent while a request flies waits for it, and leaves in one request for all partitions."""
+    fake_cluster.create_topic("t", 3)
+    with producer_for(fake_cluster, linger_ms=0) as producer:
+        for partition in range(3):
+            producer.send("t", b"warm", partition=partition).result(WAIT)
+        fake_cluster.hold.clear()
+        before = len(fake_cluster.requests)
+        held = [producer.send("t", b"held", partition=0)]
+        while fake_cluster.arrived.acquire(timeout=WAIT) and fake_cluster.calls["Produce"] < before:
+            pass
+        held += [producer.send("t", b"%d" % number, partition=0) for number in range(500)]
+        fake_cluster.hold.set()
+        assert [receipt.result(WAIT).offset for receipt in held] == list(range(1, 502))
+    assert len(fake_cluster.requests) - before <= 4
+
+
+def test_the_buffer_is_bounded_and_says_so(fake_cluster):
+    fake_cluster.create_topic("t")
+    with producer_for(fake_cluster, buffer_memory=128 * 1024, batch_bytes=32 * 1024, max_block_ms=200) as producer:
+        producer.send("t", b"warm").result(WAIT)
+        fake_cluster.hold.clear()
+        with pytest.raises(headrace.BufferFullError) as caught:
+            for _ in range(1000):
+                producer.send("t", b"x" * 1000)
+        assert producer._budget.used <= 128 * 1024
+        assert caught.value.retriable
+        assert caught.value.outcome == Outcome.NOT_APPLIED
+        fake_cluster.hold.set()
+        producer.flush(WAIT)
+        assert producer._budget.used == 0
+
+
+def test_a_record_that_no_batch_can_hold_is_refused_at_once(fake_cluster):
+    fake_cluster.create_topic("t", max_batch_bytes=10_000)
+    with producer_for(fake_cluster) as producer:
+        with pytest.raises(BatchTooLargeError, match="10024 bytes"):
+            producer.send("t", b"x" * 10_000)
+        with pytest.raises(BatchTooLargeError):
+            producer.send_many("t", [b"x" * 10_000])
+        producer.send("t", b"x" * 9_000).result(WAIT)
+
+
+def test_wrong_input_is_refused_at_the_call(fake_cluster):
+    fake_cluster.create_topic("t")
+    with producer_for(fake_cluster, max_block_ms=100) as producer:
+        with pytest.raises(headrace.SerializationError, match="value_serializer"):
+            producer.send("t", "text")
+        with pytest.raises(UnknownPartitionError, match="0 to 0, not 7"):
+            producer.send("t", b"x", partition=7)
+        with pytest.raises(UnknownTopicError):
+            producer.send("nowhere", b"x")
+        with pytest.raises(headrace.SerializationError, match="2 keys for 3 values"):
+            producer.send_many("t", [b"a", b"b", b"c"], keys=[b"k", b"k"])
+
+
+def test_an_unreachable_cluster_names_every_address_and_its_cause():
+    """A port that nobody listens on and a name that does not resolve, each with its own cause."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with headrace.Producer(bootstrap_servers=[address, "no-such-host.invalid:1"], max_block_ms=300) as producer:
+            with pytest.raises(headrace.NoBrokersAvailableError) as caught:
+                producer.send("t", b"x")
+    assert set(caught.value.causes) == {address, "no-such-host.invalid:1"}
+    assert address in str(caught.value)
+
+
+def test_a_topic_created_again_gets_no_record_of_the_old_one(fake_cluster):
+    """UNKNOWN_TOPIC_ID means refresh, never resend by name; what is sent later goes to the new topic."""
+    old = fake_cluster.create_topic("t")
+    with producer_for(fake_cluster) as producer:
+        producer.send("t", b"old").result(WAIT)
+        new = fake_cluster.create_topic("t")
+        error = producer.send("t", b"lost").exception(WAIT)
+        assert isinstance(error, UnknownTopicIdError)
+        assert error.outcome == Outcome.NOT_APPLIED
+        assert producer.send("t", b"new").result(WAIT).offset == 0
+        with pytest.raises(headrace.DeliveryError):
+            producer.flush(WAIT)
+    assert (old.partitions[0].values(), new.partitions[0].values()) == ([b"old"], [b"new"])
+
+
+def test_records_wait_for_a_leader_and_for_a_producer_id(fake_cluster):
+    fake_cluster.create_topic("t")
+    fake_cluster.leaderless.add(("t", 0))
+    fake_cluster.coordinator_down = True
+    with producer_for(fake_cluster) as producer:
+        receipt = producer.send("t", b"patient")
+        with pytest.raises(TimeoutError):
+            receipt.result(0.05)
+        fake_cluster.coordinator_down = False
+        fake_cluster.leaderless.clear()
+        assert receipt.result(WAIT).offset == 0
+
+
+def test_many_threads_share_a_producer(fake_cluster):
+    topic = fake_cluster.create_topic("t", 3)
+    found = {}
+
+    def work(name):
+        receipts = [producer.send("t", b"%d.%d" % (name, number)) for number in range(2000)]
+        found[name] = [receipt.result(WAIT) for receipt in receipts]
+
+    with producer_for(fake_cluster, batch_records=50) as producer:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    stored = [partition.values() for partition in topic.partitions]
+    assert sum(map(len, stored)) == 8000
+    for name, places in found.items():
+        for number, place in enumerate(places):
+            assert stored[place.partition][place.offset] == b"%d.%d" % (name, number)
+
+
+def test_send_many_takes_lists_arrow_and_keys(fake_cluster):
+    pyarrow = pytest.importorskip("pyarrow")
+    topic = fake_cluster.create_topic("t", 3)
+    values = [b"%d" % number for number in range(1000)]
+    with producer_for(fake_cluster, batch_records=100) as producer:
+        many = producer.send_many("t", pyarrow.array(values), partition=1, timestamps_ms=range(1000))
+        runs = many.result(WAIT)
+        assert [(where.offset, count) for where, count in runs] == [(start, 100) for start in range(0, 1000, 100)]
+        assert runs[3][0].timestamp_ms == 300
+        assert topic.partitions[1].values() == values
+        keyed = producer.send_many("t", values, keys=values)
+        assert len(keyed) == 1000
+        keyed.result(WAIT)
+        producer.send_many("t", pyarrow.chunked_array([["a"], [None, "b"]]), partition=0).result(WAIT)
+    assert topic.partitions[0].values()[-3:] == [b"a", None, b"b"]
+    for number, partition in enumerate(topic.partitions):
+        assert {zlib.crc32(key) % 3 for key in partition.keys() if key is not None} == {number}
+
+
+def test_serializers_and_a_custom_partitioner(fake_cluster):
+    topic = fake_cluster.create_topic("t", 2)
+    settings = {"value_serializer": "json", "key_serializer": "str", "partitioner": lambda topic, key, count: count - 1}
+    with producer_for(fake_cluster, **settings) as producer:
+        producer.send("t", {"a": 1}, key="k").result(WAIT)
+        with pytest.raises(headrace.SerializationError, match="could not be serialized"):
+            producer.send("t", object())
+    assert topic.partitions[1].values() == [b'{"a":1}']
+    with producer_for(fake_cluster, partitioner=lambda *args: 9) as producer, pytest.raises(headrace.ConfigError):
+        producer.send("t", b"x")
+
+
+def test_callbacks_run_once_and_one_that_raises_hurts_nobody(fake_cluster, caplog):
+    fake_cluster.create_topic("t")
+    called = []
+    seen = threading.Event()
+    with producer_for(fake_cluster) as producer:
+        receipt = producer.send("t", b"x")
+        receipt.add_done_callback(lambda done: 1 / 0)
+        receipt.add_done_callback(lambda done: called.append(done.result().offset))
+        receipt.add_done_callback(lambda done: seen.set())
+        producer.flush(WAIT)
+        assert seen.wait(WAIT)
+        receipt.add_done_callback(lambda done: called.append("late"))
+    assert called == [0, "late"]
+
+
+def test_without_receipts_send_gives_none_and_flush_still_tells(fake_cluster, faults):
+    fake_cluster.create_topic("t")
+    producer = producer_for(fake_cluster, receipts=False)
+    assert [producer.send("t", b"x") for _ in range(10)] == [None] * 10
+    producer.flush(WAIT)
+    fake_cluster.faults.append(faults.refused_with(CorruptBatchError("bad")))
+    producer.send("t", b"x")
+    with pytest.raises(headrace.DeliveryError, match="1 records were not delivered"):
+        producer.flush(WAIT)
+    producer.close(WAIT)
+
+
+def test_close_returns_while_the_broker_hangs_and_resolves_every_receipt(fake_cluster):
+    fake_cluster.create_topic("t")
+    producer = producer_for(fake_cluster)
+    producer.send("t", b"warm").result(WAIT)
+    fake_cluster.hold.clear()
+    receipts = [producer.send("t", b"stuck") for _ in range(10)]
+    with pytest.raises(headrace.DeliveryError) as caught:
+        producer.close(timeout=0.2)
+    assert caught.value.pending_records == 10
+    assert all(receipt.exception(WAIT) is not None for receipt in receipts)
+    with pytest.raises(headrace.ClosedError):
+        producer.send("t", b"late")
+    producer.close()
+
+
+def test_an_exception_in_the_with_block_is_not_hidden(fake_cluster):
+    fake_cluster.create_topic("t")
+    with pytest.raises(KeyError), producer_for(fake_cluster) as producer:
+        producer.send("t", b"x")
+        raise KeyError("mine")
+
+
+def test_ctrl_c_in_a_wait_leaves_a_producer_that_closes(fake_cluster):
+    fake_cluster.create_topic("t")
+    producer = producer_for(fake_cluster)
+    producer.send("t", b"warm").result(WAIT)
+    fake_cluster.hold.clear()
+    receipt = producer.send("t", b"stuck")
+    main = threading.main_thread().ident
+
+    def interrupt():
+        fake_cluster.arrived.acquire(timeout=WAIT)
+        fake_cluster.arrived.acquire(timeout=WAIT)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        receipt.result(WAIT)
+    fake_cluster.hold.set()
+    assert receipt.result(WAIT).offset == 1
+    producer.close(WAIT)
+
+
+def test_a_forked_child_is_told_to_make_its_own_producer(fake_cluster):
+    fake_cluster.create_topic("t")
+    with producer_for(fake_cluster) as producer:
+        producer.send("t", b"x").result(WAIT)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.send("t", b"from the child")
+            except headrace.ForkedError as error:
+                os.write(writing, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            assert "Create the Producer in the child" in said.read()
+        producer.send("t", b"y").result(WAIT)
+
+
+def test_a_transport_error_is_retriable_and_unknown():
+    """What the faults above stand on: a broken call may have been carried out."""
+    assert TransportError("x", outcome=Outcome.UNKNOWN, retriable=True).outcome == Outcome.UNKNOWN
