@@ -218,7 +218,7 @@ def situations(draw):
 
 @given(situations())
 def test_whatever_the_key_the_result_is_sound_and_final(situation):
-    """I11, I12, I3: right shape, a leader in its present session that the old key named; a second look changes nothing."""
+    """I11, I12, I3: right shape, a leader in its present session, named before; a second look changes nothing."""
     before, sessions = situation
     after = elect(before, sessions)
     if after is None:

@@ -69,7 +69,7 @@ class TopicRequests:
     ) -> cluster_pb2.CreateTopicsResponse:
         """Create each topic that can be, and answer when they have leaders or the time is up."""
         deadline = self._deadline(request.timeout_ms, seconds_left)
-        await self._store.check_reachable()
+        await self._store.check_reachable(deadline)
         answers = [cluster_pb2.CreateTopicResult(name=topic.name[:1_000]) for topic in request.topics]
         plans = self._plan_creation(request, answers)
         async with asyncio.TaskGroup() as tasks:
@@ -83,13 +83,13 @@ class TopicRequests:
     ) -> cluster_pb2.DeleteTopicsResponse:
         """Delete each topic that is there."""
         deadline = self._deadline(0, seconds_left)
-        await self._store.check_reachable()
+        await self._store.check_reachable(deadline)
         answers = [_result(reference) for reference in request.topics]
 
         async def one(reference: topics_pb2.TopicRef, answer: cluster_pb2.TopicResult) -> None:
             try:
                 if request.validate_only:
-                    message, revision = (await self._store.find(reference)).message, 0
+                    message, revision = (await self._store.find(reference, deadline)).message, 0
                 else:
                     message, revision = await self._store.delete(reference, deadline)
                 answer.name, answer.topic_id = message.name, message.topic_id
@@ -110,7 +110,7 @@ class TopicRequests:
         answer = cluster_pb2.CreatePartitionsResponse(result=_result(request.topic))
         assignments = [tuple(replicas.broker_ids) for replicas in request.assignments]
         try:
-            found = await self._store.find(request.topic)
+            found = await self._store.find(request.topic, deadline)
             answer.result.name, answer.result.topic_id = found.message.name, found.message.topic_id
             total = request.total_partitions
             added = check_more_partitions(found.message, total, assignments, self._defaults.max_partitions)
@@ -143,7 +143,7 @@ class TopicRequests:
         unset = list(request.unset)
         try:
             if request.validate_only:
-                message, revision = (await self._store.find(request.topic)).message, 0
+                message, revision = (await self._store.find(request.topic, deadline)).message, 0
                 altered_configs(message, changes, unset)
             else:
                 message, revision = await self._store.configure(
@@ -219,7 +219,7 @@ class TopicRequests:
         self, topic: CheckedTopic, placement: Placement, answer: cluster_pb2.CreateTopicResult, deadline: float
     ) -> None:
         try:
-            if await self._store.exists(topic.name):
+            if await self._store.exists(topic.name, deadline):
                 raise TopicAlreadyExistsError(f"a topic named {topic.name} exists")
         except HeadraceError as error:
             self._put_error(answer, error)

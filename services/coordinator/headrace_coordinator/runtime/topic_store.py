@@ -34,6 +34,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import (
+    KeyValue,
     Metastore,
     MetastoreRolledBackError,
     MetastoreUnknownOutcomeError,
@@ -75,6 +76,16 @@ class CreatedTopic:
     topic_id: TopicId
     revision: int
     placement: Placement
+
+
+class _Settling:
+    """What became of the writes of one call so far."""
+
+    def __init__(self) -> None:
+        self.pending = False
+        """A write was sent and not answered yet."""
+        self.unanswered: MetastoreUnavailableError | None = None
+        """How an earlier write went unanswered."""
 
 
 class TopicStore:
@@ -121,23 +132,23 @@ class TopicStore:
             if not broker.live.draining
         }
 
-    async def exists(self, name: str) -> bool:
+    async def exists(self, name: str, deadline: float) -> bool:
         """Ask etcd itself whether a topic has this name.
 
         Raises:
             MetastoreUnavailableError: no answer; nothing was written.
         """
-        return (await _read(self._metastore.get(self._keyspace.topic(name)))).key_value is not None
+        return (await self._read(self._keyspace.topic(name), deadline)) is not None
 
-    async def check_reachable(self) -> None:
+    async def check_reachable(self, deadline: float) -> None:
         """Ask etcd for a sign of life, so that an outage is reported before anything is sent.
 
         Raises:
             MetastoreUnavailableError: no answer; nothing was written.
         """
-        await _read(self._metastore.get(self._keyspace.controller()))
+        await self._read(self._keyspace.controller(), deadline)
 
-    async def find(self, reference: topics_pb2.TopicRef) -> StoredTopic:
+    async def find(self, reference: topics_pb2.TopicRef, deadline: float) -> StoredTopic:
         """Read a topic from etcd by name or by id.
 
         Raises:
@@ -150,19 +161,19 @@ class TopicStore:
             case "name":
                 check_topic_name(reference.name)
                 missing = UnknownTopicError(f"there is no topic named {reference.name!r}")
-                first = (await _read(self._metastore.get(self._keyspace.topic(reference.name)))).key_value
+                first = await self._read(self._keyspace.topic(reference.name), deadline)
             case "topic_id":
                 if len(reference.topic_id) != 16:
                     raise InvalidRequestError(f"a topic id has 16 bytes, not {len(reference.topic_id)}")
                 missing = UnknownTopicIdError(f"there is no topic with id {reference.topic_id.hex()}")
-                first = (await _read(self._metastore.get(self._keyspace.topic_by_id(reference.topic_id)))).key_value
+                first = await self._read(self._keyspace.topic_by_id(reference.topic_id), deadline)
             case _:
                 raise InvalidRequestError("the request names a topic neither by name nor by id")
         if first is None:
             raise missing
         message = metadata_pb2.Topic.FromString(first.value)
-        by_name = (await _read(self._metastore.get(self._keyspace.topic(message.name)))).key_value
-        by_id = (await _read(self._metastore.get(self._keyspace.topic_by_id(message.topic_id)))).key_value
+        by_name = await self._read(self._keyspace.topic(message.name), deadline)
+        by_id = await self._read(self._keyspace.topic_by_id(message.topic_id), deadline)
         if by_name is None or by_id is None:
             raise missing
         message = metadata_pb2.Topic.FromString(by_name.value)
@@ -180,7 +191,7 @@ class TopicStore:
         """
         attempted: set[bytes] = set()
 
-        async def attempt() -> CreatedTopic | None:
+        async def attempt(settling: _Settling) -> CreatedTopic | None:
             nonlocal placement
             candidates = self.candidates()
             if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
@@ -195,7 +206,7 @@ class TopicStore:
                 created_ms=self._clock.now_ms(),
             )
             attempted.add(message.topic_id)
-            result = await self._write_new(message, states)
+            result = await self._write_new(settling, message, states)
             if result is None:
                 return None
             if result.succeeded:
@@ -230,10 +241,10 @@ class TopicStore:
         added = total - found.message.partitions
         reference = topics_pb2.TopicRef(topic_id=found.message.topic_id)
 
-        async def attempt() -> tuple[int, Placement] | None:
+        async def attempt(settling: _Settling) -> tuple[int, Placement] | None:
             nonlocal sent, placement, found
             if sent:
-                current = await self.find(reference)
+                current = await self.find(reference, deadline)
                 if current.message.partitions == total:
                     return current.topic_revision, placement
                 if current.message.partitions != found.message.partitions:
@@ -251,7 +262,7 @@ class TopicStore:
             minimum = 1 if config is None else config.config.min_insync_replicas
             states = _initial_states(placement.assignments, candidates, minimum, first=found.message.partitions)
             sent = True
-            result = await self._write_growth(found, total, states)
+            result = await self._write_growth(settling, found, total, states)
             if result is None or not result.succeeded:
                 return None
             return result.revision, placement
@@ -266,8 +277,8 @@ class TopicStore:
     ) -> tuple[metadata_pb2.Topic, int]:
         """Store what `decide` makes of the topic's settings; the topic and the revision (0: nothing changed)."""
 
-        async def attempt() -> tuple[metadata_pb2.Topic, int] | None:
-            found = await self.find(reference)
+        async def attempt(settling: _Settling) -> tuple[metadata_pb2.Topic, int] | None:
+            found = await self.find(reference, deadline)
             configs = decide(found.message)
             if dict(found.message.configs) == configs:
                 return found.message, 0
@@ -276,7 +287,7 @@ class TopicStore:
             message.configs.clear()
             message.configs.update(configs)
             write = topic_writes.configure(self._keyspace, message, found.topic_revision, found.tid_revision)
-            result = await self._send(write)
+            result = await self._send(settling, write)
             return (message, result.revision) if result.succeeded else None
 
         return await self._until_settled(attempt, deadline, "changing a topic's settings")
@@ -285,18 +296,20 @@ class TopicStore:
         """Delete a topic with all its partitions; the topic and the revision of its end."""
         last: StoredTopic | None = None
 
-        async def attempt() -> tuple[metadata_pb2.Topic, int] | None:
+        async def attempt(settling: _Settling) -> tuple[metadata_pb2.Topic, int] | None:
             nonlocal last
             try:
                 found = await self.find(
-                    reference if last is None else topics_pb2.TopicRef(topic_id=last.message.topic_id)
+                    reference if last is None else topics_pb2.TopicRef(topic_id=last.message.topic_id), deadline
                 )
             except (UnknownTopicError, UnknownTopicIdError):
                 if last is None:
                     raise
                 return last.message, 0  # It is gone: by an attempt of ours whose answer was lost, or by another's.
             last = found
-            result = await self._send(topic_writes.delete(self._keyspace, found.message, found.topic_revision))
+            result = await self._send(
+                settling, topic_writes.delete(self._keyspace, found.message, found.topic_revision)
+            )
             if not result.succeeded:
                 return None
             self._metrics.topics_deleted.inc()
@@ -308,20 +321,22 @@ class TopicStore:
         """The states of a topic's partitions, as the view shows them."""
         return [partition.state for partition in self._view.partitions(topic_id)]
 
-    async def _write_new(self, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]) -> TxnResult | None:
+    async def _write_new(
+        self, settling: _Settling, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]
+    ) -> TxnResult | None:
         """Write a new topic in one transaction, or in several; the last result, or None: begin again."""
         whole = topic_writes.create(self._keyspace, message, states)
         if whole.fits():
-            return await self._send(whole)
-        reserved = await self._send(topic_writes.reserve(self._keyspace, message))
+            return await self._send(settling, whole)
+        reserved = await self._send(settling, topic_writes.reserve(self._keyspace, message))
         if not reserved.succeeded:
             return reserved
-        if not await self._put_partitions(message.topic_id, reserved.revision, states):
+        if not await self._put_partitions(settling, message.topic_id, reserved.revision, states):
             return None
-        return await self._send(topic_writes.publish(self._keyspace, message, reserved.revision))
+        return await self._send(settling, topic_writes.publish(self._keyspace, message, reserved.revision))
 
     async def _write_growth(
-        self, found: StoredTopic, total: int, states: Mapping[int, PartitionState]
+        self, settling: _Settling, found: StoredTopic, total: int, states: Mapping[int, PartitionState]
     ) -> TxnResult | None:
         """Write further partitions in one transaction, or in several; None: begin again."""
         message = metadata_pb2.Topic()
@@ -329,57 +344,88 @@ class TopicStore:
         message.partitions = total
         whole = topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, states)
         if whole.fits():
-            return await self._send(whole)
-        if not await self._put_partitions(message.topic_id, found.tid_revision, states):
+            return await self._send(settling, whole)
+        if not await self._put_partitions(settling, message.topic_id, found.tid_revision, states):
             return None
         return await self._send(
-            topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, {})
+            settling, topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, {})
         )
 
-    async def _put_partitions(self, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]) -> bool:
+    async def _put_partitions(
+        self, settling: _Settling, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]
+    ) -> bool:
         """Put invisible partitions; False: the topic or a broker changed meanwhile."""
         for write in topic_writes.put_partitions(self._keyspace, topic_id, tid_revision, states):
-            if not (await self._send(write)).succeeded:
+            if not (await self._send(settling, write)).succeeded:
                 return False
         return True
 
-    async def _send(self, write: Write) -> TxnResult:
+    async def _send(self, settling: _Settling, write: Write) -> TxnResult:
         async with self._permits:
-            return await self._metastore.txn(write.compares, write.success, write.failure)
+            settling.pending = True
+            result = await self._metastore.txn(write.compares, write.success, write.failure)
+            settling.pending = False
+            return result
 
-    async def _until_settled(self, attempt: Callable[[], Awaitable[T | None]], deadline: float, what: str) -> T:
+    async def _read(self, key: str, deadline: float) -> KeyValue | None:
+        """Read a key; where that fails nothing was written."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return (await self._metastore.get(key)).key_value
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnavailableError as error:
+            raise MetastoreUnavailableError(error.message, outcome=Outcome.NOT_APPLIED) from error
+        except TimeoutError:
+            raise MetastoreUnavailableError("etcd did not answer in time", outcome=Outcome.NOT_APPLIED) from None
+
+    async def _until_settled(
+        self, attempt: Callable[[_Settling], Awaitable[T | None]], deadline: float, what: str
+    ) -> T:
         """Attempt until it settles: a result or a typed error. None and lost answers mean: again.
 
-        An error that ends it says UNKNOWN as soon as one attempt went unanswered.
+        An error that ends it says UNKNOWN as soon as one write went unanswered.
         """
-        unanswered: MetastoreUnavailableError | None = None
+        settling = _Settling()
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
-                    try:
-                        settled = await attempt()
-                        if settled is not None:
-                            return settled
-                    except MetastoreRolledBackError:
-                        raise
-                    except MetastoreUnknownOutcomeError as error:
-                        self._metrics.unknown_writes.inc()
-                        log.warning("topic_write_unanswered", what=what, cause=error.message)
-                        unanswered = error
-                    except MetastoreUnavailableError:
-                        if unanswered is None:
-                            raise
-                    except HeadraceError as error:
-                        if unanswered is not None and not isinstance(error, TopicAlreadyExistsError):
-                            error.outcome = Outcome.UNKNOWN
-                        raise
+                    settled = await self._attempt_once(attempt, settling, what)
+                    if settled is not None:
+                        return settled
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
-            if unanswered is not None:
+            if settling.pending or settling.unanswered is not None:
                 raise MetastoreUnavailableError(
-                    f"etcd did not answer {what}: {unanswered.message}", outcome=Outcome.UNKNOWN
-                ) from unanswered
-            raise TimedOutError(f"{what} did not end in time", outcome=Outcome.UNKNOWN) from None
+                    f"{what}: etcd did not answer in time", outcome=Outcome.UNKNOWN
+                ) from settling.unanswered
+            raise TimedOutError(
+                f"{what} did not end in time",
+                outcome=Outcome.NOT_APPLIED,
+                action="Try again with a longer deadline; nothing has taken effect.",
+            ) from None
+
+    async def _attempt_once(
+        self, attempt: Callable[[_Settling], Awaitable[T | None]], settling: _Settling, what: str
+    ) -> T | None:
+        try:
+            return await attempt(settling)
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnknownOutcomeError as error:
+            self._metrics.unknown_writes.inc()
+            log.warning("topic_write_unanswered", what=what, cause=error.message)
+            settling.unanswered = error
+            settling.pending = False
+            return None
+        except MetastoreUnavailableError:
+            if settling.unanswered is None:
+                raise
+            return None
+        except HeadraceError as error:
+            if settling.unanswered is not None and not isinstance(error, TopicAlreadyExistsError):
+                error.outcome = Outcome.UNKNOWN
+            raise
 
 
 def _initial_states(
@@ -389,13 +435,3 @@ def _initial_states(
         first + index: initial_state(replicas, candidates, min(minimum, len(replicas)))
         for index, replicas in enumerate(assignments)
     }
-
-
-async def _read(reading: Awaitable[T]) -> T:
-    """Await a read: where it fails nothing was written."""
-    try:
-        return await reading
-    except MetastoreRolledBackError:
-        raise
-    except MetastoreUnavailableError as error:
-        raise MetastoreUnavailableError(error.message, outcome=Outcome.NOT_APPLIED) from error
