@@ -42,8 +42,8 @@ def segment_body() -> str:
         ),
         (f"`{epochs.EPOCHS_FILE}`", "at which offset each leader epoch began", "made again from the batches' headers"),
         (
-            "`<offset:020d>.producers`",
-            "idempotent producers' state at that offset",
+            "`producers-<offset:020d>.snapshot`",
+            "idempotent producers' state at that offset; two are kept",
             "made again from the batches' headers",
         ),
         (f"`*{segment.DELETED_SUFFIX}`", "a removed segment that waits `file_delete_delay_ms`", "nothing"),

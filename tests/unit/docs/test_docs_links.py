@@ -87,3 +87,15 @@ def test_every_page_is_reached_from_the_index() -> None:
         waiting += [(page.parent / target).resolve() for target in targets if target and ":" not in target]
     missing = sorted(str(page.relative_to(ROOT)) for page in set(PAGES) - reached if ROOT / "docs" in page.parents)
     assert missing == []
+
+
+def test_pages_cited_in_code_exist() -> None:
+    """A page of docs that code, protos or tests name is there."""
+    missing = set()
+    for folder in ("sdk", "services", "tests", "tools", "proto", "bench"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".proto", ".toml") and not path.name.endswith("_pb2.py"):
+                for cited in re.findall(r"\bdocs/[\w/.-]+\.md", path.read_text("utf-8")):
+                    if not (ROOT / cited).is_file():
+                        missing.add(f"{path.relative_to(ROOT)} names {cited}")
+    assert sorted(missing) == []

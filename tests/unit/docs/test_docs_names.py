@@ -1,0 +1,47 @@
+"""Dotted names in the hand-written pages are real: each can be imported."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "protocols").glob("*.md"))]
+NAME = re.compile(r"`(headrace(?:_\w+)?(?:\.\w+)+)`")
+
+
+def _resolve(name: str) -> object:
+    """Import the longest module of a dotted name and take the rest as attributes."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        module = ".".join(parts[:length])
+        try:
+            found: object = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_dotted_names_can_be_imported(page: Path) -> None:
+    """No page names a module, class or function that is not there."""
+    for name in NAME.findall(page.read_text("utf-8")):
+        try:
+            _resolve(name)
+        except (ModuleNotFoundError, AttributeError) as error:
+            pytest.fail(f"{page.name} names {name}: {error}")
+
+
+def test_the_architecture_names_the_code() -> None:
+    """The page about the hot paths does name functions, and an invented one would be noticed."""
+    assert len(set(NAME.findall(PAGES[0].read_text("utf-8")))) > 30
+    with pytest.raises(AttributeError):
+        _resolve("headrace.wire.batch.no_such_function")
+    with pytest.raises(ModuleNotFoundError):
+        _resolve("headrace_nothing.at_all")
