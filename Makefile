@@ -7,12 +7,13 @@ PYTEST_FLAGS ?= -n 2 --dist loadgroup
 LOG ?=
 DEMO_FLAGS ?=
 UP_FLAGS ?=
+BENCH_FLAGS ?=
 
 BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test check proto check-proto proto-baseline lock docs clean
+.PHONY: help set-up demo up down status test check proto check-proto proto-baseline lock docs bench clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -62,6 +63,9 @@ lock: set-up ## write the lock files (UPGRADE=1 takes the newest versions)
 
 docs: set-up ## write the reference pages that are generated from code and protos
 	$(BIN)/python tools/docs.py
+
+bench: set-up ## what headrace moves beside plain gRPC calls with the same bytes (BENCH_FLAGS=--help)
+	@$(BIN)/python -m bench $(BENCH_FLAGS)
 
 clean: ## remove environments, caches and the local cluster's data
 	-@[ ! -x $(BIN)/python ] || $(BIN)/python -m headrace_devcluster down --quiet

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MINIMUM = (3, 11)
@@ -27,7 +28,7 @@ class SetUpError(Exception):
     """A step failed; the message says which one and what to do."""
 
 
-def run(step, command):
+def run(step: str, command: "list[str]") -> None:
     """Runs one step silently; its output is shown only when it fails."""
     environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
@@ -36,7 +37,7 @@ def run(step, command):
         raise SetUpError(f"{step} failed (exit code {done.returncode}):\n{output}")
 
 
-def use_new_enough_python():
+def use_new_enough_python() -> None:
     """Replaces this process by a Python of at least MINIMUM, or explains that there is none."""
     if sys.version_info >= MINIMUM:
         return
@@ -50,7 +51,7 @@ def use_new_enough_python():
     )
 
 
-def digest_of(names):
+def digest_of(names: "list[str]") -> str:
     """One SHA-256 over the named files' contents, and over where the workspace lies: scripts hold absolute paths."""
     digest = hashlib.sha256(ROOT.encode())
     for name in names:
@@ -59,7 +60,7 @@ def digest_of(names):
     return digest.hexdigest()
 
 
-def read_stamp(venv):
+def read_stamp(venv: str) -> "dict[str, str]":
     """The stamp of a finished set-up, or an empty one."""
     try:
         with open(os.path.join(venv, STAMP), encoding="utf-8") as file:
@@ -69,7 +70,7 @@ def read_stamp(venv):
     return stamp if isinstance(stamp, dict) and os.path.exists(os.path.join(venv, "bin", "python")) else {}
 
 
-def write_stamp(venv, digest):
+def write_stamp(venv: str, digest: str) -> None:
     """Written last and atomically."""
     temporary = os.path.join(venv, f"{STAMP}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8") as file:
@@ -77,7 +78,7 @@ def write_stamp(venv, digest):
     os.replace(temporary, os.path.join(venv, STAMP))
 
 
-def answers(command):
+def answers(command: "list[str]") -> bool:
     """Whether a program is there and runs."""
     try:
         return (
@@ -87,13 +88,13 @@ def answers(command):
         return False
 
 
-def certificates():
+def certificates() -> "list[str]":
     """Trust whom the machine trusts, as git does; uv's own list is for machines without one."""
     known = ("/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/ssl/cert.pem")
     return ["--system-certs"] if any(os.path.exists(path) for path in known) else []
 
 
-def bootstrap(venv):
+def bootstrap(venv: str) -> None:
     """An environment with uv and setuptools in it, whatever was there before."""
     python = os.path.join(venv, "bin", "python")
     uv = os.path.join(venv, "bin", "uv")
@@ -111,7 +112,7 @@ def bootstrap(venv):
     run("installing uv", [*pip, "--only-binary", ":all:", "-r", lock])
 
 
-def make_workspace_venv(venv):
+def make_workspace_venv(venv: str) -> None:
     """`.venv`: the locked packages with their hashes checked, then the members as they lie here."""
     bootstrap(venv)
     python = os.path.join(venv, "bin", "python")
@@ -124,7 +125,7 @@ def make_workspace_venv(venv):
     run("installing the workspace's members", [*uv, "--no-deps", "--no-build-isolation", *editable])
 
 
-def make_proto_venv(venv):
+def make_proto_venv(venv: str) -> None:
     """`.venv-proto`: grpcio-tools old enough that what it generates runs under protobuf 4.25 and later."""
     uv = os.path.join(ROOT, ".venv", "bin", "uv")
     python = ["--python", ">=3.11,<3.13", "--no-python-downloads"]
@@ -137,7 +138,7 @@ def make_proto_venv(venv):
     )
 
 
-def ensure(name, files, make, first_words):
+def ensure(name: str, files: "list[str]", make: "Callable[[str], None]", first_words: str) -> None:
     """Brings one environment up to date, under a lock that parallel calls wait for."""
     venv = os.path.join(ROOT, name)
     digest = digest_of(files)
@@ -154,7 +155,7 @@ def ensure(name, files, make, first_words):
         sys.stderr.write(f"{name} is ready ({time.monotonic() - started:.0f} s)\n")
 
 
-def main(arguments):
+def main(arguments: "list[str]") -> None:
     """`set_up.py` makes `.venv`; `set_up.py proto` makes `.venv-proto` as well."""
     use_new_enough_python()
     own = ["requirements-bootstrap.lock", "tools/set_up.py"] + [member + "/pyproject.toml" for member in MEMBERS]

@@ -13,6 +13,7 @@ import headrace
 import psutil
 import pytest
 from headrace import testing
+from headrace_devcluster.background import process_state
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
 from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL
 
@@ -82,7 +83,7 @@ def test_an_asyncio_program_can_own_a_cluster() -> None:
 
     directory, pids = asyncio.run(main())
     assert not directory.exists()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert {process_state(pid) for pid in pids} == {"stopped"}
 
 
 def test_kept_data_is_there_again(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_up_status_down(tmp_path: Path) -> None:
     finally:
         down = command("down", *options)
     assert down.stdout == "stopped\n"
-    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    assert {process_state(pid) for pid in pids} == {"stopped"}
     assert command("status", *options).returncode == 3
     assert command("down", *options).stdout == "no cluster runs here\n"
 

@@ -19,7 +19,7 @@ from headrace.wire.errors import HeadraceError
 from rich.console import Console
 from rich.table import Table
 
-from headrace_devcluster.background import start_in_background, stop_in_background
+from headrace_devcluster.background import process_state, start_in_background, stop_in_background
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import serve_control, watch_parts
 from headrace_devcluster.demo.command import demo
@@ -88,7 +88,7 @@ def status(
         return
     table = Table("part", "address", "process", "state", "log", box=None)
     for part in state.parts:
-        table.add_row(part.name, part.address, str(part.pid), _process_state(part.pid), part.log_file)
+        table.add_row(part.name, part.address, str(part.pid), process_state(part.pid), part.log_file)
     console = Console()
     console.print(table)
     console.print(f"since {state.started_at}; bootstrap_servers={state.bootstrap_servers}", highlight=False)
@@ -118,15 +118,6 @@ def run(
         else:
             print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}; Ctrl-C stops it", flush=True)
             watch_parts(cluster)
-
-
-def _process_state(pid: int) -> str:
-    """From /proc, where there is one: `running`, `paused` or `stopped`."""
-    try:
-        code = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "stopped"
-    return {"T": "paused", "Z": "stopped"}.get(code, "running")
 
 
 def _stop_on_signal(number: int, _frame: object) -> None:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from headrace_devcluster.errors import ClusterNotStoppingError, PartStartError
 from headrace_devcluster.state import ClusterState, owner_pid, read_state
 
@@ -65,10 +67,19 @@ def stop_in_background(directory: Path) -> bool:
         return False
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
-    while owner_pid(directory) == pid:
+    while owner_pid(directory) == pid or process_state(pid) == "running":
         if time.monotonic() > deadline:
             raise ClusterNotStoppingError(
                 f"process {pid} did not stop within {STOP_TIMEOUT_SECONDS:g} s", action=f"End it: kill -9 {pid}."
             )
         time.sleep(POLL_SECONDS)
     return True
+
+
+def process_state(pid: int) -> str:
+    """`running`, `paused` or `stopped`, a zombie being stopped: its parent has only not asked yet."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return "stopped"
+    return {psutil.STATUS_STOPPED: "paused", psutil.STATUS_ZOMBIE: "stopped"}.get(status, "running")

@@ -23,6 +23,8 @@ from headrace_devcluster.demo.sources import Chunk, log_lines, page_views
 RECORDS = 1_000_000
 READERS = 2
 PROGRESS_SECONDS = 1.0
+LEADERS_TIMEOUT_SECONDS = 30.0
+LEADERS_POLL_SECONDS = 0.05
 
 
 def demo(
@@ -65,6 +67,7 @@ def run_demo(bootstrap_servers: str, chunks: Iterator[Chunk], console: Console) 
     with headrace.Admin(bootstrap_servers=bootstrap_servers) as admin:
         for topic, partitions in TOPICS.items():
             admin.create_topic(topic, partitions=partitions)
+            _wait_until_led(admin, topic)
         followers = [Follower(f"reader {n + 1}", bootstrap_servers, TOPICS, stop) for n in range(READERS)]
         for follower in followers:
             follower.start()
@@ -94,6 +97,24 @@ def run_demo(bootstrap_servers: str, chunks: Iterator[Chunk], console: Console) 
             )
             for topic in TOPICS
         ]
+
+
+def _wait_until_led(admin: headrace.Admin, topic: str) -> None:
+    """Return when every partition answers, so that the figures are of sending and not of a topic's first moments.
+
+    Raises:
+        HeadraceError: a partition does not answer in time, or for a reason that time does not mend.
+    """
+    deadline = time.monotonic() + LEADERS_TIMEOUT_SECONDS
+    while True:
+        try:
+            admin.list_offsets(topic)
+            return
+        except headrace.HeadraceError as error:
+            new = error.code == headrace.ErrorCode.UNKNOWN_TOPIC_ID  # The broker has not heard of the topic yet.
+            if not (error.retriable or new) or time.monotonic() > deadline:
+                raise
+            time.sleep(LEADERS_POLL_SECONDS)
 
 
 def _send_all(
