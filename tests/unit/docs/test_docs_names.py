@@ -45,3 +45,11 @@ def test_the_architecture_names_the_code() -> None:
         _resolve("headrace.wire.batch.no_such_function")
     with pytest.raises(ModuleNotFoundError):
         _resolve("headrace_nothing.at_all")
+
+
+def test_tests_named_in_the_paper_page_exist() -> None:
+    """docs/paper.md names tests of tests/paper that are there."""
+    written = "".join(path.read_text("utf-8") for path in sorted((ROOT / "tests" / "paper").glob("test_*.py")))
+    named = re.findall(r"`(test_section_\w+)`", (ROOT / "docs" / "paper.md").read_text("utf-8"))
+    assert len(named) > 15
+    assert [name for name in named if f"def {name}(" not in written] == []
