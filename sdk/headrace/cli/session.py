@@ -251,7 +251,10 @@ def report_error(error: BaseException) -> int:
 def _sentence(error: BaseException) -> str:
     from headrace.wire.errors import HeadraceError
 
-    if isinstance(error, HeadraceError | TimeoutError):
+    if isinstance(error, HeadraceError):
+        stop = "" if error.message.endswith((".", "?", "!")) or not error.action else "."
+        return f"{error.message}{stop} {error.action}"
+    if isinstance(error, TimeoutError):
         return str(error)
     return f"{type(error).__name__}: {error} (a bug in headrace: HEADRACE_DEBUG=1 shows where; please report it)"
 

@@ -1,0 +1,53 @@
+"""docs/guides/command-line.md says what the code says, and shows only command lines that exist."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from headrace.cli import offsets, record_format
+from headrace.cli.exit_codes import MEANINGS
+from headrace.cli.main import app
+from headrace.cli.record_json import parse_json_line
+
+GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "command-line.md").read_text("utf-8")
+
+
+def shown_command_lines() -> list[str]:
+    """Every `headrace ...` in the shell blocks, without comments, pipes and redirections."""
+    found = []
+    for block in re.findall(r"^```sh\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            found += re.findall(r"headrace [^|<#)\"]+", line.partition("  #")[0])
+    return found
+
+
+def test_tables_are_those_of_the_code() -> None:
+    """Exit codes, offset grammar and format letters stand on the page as they are."""
+    for code, meaning in MEANINGS.items():
+        assert f"| {int(code)} | {code.name.lower()} | {meaning} |" in GUIDE
+    assert offsets.GRAMMAR in GUIDE
+    assert record_format.LETTERS in GUIDE
+
+
+@pytest.mark.parametrize("line", shown_command_lines())
+def test_every_command_line_parses(line: str) -> None:
+    """Commands and options exist, and offsets and formats are well formed."""
+    words = shlex.split(line)[1:]
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    with command.make_context(command.name, words) as context:
+        if context.params.get("offsets"):
+            offsets.parse_offsets(context.params["offsets"])
+        if context.params.get("format_text"):
+            record_format.compile_format(context.params["format_text"])
+
+
+def test_the_record_on_the_page_is_a_record() -> None:
+    """The JSON of the page is read by `produce --input json`."""
+    (block,) = re.findall(r"^```json\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    record = parse_json_line(block.replace("\n", " ").encode())
+    assert (record.key, record.headers) == (b"user-1", (("trace", b"\x00\xff"),))
