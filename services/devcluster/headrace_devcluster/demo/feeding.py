@@ -42,13 +42,13 @@ class MetricsFeed(threading.Thread):
             sampler = MachineSampler()
             samples = 0
             while samples < LEAST_SAMPLES or not self._finish.is_set():
-                # Not the event's wait once it is set: the last samples keep their distance.
-                if not self._finish.wait(SAMPLE_SECONDS) or samples < LEAST_SAMPLES:
-                    for key, value in sampler.sample():
-                        at_ns = time.monotonic_ns()
-                        self._sent.append((self._producer.send(METRICS, value, key=key), value, at_ns))
-                        self.key_bytes += len(key)
-                    samples += 1
+                # Not the event's wait: the least samples keep their distance also when all else is sent.
+                time.sleep(SAMPLE_SECONDS)
+                for key, value in sampler.sample():
+                    at_ns = time.monotonic_ns()
+                    self._sent.append((self._producer.send(METRICS, value, key=key), value, at_ns))
+                    self.key_bytes += len(key)
+                samples += 1
         except BaseException as error:
             self.error = error
 

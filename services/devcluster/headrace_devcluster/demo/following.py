@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 
@@ -35,6 +36,7 @@ class Follower(threading.Thread):
     def run(self) -> None:
         """Until all expected records are there, none comes any more, or the demo is stopped."""
         try:
+            importlib.import_module("pyarrow")  # The first table would wait for it, most of a second.
             with headrace.Consumer(
                 *self._topics,
                 bootstrap_servers=self._bootstrap_servers,
