@@ -142,6 +142,7 @@ class TopicRequests:
         changes: Mapping[str, str] = dict(request.set)
         unset = list(request.unset)
         try:
+            await self._store.check_reachable(deadline)
             if request.validate_only:
                 message, revision = (await self._store.find(request.topic, deadline)).message, 0
                 altered_configs(message, changes, unset)

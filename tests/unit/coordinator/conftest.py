@@ -1,0 +1,123 @@
+"""A coordinator's parts on the in-memory metastore, with answers that get lost where a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.runtime.topic_store import TopicStore
+from headrace_server.clock import SystemClock
+from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Delete, MetastoreUnknownOutcomeError, Put
+from headrace_server.metastore.memory import MemoryMetastore
+from headrace_server.metastore.view import PrefixView
+from prometheus_client import CollectorRegistry
+
+SECONDS = 20
+
+
+class LossyMetastore:
+    """Passes on to another metastore; the next transactions lose their answer, or never arrive, as `faults` says."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.faults = []
+        """One a transaction: None, "answer lost" (it is applied) or "never arrived"."""
+        self.sent = []
+        self.before_txn = None
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    async def txn(self, compares, success, failure=()):
+        self.sent.append((tuple(compares), tuple(success)))
+        if self.before_txn is not None:
+            await self.before_txn(compares, success)
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "never arrived":
+            raise MetastoreUnknownOutcomeError("never arrived")
+        result = await self._inner.txn(compares, success, failure)
+        if fault == "answer lost":
+            raise MetastoreUnknownOutcomeError("answer lost")
+        return result
+
+
+class Parts:
+    """What the tests of the runtime stand on."""
+
+    def __init__(self, metastore, view, prefix_view):
+        self.memory = metastore._inner
+        self.metastore = metastore
+        self.view = view
+        self.prefix_view = prefix_view
+        self.keyspace = view.keyspace
+        self.metrics = CoordinatorMetrics(CollectorRegistry())
+        self.store = TopicStore(metastore, view, self.metrics, SystemClock(), max_inflight=8)
+
+    @property
+    def deadline(self):
+        return asyncio.get_running_loop().time() + SECONDS
+
+    async def register(self, broker_id, **fields):
+        """Begin a session; its epoch, once the view shows it."""
+        live = metadata_pb2.BrokerLive(broker_id=broker_id, **fields)
+        await self.memory.txn([], [Delete(self.keyspace.live(broker_id))])
+        result = await self.memory.txn([], [Put(self.keyspace.live(broker_id), live.SerializeToString())])
+        await self.prefix_view.wait_for(result.revision, SECONDS)
+        return result.revision
+
+    async def unregister(self, broker_id):
+        result = await self.memory.txn([], [Delete(self.keyspace.live(broker_id))])
+        await self.prefix_view.wait_for(result.revision, SECONDS)
+
+    async def keys(self, prefix):
+        return [found.key for found in (await self.memory.range(self.keyspace.prefix + prefix)).key_values]
+
+    async def shows(self, condition):
+        """Wait until the view satisfies `condition`."""
+        changed = asyncio.Event()
+        unsubscribe = self.view.subscribe(lambda revision, keys: changed.set())
+        try:
+            while not condition():
+                await changed.wait()
+                changed.clear()
+        finally:
+            unsubscribe()
+
+    def metric(self, name):
+        return getattr(self.metrics, name)._value.get()
+
+
+@contextlib.asynccontextmanager
+async def make_parts():
+    metastore = LossyMetastore(MemoryMetastore())
+    identity = ClusterIdentity("test", "cluster-id", 3)
+    prefix_view = PrefixView(metastore, identity.keyspace.prefix, SystemClock())
+    await prefix_view.load()
+    view = ClusterView(identity, prefix_view)
+    following = asyncio.create_task(prefix_view.run())
+    try:
+        async with asyncio.timeout(SECONDS):
+            yield Parts(metastore, view, prefix_view)
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+
+
+@pytest.fixture
+def run_with_parts():
+    """Run a coroutine function with fresh parts."""
+
+    def run(scenario):
+        async def whole():
+            async with make_parts() as parts:
+                return await scenario(parts)
+
+        return asyncio.run(whole())
+
+    return run

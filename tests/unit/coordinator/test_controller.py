@@ -1,0 +1,205 @@
+"""The controller: one at a time, level-triggered, guarded by its epoch (I14, C1 to C3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from headrace_coordinator.core.control import Orphan, find_orphans, ripe_orphans
+from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
+from headrace_coordinator.runtime.controller import Controller
+from headrace_coordinator.runtime.session import CoordinatorSession
+from headrace_server.clock import SystemClock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metastore.api import CreateRevisionIs, Delete, Put
+from headrace_server.metastore.memory import MemoryLeaseRenewer
+
+LOST, NEVER = "answer lost", "never arrived"
+
+
+@contextlib.asynccontextmanager
+async def coordinator(parts, name="a"):
+    """A registered coordinator with its controller."""
+    session = CoordinatorSession(
+        parts.metastore,
+        parts.keyspace,
+        metadata_pb2.CoordinatorLive(coordinator_id=name, address=f"{name}:1"),
+        parts.metrics,
+        lease_ttl_ms=60_000,
+        clock=SystemClock(),
+        make_renewer=lambda: MemoryLeaseRenewer(parts.memory, asyncio.get_running_loop()),
+    )
+    controller = Controller(
+        parts.metastore, parts.view, session, parts.metrics, SystemClock(), max_inflight=4, orphan_grace_ms=60_000
+    )
+    tasks = [asyncio.create_task(session.run()), asyncio.create_task(controller.run())]
+    try:
+        await parts.shows(lambda: name in parts.view.coordinators)
+        yield session, controller
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await session.end()
+
+
+async def elected(parts, name="a"):
+    await parts.shows(lambda: parts.view.controller is not None and parts.view.controller.live.coordinator_id == name)
+    return parts.view.controller.create_revision
+
+
+async def make_topic(parts, partitions=3):
+    topic = check_new_topic(TopicSpec("t", partitions), TopicDefaults())
+    created = await parts.store.create(topic, place_new_topic(topic, parts.store.candidates()), parts.deadline)
+    await parts.prefix_view.wait_for(created.revision, 10)
+    return created.topic_id
+
+
+def states(parts, topic_id):
+    return [partition.state for partition in parts.view.partitions(topic_id)]
+
+
+@pytest.mark.parametrize("faults", [[], [NEVER, NEVER], [LOST], [LOST, NEVER, LOST]])
+def test_every_partition_gets_its_leader_whatever_answers_are_lost(run_with_parts, faults):
+    """The election of a clean resume, with one change of leader each, however often it had to be sent."""
+
+    async def scenario(parts):
+        first = await parts.register(1)
+        topic_id = await make_topic(parts)
+        async with coordinator(parts):
+            await elected(parts)
+            await parts.unregister(1)
+            await parts.shows(lambda: all(state.leader is None for state in states(parts, topic_id)))
+            parts.metastore.faults = list(faults)
+            epoch = await parts.register(1, resumes=first, clean=True)
+            await parts.shows(lambda: all(state.leader is not None for state in states(parts, topic_id)))
+        for state in states(parts, topic_id):
+            assert state.leader.broker_epoch == epoch
+            assert state.leader_epoch == 2
+            assert state.partition_epoch == 2
+
+    run_with_parts(scenario)
+
+
+def test_every_write_compares_the_controller_epoch(run_with_parts):
+    """I14: whatever the controller sends compares its epoch; an election the candidate's session too."""
+
+    async def scenario(parts):
+        first = await parts.register(1)
+        topic_id = await make_topic(parts)
+        async with coordinator(parts):
+            epoch = await elected(parts)
+            parts.metastore.sent.clear()
+            session = await parts.register(1, resumes=first, clean=True)
+            await parts.shows(lambda: all(state.leader_epoch == 1 for state in states(parts, topic_id)))
+            assert parts.metastore.sent
+            for compares, _ in parts.metastore.sent:
+                assert CreateRevisionIs(parts.keyspace.controller(), epoch) in compares
+                assert CreateRevisionIs(parts.keyspace.live(1), session) in compares
+
+    run_with_parts(scenario)
+
+
+def test_there_is_one_controller_and_the_next_when_it_ends(run_with_parts):
+    """The second waits; when the first gives its lease back, it follows with a higher epoch."""
+
+    async def scenario(parts):
+        async with coordinator(parts, "b") as (_, follower):
+            first_epoch = await elected(parts, "b")
+            async with coordinator(parts, "a") as (_, waiting):
+                assert follower.epoch == first_epoch
+                assert waiting.epoch == 0
+                await parts.memory.revoke_lease(parts.view.source.get(parts.keyspace.controller()).lease_id)
+                assert await elected(parts, "a") > first_epoch
+
+    run_with_parts(scenario)
+
+
+def test_a_controller_whose_key_is_gone_steps_down_and_stands_again(run_with_parts):
+    """The key deleted by a stranger: no write with the old epoch; a new epoch follows."""
+
+    async def scenario(parts):
+        async with coordinator(parts):
+            epoch = await elected(parts)
+            await parts.memory.txn([], [Delete(parts.keyspace.controller())])
+            await parts.shows(
+                lambda: parts.view.controller is not None and parts.view.controller.create_revision > epoch
+            )
+            assert await elected(parts) > epoch
+
+    run_with_parts(scenario)
+
+
+def test_an_election_whose_answer_was_lost_is_found_won(run_with_parts):
+    """The key on the own lease is the own victory: nobody waits for himself."""
+
+    async def scenario(parts):
+        parts.metastore.faults = [None, LOST]
+        async with coordinator(parts):
+            epoch = await elected(parts)
+            first = await parts.register(1)
+            topic_id = await make_topic(parts)
+            await parts.register(1, resumes=first, clean=True)
+            await parts.shows(lambda: all(state.leader_epoch == 1 for state in states(parts, topic_id)))
+            assert parts.view.controller.create_revision == epoch
+
+    run_with_parts(scenario)
+
+
+def test_the_minimum_of_a_topic_reaches_its_partitions(run_with_parts):
+    """H30: min_insync_replicas counts in the partition's key, and the controller carries it there, never above n."""
+
+    async def scenario(parts):
+        await parts.register(1)
+        topic_id = await make_topic(parts, 1)
+        (partition,) = parts.view.partitions(topic_id)
+        message = metadata_pb2.PartitionState.FromString(
+            parts.view.source.get(parts.keyspace.partition(topic_id, 0)).value
+        )
+        message.min_insync_replicas = 2
+        result = await parts.memory.txn([], [Put(parts.keyspace.partition(topic_id, 0), message.SerializeToString())])
+        await parts.prefix_view.wait_for(result.revision, 10)
+        async with coordinator(parts):
+            await parts.shows(lambda: states(parts, topic_id)[0].min_insync_replicas == 1)
+        assert states(parts, topic_id)[0].leader == partition.state.leader
+        assert states(parts, topic_id)[0].leader_epoch == 0
+
+    run_with_parts(scenario)
+
+
+A_ID, B_ID = b"a" * 16, b"b" * 16
+
+
+@pytest.mark.parametrize(
+    ("visible", "tids", "partitions", "expected"),
+    [
+        ({A_ID: 2}, {A_ID: 5}, [(A_ID, 0), (A_ID, 1)], []),
+        ({A_ID: 1}, {A_ID: 5}, [(A_ID, 0), (A_ID, 2), (A_ID, 1)], [Orphan(A_ID, 5, True, (1, 2))]),
+        ({}, {B_ID: 7}, [(B_ID, 0)], [Orphan(B_ID, 7, False, (0,))]),
+        ({}, {B_ID: 7}, [], [Orphan(B_ID, 7, False, ())]),
+        ({}, {}, [(A_ID, 3)], [Orphan(A_ID, 0, False, (3,))]),
+        ({A_ID: 1}, {}, [(A_ID, 4)], []),
+    ],
+    ids=["whole", "too many", "reserved with partitions", "reserved", "no tid", "visible without tid is left alone"],
+)
+def test_orphans_are_what_belongs_to_no_visible_topic(visible, tids, partitions, expected):
+    """Only what no visible topic claims; a visible topic is never taken apart."""
+    assert find_orphans(visible, tids, partitions) == expected
+
+
+def test_orphans_ripen_only_while_nothing_moves():
+    """An attempt under way moves `tid/`, which begins the grace time anew."""
+    seen = {}
+    assert ripe_orphans([Orphan(A_ID, 5, False, ())], seen, 0, 100) == []
+    assert ripe_orphans([Orphan(A_ID, 6, False, ())], seen, 90, 100) == []
+    assert ripe_orphans([Orphan(A_ID, 6, False, ())], seen, 189, 100) == []
+    assert ripe_orphans([Orphan(A_ID, 6, False, ())], seen, 190, 100) == [Orphan(A_ID, 6, False, ())]
+    assert ripe_orphans([], seen, 191, 100) == []
+    assert seen == {}
+
+
+def test_partitions_of_nobody_are_ripe_at_once():
+    """Without `tid/` no attempt can be under way: each compares it."""
+    orphan = Orphan(A_ID, 0, False, (1,))
+    assert ripe_orphans([orphan], {}, 0, 100) == [orphan]
