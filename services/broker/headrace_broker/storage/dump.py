@@ -154,7 +154,8 @@ def _line(row: dict[str, Any]) -> str:
             flags = f" {','.join(row['flags'])}" if row["flags"] else ""
             return (
                 f"  @{row['position']} offsets {row['base_offset']}..{row['last_offset']}"
-                f" ({row['record_count']} records) {row['batch_bytes']:,} bytes {row['codec']}{flags} epoch {row['leader_epoch']}{producer}"
+                f" ({row['record_count']} records)"
+                f" {row['batch_bytes']:,} bytes {row['codec']}{flags} epoch {row['leader_epoch']}{producer}"
                 f" appended {when} crc {row['crc']}"
             )
         case "record":

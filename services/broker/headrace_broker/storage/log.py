@@ -125,7 +125,7 @@ class PartitionLog:
             self._write_epochs()
         self._flush_dirty()
         if self._make_checkpoint() != recovered.stored:
-            self._write_checkpoint(self._make_checkpoint())
+            self._write_checkpoint(self._make_checkpoint(), both=recovered.stored is None)
         self._last_checkpoint = self._make_checkpoint()
         return file
 

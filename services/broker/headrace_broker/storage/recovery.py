@@ -60,6 +60,7 @@ def recover(
     else:
         mark, start, high_watermark = checkpoint.mark, checkpoint.log_start_offset, checkpoint.high_watermark
         _drop_below_start(segments, start)
+        mark = _move_to_next_segment(segments, mark)
         if not cut_at_damage:
             _check_mark(segments, mark)
         elif segments.items:
@@ -97,6 +98,13 @@ def _drop_below_start(segments: SegmentList, log_start_offset: int) -> None:
         segments.files.forget(segment.path)
         segments.drop_index_files(segment)
         segments.filesystem.unlink(segment.path)
+
+
+def _move_to_next_segment(segments: SegmentList, mark: Mark) -> Mark:
+    """Give a mark at the end of a segment that was removed as the start of the one after it."""
+    if segments.items and mark.segment < mark.offset == segments.items[0].base_offset:
+        return mark._replace(segment=mark.offset, position=0)
+    return mark
 
 
 def _check_mark(segments: SegmentList, mark: Mark) -> None:
@@ -246,7 +254,7 @@ def _epochs(
     if stored is None:
         return _epochs_from_headers(segments, settings), True
     before = stored.entries()
-    history = EpochHistory([entry for entry in before if entry[1] < mark.offset])
+    history = EpochHistory([entry for entry in before if entry[0] <= mark.epoch])
     for epoch, start in scanned:
         history.assign(epoch, start)
     for epoch, start in before:  # an epoch that was started at the end and has no batch yet

@@ -1,0 +1,69 @@
+"""Who owns a data directory, on the real file system (PROTOCOL H39, H40, H42)."""
+
+from __future__ import annotations
+
+import pytest
+from headrace.wire.batch import read_header
+from headrace.wire.columns import encode_batch
+from headrace_broker.storage import DataDirectory, DirectoryInUseError, LogSettings, WrongDirectoryError
+
+OWNER = {"cluster_id": "c", "generation": 1, "broker_id": 1, "new_storage_id": b"s" * 16}
+
+
+def test_directory_opened_twice_is_refused(tmp_path):
+    """flock: a second opener gets an error that names the directory, and may open it after the first closes."""
+    first = DataDirectory.open(str(tmp_path / "data"), **OWNER)
+    with pytest.raises(DirectoryInUseError, match="data"):
+        DataDirectory.open(str(tmp_path / "data"), **OWNER)
+    first.close(clean=True, broker_epoch=5)
+    second = DataDirectory.open(str(tmp_path / "data"), **(OWNER | {"new_storage_id": b"t" * 16}))
+    assert second.storage_id == b"s" * 16
+    assert second.clean_broker_epoch == 5
+    second.close(clean=False)
+    third = DataDirectory.open(str(tmp_path / "data"), **OWNER)
+    assert third.clean_broker_epoch is None
+    third.close(clean=False)
+
+
+@pytest.mark.parametrize("other", [{"cluster_id": "d"}, {"generation": 2}, {"broker_id": 2}])
+def test_directory_of_another_is_refused_and_left_alone(tmp_path, other):
+    """Another cluster, generation or broker: a clear error, and the owner can still open it."""
+    DataDirectory.open(str(tmp_path / "data"), **OWNER).close(clean=True, broker_epoch=5)
+    with pytest.raises(WrongDirectoryError, match=next(iter(other))):
+        DataDirectory.open(str(tmp_path / "data"), **(OWNER | other))
+    again = DataDirectory.open(str(tmp_path / "data"), **OWNER)
+    assert again.clean_broker_epoch == 5
+    again.close(clean=True)
+
+
+def test_damaged_identity_is_refused(tmp_path):
+    """Nobody guesses whose data it is."""
+    DataDirectory.open(str(tmp_path / "data"), **OWNER).close(clean=True)
+    (tmp_path / "data" / "identity").write_bytes(b"garbage")
+    with pytest.raises(WrongDirectoryError, match="damaged"):
+        DataDirectory.open(str(tmp_path / "data"), **OWNER)
+
+
+def test_logs_live_and_go_on_a_real_disk(tmp_path):
+    """Append, flush, read without waiting, restart, quarantine and delete, on the real file system."""
+    directory = DataDirectory.open(str(tmp_path / "data"), **OWNER)
+    log = directory.open_log(b"t" * 16, 7, LogSettings(segment_bytes=3_000))
+    batch = encode_batch([b"x" * 100] * 10, base_timestamp_ms=1)
+    for at_ms in range(10):
+        log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=at_ms)
+    assert log.flush() == 100
+    with log.read(55, 1 << 20, 100) as found:
+        assert found.base_offset == 50
+        data = found.read()
+        assert found.try_read_nowait() in (None, data)
+    directory.close(clean=True)
+    directory = DataDirectory.open(str(tmp_path / "data"), **OWNER)
+    assert [log_id.partition for log_id in directory.log_ids()] == [7]
+    path = directory.quarantine_log(directory.log_ids()[0])
+    assert path.endswith(".damaged-0")
+    assert directory.log_ids() == []
+    directory.delete_log(directory.open_log(b"u" * 16, 0, LogSettings()))
+    assert directory.log_ids() == []
+    assert directory.remove_deleted() == 1
+    assert not list((tmp_path / "data").glob("*.deleted*"))
+    directory.close(clean=True)

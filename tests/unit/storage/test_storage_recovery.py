@@ -1,0 +1,232 @@
+"""Opening after a clean stop, after a crash, and with files that were damaged meanwhile (PROTOCOL H31 to H39, I17)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+
+import pytest
+from headrace.wire.errors import StorageOfflineError
+from headrace_broker.storage import LogDamagedError, LogSettings, TimestampKind
+from headrace_broker.storage.memory_filesystem import Loss
+
+
+def crash(bench, loss=Loss.NOTHING, seed=0):
+    bench.disk.crash(loss, random.Random(seed))
+
+
+def test_clean_stop_opens_without_reading_batches(bench):
+    """O(segments): of ten segments, only the first header of the active one is read."""
+    bench.settings = LogSettings(segment_bytes=2_000)
+    bench.open()
+    bench.append(100)
+    bench.directory.close(clean=True)
+    bench.disk.read_bytes.clear()
+    log = bench.open()
+    assert log.segment_count > 5
+    assert bench.disk.read_bytes[".log"] == 80
+    assert log.recovery.scanned_bytes == 0
+    assert log.log_end_offset == 100
+
+
+def test_crash_scans_only_past_the_recovery_point(bench):
+    """What lies below the mark is not read again."""
+    log = bench.open()
+    bench.append(50)
+    log.flush()
+    log.checkpoint(5_000, 50)
+    marked = log.size_bytes
+    bench.append(5)
+    total = log.size_bytes
+    crash(bench)
+    assert bench.open().recovery.scanned_bytes == total - marked
+    assert bench.log.log_end_offset == 55
+
+
+def test_torn_tail_is_cut_and_appends_go_on(bench):
+    """A batch half written at a crash goes, and the next one fits onto the one before it (H31)."""
+    bench.open()
+    bench.append(3)
+    bench.log.flush()
+    bench.log.checkpoint(5_000, 3)
+    bench.append()
+    bench.disk.cut(bench.path(0), bench.log.size_bytes - 10)
+    crash(bench)
+    log = bench.open()
+    assert log.recovery.cut_bytes > 0
+    assert "cannot be here" in log.recovery.cut_reason
+    assert log.log_end_offset == 3
+    assert bench.append() == 3
+    assert log.verify() == 4
+
+
+def test_every_byte_flip_below_the_mark_is_reported_and_none_is_cut(bench):
+    """`verify` finds each flip and names the file and the batch; a restart never shortens the log (H33, I17)."""
+    bench.open()
+    bench.append(3, size_bytes=20)
+    bench.directory.close(clean=True)
+    size_bytes = bench.log.size_bytes
+    batch_bytes = size_bytes // 3
+    for position in range(size_bytes):
+        bench.disk.corrupt(bench.path(0), position, 0x10)
+        log = bench.open()
+        assert log.log_end_offset == 3
+        with pytest.raises(LogDamagedError) as caught:
+            log.verify()
+        assert caught.value.file == bench.path(0)
+        assert caught.value.offset == position // batch_bytes
+        crash(bench)
+        bench.disk.corrupt(bench.path(0), position, 0x10)
+
+
+def test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail(bench):
+    """H31: then nothing is changed, until the operator says that it may be lost."""
+    bench.open()
+    bench.append(1)
+    size_bytes = bench.log.size_bytes
+    bench.append(3)
+    bench.disk.corrupt(bench.path(0), size_bytes + 100, 1)
+    before = bench.disk.content(bench.path(0))
+    crash(bench)
+    with pytest.raises(LogDamagedError) as caught:
+        bench.open()
+    assert (caught.value.offset, caught.value.position) == (1, size_bytes)
+    assert bench.disk.content(bench.path(0)) == before
+    crash(bench)
+    assert bench.open(cut_at_damage=True).log_end_offset == 1
+
+
+def test_log_shorter_than_its_mark_is_damage(bench):
+    """A file that lost fsynced bytes is never taken for a shorter log (H33)."""
+    bench.open()
+    bench.append(3)
+    bench.directory.close(clean=True)
+    bench.disk.cut(bench.path(0), bench.log.size_bytes - 8)
+    with pytest.raises(LogDamagedError, match="was fsynced"):
+        bench.open()
+
+
+def test_lost_segment_is_damage(bench):
+    """A whole segment gone below the mark is reported too."""
+    bench.settings = LogSettings(segment_bytes=500)
+    bench.open()
+    bench.append(10)
+    active = bench.log.log_end_offset
+    bench.directory.close(clean=True)
+    names = bench.disk.list_directory(bench.log.directory)
+    newest = max(name for name in names if name.endswith(".log"))
+    bench.disk.unlink(f"{bench.log.directory}/{newest}")
+    with pytest.raises(LogDamagedError, match="is gone"):
+        bench.open()
+    assert active == 10
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_one_bad_checkpoint_slot_costs_only_work(bench, slot):
+    """The other slot stands in, with an older recovery point at worst (H37)."""
+    bench.open()
+    for round_ in range(4):
+        bench.append(2)
+        bench.log.flush()
+        bench.log.checkpoint(round_ * 5_000, 1)
+    before = bench.content()
+    bench.disk.corrupt(f"{bench.log.directory}/checkpoint", slot * 4096 + 33, 0xFF)
+    crash(bench)
+    log = bench.open()
+    assert bench.content() == before
+    assert not log.recovery.checkpoint_rebuilt
+    assert log.checkpointed_high_watermark == 1
+
+
+def test_both_checkpoint_slots_bad_scans_all_and_refuses_only_a_bad_tail(bench):
+    """Without a mark nobody can say that a bad tail was never fsynced, so it is not cut (H37)."""
+    bench.open()
+    bench.append(5)
+    bench.directory.close(clean=True)
+    for slot in (0, 1):
+        bench.disk.corrupt(f"{bench.log.directory}/checkpoint", slot * 4096 + 33, 0xFF)
+    log = bench.open()
+    assert log.recovery.checkpoint_rebuilt
+    assert log.log_end_offset == 5
+    bench.directory.close(clean=True)
+    for slot in (0, 1):
+        bench.disk.corrupt(f"{bench.log.directory}/checkpoint", slot * 4096 + 33, 0xFF)
+    bench.disk.cut(bench.path(0), log.size_bytes - 8)
+    with pytest.raises(LogDamagedError, match="slots are lost"):
+        bench.open()
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("how", ["flip_header", "flip_entry", "cut", "gone"])
+def test_damaged_index_is_built_again(bench, suffix, how):
+    """Indexes are hints: whatever happens to them, each offset and time is found (H38)."""
+    bench.settings = LogSettings(segment_bytes=20_000, index_interval_bytes=200)
+    bench.open()
+    bench.append(200)
+    bench.directory.close(clean=True)
+    path = bench.path(0, suffix)
+    match how:
+        case "flip_header":
+            bench.disk.corrupt(path, 20, 1)
+        case "flip_entry":
+            bench.disk.corrupt(path, 70, 1)
+        case "cut":
+            bench.disk.cut(path, 70)
+        case "gone":
+            bench.disk.unlink(path)
+    log = bench.open()
+    for offset in range(0, 200, 7):
+        with log.read(offset, 1, 200) as found:
+            assert (found.base_offset, found.end_offset) == (offset, offset + 1)
+        by_time = log.offset_for_timestamp(1_000_001 + offset, TimestampKind.APPEND)
+        assert by_time is not None
+        assert by_time.offset == offset
+
+
+def test_damaged_epoch_file_is_built_again_from_the_headers(bench):
+    """The epochs equal what a scan gives (I6)."""
+    bench.open()
+    for epoch in (0, 2, 5):
+        bench.append(3, epoch=epoch)
+    assert bench.log.epochs() == ((0, 0), (2, 3), (5, 6))
+    assert bench.log.epoch_end(4) == (2, 6)
+    bench.directory.close(clean=True)
+    bench.disk.corrupt(f"{bench.log.directory}/leader-epochs", 20, 1)
+    assert bench.open().epochs() == ((0, 0), (2, 3), (5, 6))
+
+
+def test_crash_between_truncation_steps_leaves_a_whole_log(bench):
+    """Wherever a truncation stops, the log opens, and ends at the cut or where it ended before (H32)."""
+    for operation in ("fsync", "truncate", "unlink", "fsync_directory"):
+        for after in range(6):
+            bench.disk = type(bench.disk)()
+            bench.settings = LogSettings(segment_bytes=1_000)
+            log = bench.open()
+            bench.append(20)
+            log.flush()
+            log.checkpoint(1, 5)
+            bench.disk.fail(operation, errno.EIO, after=after)
+            with contextlib.suppress(StorageOfflineError):
+                log.truncate_to(7)
+            for loss in (Loss.ALL, Loss.BLOCKS):
+                crash(bench, loss, seed=after)
+                bench.open()
+                assert 7 <= bench.log.log_end_offset <= 20
+                assert bench.log.verify() == bench.log.log_end_offset
+                assert bench.log.truncate_to(7) == 7
+                assert bench.append() == 7
+
+
+def test_producer_snapshot_survives_and_a_damaged_one_gives_way(bench):
+    """Newest valid within the log; after damage the one before; none past a truncation (H48)."""
+    log = bench.open()
+    bench.append(10)
+    log.store_producer_snapshot(4, b"four")
+    log.store_producer_snapshot(6, b"six")
+    log.store_producer_snapshot(8, b"eight")
+    assert log.load_producer_snapshot() == (8, b"eight")
+    bench.disk.corrupt(f"{log.directory}/producers-{8:020d}.snapshot", 20, 1)
+    assert log.load_producer_snapshot() == (6, b"six")
+    log.truncate_to(5)
+    assert log.load_producer_snapshot() is None
