@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 
 import headrace
+import pyarrow
 
 from headrace_devcluster.demo.ledger import Ledger
 
@@ -36,7 +36,9 @@ class Follower(threading.Thread):
     def run(self) -> None:
         """Until all expected records are there, none comes any more, or the demo is stopped."""
         try:
-            importlib.import_module("pyarrow")  # The first table would wait for it, most of a second.
+            pyarrow.array(
+                [0]
+            )  # The first array imports pandas where it is installed: a second that no record should wait.
             with headrace.Consumer(
                 *self._topics,
                 bootstrap_servers=self._bootstrap_servers,
