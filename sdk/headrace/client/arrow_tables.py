@@ -1,9 +1,10 @@
-"""Arrow tables over the columns of record batches. Imports pyarrow, so it is imported when a table is first asked for."""
+"""Arrow tables over the columns of record batches. Imports pyarrow, so it is imported when a table is first wanted."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.client.records import Segment
@@ -33,7 +34,7 @@ def batch_of(segment: Segment) -> Any:
     """Give one `pyarrow.RecordBatch`."""
     columns, start, count = segment.columns, segment.start, segment.end - segment.start
     topic = pa.DictionaryArray.from_arrays(
-        pa.array(np.zeros(count, np.int32)), pa.array([segment.source.topic], pa.string())
+        _numbers(np.zeros(count, np.int32), pa.int32()), _names(segment.source.topic)
     )
     whole = count == columns.record_count
     arrays = [
@@ -43,6 +44,18 @@ def batch_of(segment: Segment) -> Any:
         columns.to_arrow_headers(),
     ]
     times, keys, values, headers = arrays if whole else [array.slice(start, count) for array in arrays]
-    partition = pa.array(np.full(count, segment.source.partition, np.int32))
-    offsets = pa.array(np.arange(segment.base_offset, segment.end_offset, dtype=np.int64))
+    partition = _numbers(np.full(count, segment.source.partition, np.int32), pa.int32())
+    offsets = _numbers(np.arange(segment.base_offset, segment.end_offset, dtype=np.int64), pa.int64())
     return pa.RecordBatch.from_arrays([topic, partition, offsets, times, keys, values, headers], schema=SCHEMA)
+
+
+def _numbers(numbers: npt.NDArray[Any], arrow_type: Any) -> Any:
+    """Give an array over the same memory. `pa.array` would import pandas where it is installed: more than a second."""
+    return pa.Array.from_buffers(arrow_type, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _names(name: str) -> Any:
+    """Give a string array of one entry."""
+    data = name.encode()
+    offsets = np.array([0, len(data)], np.int32)
+    return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -206,7 +206,8 @@ class Columns:
         """Give a pyarrow int64 array of the records' offsets."""
         import pyarrow as pa
 
-        return pa.array(np.arange(self.header.base_offset, self.header.end_offset, dtype=np.int64))
+        offsets = np.arange(self.header.base_offset, self.header.end_offset, dtype=np.int64)
+        return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
 
     def to_arrow_headers(self) -> Any:
         """Give a pyarrow list<struct<key: string, value: binary>> array over the same memory."""
@@ -216,7 +217,7 @@ class Columns:
         columns = self.header_columns
         if columns is None:
             cuts: Int32s = np.zeros(self.record_count + 1, np.int32)
-            entries = pa.array([], struct_type)
+            entries = pa.nulls(0, struct_type)
         else:
             cuts = columns.list_offsets
             children = [columns.keys.to_arrow(pa.string()), columns.values.to_arrow()]
