@@ -1,5 +1,8 @@
 """The blocking `Admin`: topics, settings, offsets, logs. Any thread."""
 
+import itertools
+import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -20,9 +23,17 @@ from headrace.client.config import AdminConfig, build
 from headrace.client.connection import ClusterClient, Connections, status_of
 from headrace.client.errors import ForkedError
 from headrace.client.forking import ForkGuard
+from headrace.client.retry import Backoff
 from headrace.client.routing import RoutingTable
 from headrace.v1 import broker_pb2, cluster_pb2
-from headrace.wire.errors import HeadraceError, NotLeaderError, from_rpc_error
+from headrace.wire.errors import (
+    HeadraceError,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    Outcome,
+    TransportError,
+    from_rpc_error,
+)
 from headrace.wire.ids import TopicPartition
 
 
@@ -43,6 +54,7 @@ class Admin:
         self._config = build(AdminConfig, settings)
         self._connections = Connections("Admin")
         self._cluster = ClusterClient(self._config, self._connections)
+        self._backoff = Backoff(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms, random.Random())
         self._fork = ForkGuard(self._forked)
         self._is_forked = False
 
@@ -87,7 +99,13 @@ class Admin:
             it.
         """
         request = rpc.create_topic_request(
-            name, partitions, replication_factor, config, assignments, validate_only, self._timeout(timeout)
+            name,
+            partitions,
+            replication_factor,
+            config,
+            assignments,
+            validate_only=validate_only,
+            timeout=self._timeout(timeout),
         )
         response = self._coordinator("CreateTopics", request, timeout, repeatable=validate_only)
         return rpc.created_topic(response, exist_ok) or self.describe_topic(name, timeout=timeout)
@@ -272,38 +290,59 @@ class Admin:
     def _at_leaders(
         self, method: str, topic: str, partitions: Sequence[int] | None, build_request: Any, timeout: float | None
     ) -> list[Any]:
-        """Ask each partition's leader; a partition whose leader moved meanwhile is asked again, with fresh metadata."""
+        """Ask each partition's leader. What was definitely not done and may succeed later is asked again, with fresh
+        metadata and back-off, until the time is up: a new topic's leaders are just being elected, another's moves.
+        """
+        seconds = self._timeout(timeout)
+        deadline = time.monotonic() + seconds
         results: list[Any] = []
         wanted = partitions
-        for last_try in (False, True):
-            routes = RoutingTable()
-            request = cluster_pb2.GetMetadataRequest(topics=[rpc.by_name(topic)])
-            self._check_fork()
-            routes.update(self._cluster.get_metadata(request, self._timeout(timeout)))
-            plan = rpc.by_leader(routes, topic, wanted)
-            moved: list[int] = []
-            for address, parts in plan.items():
-                try:
-                    response = self._broker(
-                        address, method, build_request(parts, routes.require(topic).topic_id), timeout
-                    )
-                except NotLeaderError:
-                    if last_try:
-                        raise
-                    moved.extend(partition for partition, _ in parts)
-                    continue
-                for result in response.topics[0].partitions:
-                    problem = rpc.error_of(result)
-                    if isinstance(problem, NotLeaderError) and not last_try:
-                        moved.append(result.partition)
-                    elif problem is not None:
-                        raise problem
-                    else:
-                        results.append(result)
-            if not moved:
+        for attempt in itertools.count(1):
+            left = max(0.001, deadline - time.monotonic())
+            wanted, problem = self._ask_leaders(method, topic, wanted, build_request, left, results)
+            if problem is None:
                 return results
-            wanted = moved
-        raise AssertionError("unreachable: the last try raises")
+            delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
+            if time.monotonic() + delay >= deadline:
+                raise problem
+            time.sleep(delay)
+        raise AssertionError("unreachable: the count has no end")
+
+    def _ask_leaders(
+        self,
+        method: str,
+        topic: str,
+        wanted: Sequence[int] | None,
+        build_request: Any,
+        timeout: float,
+        results: list[Any],
+    ) -> tuple[Sequence[int] | None, HeadraceError | None]:
+        """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
+        routes = RoutingTable()
+        self._check_fork()
+        routes.update(self._cluster.get_metadata(rpc.metadata_request(topic), timeout))
+        try:
+            plan = rpc.by_leader(routes, topic, wanted)
+        except HeadraceError as error:
+            return wanted, _if_repeatable(error)
+        again: list[int] = []
+        problem: HeadraceError | None = None
+        for address, parts in plan.items():
+            request = build_request(parts, routes.require(topic).topic_id)
+            try:
+                response = self._broker(address, method, request, timeout)
+            except HeadraceError as error:
+                problem = _if_repeatable(error)
+                again.extend(partition for partition, _ in parts)
+                continue
+            for result in response.topics[0].partitions:
+                error_here = rpc.error_of(result)
+                if error_here is None:
+                    results.append(result)
+                else:
+                    problem = _if_repeatable(error_here)
+                    again.append(result.partition)
+        return again, problem
 
     def _forked(self) -> None:
         self._is_forked = True
@@ -311,6 +350,14 @@ class Admin:
     def _check_fork(self) -> None:
         if self._is_forked:
             raise ForkedError("Admin")
+
+
+def _if_repeatable(error: HeadraceError) -> HeadraceError:
+    """Give an error back if asking again is right; raise any other."""
+    repeatable = error.retriable and (error.outcome == Outcome.NOT_APPLIED or isinstance(error, TransportError))
+    if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
+        raise error
+    return error
 
 
 __all__ = ["Admin", "HeadraceError"]

@@ -157,6 +157,11 @@ def by_id(topic_id: bytes) -> topics_pb2.TopicRef:
     return topics_pb2.TopicRef(topic_id=topic_id)
 
 
+def metadata_request(topic: str) -> cluster_pb2.GetMetadataRequest:
+    """Ask for one topic by name."""
+    return cluster_pb2.GetMetadataRequest(topics=[by_name(topic)])
+
+
 def error_of(result: Any) -> HeadraceError | None:
     """Give the error of one result of an answer, or None."""
     return from_detail(result.error) if result.HasField("error") else None
@@ -187,6 +192,7 @@ def create_topic_request(
     replication_factor: int,
     config: Mapping[str, Any] | None,
     assignments: Sequence[Sequence[int]] | None,
+    *,
     validate_only: bool,
     timeout: float,
 ) -> cluster_pb2.CreateTopicsRequest:

@@ -3,7 +3,7 @@
 from headrace.client.config import ProducerConfig
 from headrace.client.inflight import Answer, Request
 from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.errors import ErrorCode, HeadraceError, InternalError, Outcome, from_detail
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, from_detail
 from headrace.wire.ids import TopicPartition
 
 _ACKS: dict[str, broker_pb2.Acks] = {
@@ -33,24 +33,25 @@ def produce_request(request: Request, config: ProducerConfig) -> broker_pb2.Prod
     return message
 
 
-def answers_of(request: Request, response: broker_pb2.ProduceResponse) -> list[Answer]:
-    """Read an answer, one entry a part of the request; a part that is not answered has an unknown outcome."""
+def answers_of(request: Request, response: broker_pb2.ProduceResponse, config: ProducerConfig) -> list[Answer]:
+    """Read an answer, one entry a part of the request.
+
+    With acks=0 the broker answers before it appends, and says nothing of the parts: all is well. Otherwise a part that
+    is not answered has an unknown outcome.
+    """
     found: dict[tuple[bytes, int], Answer] = {}
     for topic in response.topics:
         for part in topic.partitions:
             error = from_detail(part.error) if part.HasField("error") else None
             found[topic.topic_id, part.partition] = Answer(tuple(part.base_offsets), error)
-    return [
-        found.get((part.pipeline.topic_id, part.pipeline.where.partition))
-        or Answer((), _unanswered(part.pipeline.where))
-        for part in request.parts
-    ]
+    answers = []
+    for sent in request.parts:
+        answer = found.get((sent.pipeline.topic_id, sent.pipeline.where.partition))
+        if answer is None:
+            answer = Answer((), None if config.acks_level == "0" else _unanswered(sent.pipeline.where))
+        answers.append(answer)
+    return answers
 
 
 def _unanswered(where: TopicPartition) -> HeadraceError:
     return InternalError(f"the broker's answer does not mention {where}", outcome=Outcome.UNKNOWN, retriable=True)
-
-
-def cancelled_by_us(error: HeadraceError) -> bool:
-    """Whether a call ended because this client closed its channel."""
-    return error.code == ErrorCode.UNSPECIFIED and "CANCELLED" in error.message

@@ -558,7 +558,7 @@ class Producer:
             if error is not None:
                 finished = self._dispatcher.failed(request, error, now_ms)
             else:
-                finished = self._dispatcher.answered(request, answers_of(request, response), now_ms)
+                finished = self._dispatcher.answered(request, answers_of(request, response, self._config), now_ms)
         self._finish(finished)
         self._housekeeper.due_at(self._seal_due())
 

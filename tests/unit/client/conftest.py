@@ -210,6 +210,8 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             fault = self.faults.popleft() if self.faults else None
             answer = fault(self, request, context) if fault is not None else None
             answer = answer or self.produce(request)
+            if request.acks == broker_pb2.ACKS_NONE:
+                answer = broker_pb2.ProduceResponse()
         with self.appended:
             self.appended.notify_all()
         return answer
