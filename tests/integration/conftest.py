@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -75,7 +74,10 @@ class BrokerProcess:
 
         with (self.directory / "broker.log").open("a") as log_file:
             self._process = subprocess.Popen(
-                self.arguments(), stderr=log_file, text=True, preexec_fn=before_exec, env={**os.environ}
+                self.arguments(),
+                stderr=log_file,
+                text=True,
+                preexec_fn=before_exec,  # noqa: PLW1509
             )
         wait_until(lambda: ready.exists() or self._process.poll() is not None, "the broker serves", self.log)
         assert ready.exists(), self.log()
@@ -230,3 +232,14 @@ def broker(broker_etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield process.start()
     finally:
         process.close()
+
+
+@pytest.fixture
+def broker_with_own_etcd(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that is not started yet, and an etcd that the test may stop."""
+    with Etcd(tmp_path / "etcd") as etcd:
+        process = BrokerProcess(etcd, tmp_path)
+        try:
+            yield process
+        finally:
+            process.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +43,7 @@ from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.upkeep import maintain, retain
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
+from headrace_broker.storage.settings import DiskLimits
 
 log = structlog.get_logger(__name__)
 
@@ -97,6 +99,11 @@ def _open_directory(settings: BrokerSettings, identity: ClusterIdentity) -> Data
         generation=identity.generation,
         broker_id=settings.broker_id,
         new_storage_id=secrets.token_bytes(16),
+        limits=DiskLimits(
+            reserve_bytes=settings.disk_reserve_bytes,
+            refuse_below_bytes=settings.disk_refuse_below_bytes,
+            resume_above_bytes=settings.disk_resume_above_bytes,
+        ),
     )
 
 
@@ -126,6 +133,9 @@ class Broker:
         self._server = RpcServer(RpcLimits(max_concurrent_calls=settings.max_concurrent_calls))
         self._lease_lost = asyncio.Event()
         self._clean = False
+        self._closed = False
+        # False from the loss of a session until the next one stands: news of the old one then say nothing.
+        self._registered = False
         self._broker_epoch = 0
 
     async def run(self, stop: StopRequest, metrics_server: MetricsServer | None) -> None:
@@ -134,10 +144,7 @@ class Broker:
             async with asyncio.TaskGroup() as tasks:
                 await self._run(tasks, stop, metrics_server)
         finally:
-            self._flusher.close()
-            await asyncio.get_running_loop().run_in_executor(
-                self._executor, lambda: self._directory.close(clean=self._clean, broker_epoch=self._broker_epoch)
-            )
+            await self._close_directory()
 
     async def _run(self, tasks: asyncio.TaskGroup, stop: StopRequest, metrics_server: MetricsServer | None) -> None:
         settings = self._settings
@@ -215,24 +222,24 @@ class Broker:
 
     async def _start_session(self, registration: Registration, assignments: Assignments, clean: bool) -> None:
         self._broker_epoch = await registration.register(clean=clean)
+        self._registered = True
         self._metrics.registered.set(1)
         assignments.start_session(self._broker_epoch)
 
     def _on_lease_change(self, state: LeaseState) -> None:
         """Silence does not fence (PROTOCOL, decisions); a lease that etcd calls ended does."""
         log.warning("lease_changed", state=state.value)
-        if state is LeaseState.LOST:
+        if state is LeaseState.LOST and self._registered:
             self._lease_lost.set()
 
-    def _watch_own_key(self, view: ClusterView, keys: list[str] | tuple[str, ...] | object) -> None:
+    def _watch_own_key(self, view: ClusterView, keys: Sequence[str]) -> None:
         """The own key gone, or another session's: fenced, also where renewals are still answered (H76)."""
         own = self._settings.broker_id
-        assert isinstance(keys, list | tuple)
         if not any(view.keyspace.parse(key) == LiveKey(BrokerId(own)) for key in keys):
             return
         broker = view.brokers.get(BrokerId(own))
         behind = view.source.revision < self._broker_epoch
-        if not behind and (broker is None or broker.broker_epoch != self._broker_epoch):
+        if self._registered and not behind and (broker is None or broker.broker_epoch != self._broker_epoch):
             self._lease_lost.set()
 
     async def _keep_registered(self, registration: Registration, assignments: Assignments) -> None:
@@ -240,6 +247,7 @@ class Broker:
         while True:
             await self._lease_lost.wait()
             log.error("registration_lost", broker_epoch=self._broker_epoch)
+            self._registered = False
             self._metrics.registered.set(0)
             assignments.lose_session()
             await self._server.set_health("readiness", False)
@@ -276,9 +284,16 @@ class Broker:
             task.cancel()
         await asyncio.wait(background)
         self._clean = await assignments.close()
+        await self._close_directory()
+        await registration.end(revoke=True)
+        log.info("stopped", clean=self._clean)
+
+    async def _close_directory(self) -> None:
+        """Close what is on disk, once: after a stop in good order, or after whatever ended the broker."""
+        if self._closed:
+            return
+        self._closed = True
         self._flusher.close()
         await asyncio.get_running_loop().run_in_executor(
             self._executor, lambda: self._directory.close(clean=self._clean, broker_epoch=self._broker_epoch)
         )
-        await registration.end(revoke=True)
-        log.info("stopped", clean=self._clean)

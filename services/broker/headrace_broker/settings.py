@@ -86,6 +86,15 @@ class BrokerSettings:
     producer_expiry_ms: Annotated[
         int, Field(ge=60_000, description="Milliseconds of silence after which a producer is forgotten.")
     ] = 7 * 86_400_000
+    disk_reserve_bytes: Annotated[
+        int, Field(ge=0, description="Bytes kept back on the volume for checkpoints on a full disk.")
+    ] = 16 << 20
+    disk_refuse_below_bytes: Annotated[
+        int, Field(ge=0, description="Appends are refused with STORAGE_FULL while fewer bytes are free.")
+    ] = 128 << 20
+    disk_resume_above_bytes: Annotated[
+        int, Field(ge=0, description="Refused appends are taken again once as many bytes are free.")
+    ] = 256 << 20
     slow_append_ms: Annotated[
         int, Field(ge=1, description="An append that took this long moves the partition's next ones to a thread.")
     ] = 20
@@ -100,3 +109,5 @@ class BrokerSettings:
         """Refuse settings that contradict each other."""
         if self.max_concurrent_calls <= self.max_waiting_fetches:
             raise ValueError("max_concurrent_calls must be more than max_waiting_fetches")
+        if self.disk_resume_above_bytes < self.disk_refuse_below_bytes:
+            raise ValueError("disk_resume_above_bytes must be at least disk_refuse_below_bytes")

@@ -14,6 +14,7 @@ import structlog
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
+    InternalError,
     InvalidConfigError,
     LeaderHint,
     MetastoreUnavailableError,
@@ -33,8 +34,8 @@ from headrace_server.topic_configs import Durability, TopicConfig
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
 from headrace_broker.core.replica import Role
 from headrace_broker.runtime.partition import Partition, PartitionServices, log_settings
-from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.errors import LogDamagedError
+from headrace_broker.storage.directory import DataDirectory, LogId
+from headrace_broker.storage.log import PartitionLog
 
 log = structlog.get_logger(__name__)
 
@@ -66,7 +67,8 @@ class Assignments:
         self._wake = asyncio.Event()
         self._broker_epoch: int | None = None
         self._directory_lock = asyncio.Lock()
-        self._doomed: list[tuple[int, Partition]] = []  # logs of deleted topics, with the monotonic ms of their removal
+        # Logs of deleted topics, open or not, with the monotonic ms of their removal.
+        self._doomed: list[tuple[int, LogId, PartitionLog | None]] = []
         self._unsubscribe = view.subscribe(self._on_change)
 
     @property
@@ -144,19 +146,7 @@ class Assignments:
         """A log whose topic is gone goes after the usual delay; while the topic is in creation or deletion it stays."""
         if self._view.source.get(self._view.keyspace.topic_by_id(topic_id)) is not None:
             return
-        config = TopicConfig()
-        try:
-            leftover = await self._in_directory(
-                lambda: self._directory.open_log(topic_id, number, log_settings(config))
-            )
-        except LogDamagedError as error:
-            log.warning("leftover_log_damaged", topic_id=topic_id.hex(), partition=number, reason=str(error))
-            return
-        partition = Partition(
-            "", topic_id, number, leftover, config=config, services=self._services, spawn=self._spawn_start
-        )
-        partition.handle(StateGone(self._view.source.revision))
-        self._doom(partition)
+        self._doom(LogId(topic_id, number), None, TopicConfig().file_delete_delay_ms)
 
     async def _leave_key(self, topic_id: bytes, number: int) -> None:
         """Take this broker out of the in-sync and eligible sets of a partition whose log is damaged (H33)."""
@@ -240,7 +230,7 @@ class Assignments:
             if partition is not None and topic is None:
                 del self._partitions[(topic_id, number)]
                 partition.handle(StateGone(self._view.source.revision))
-                self._doom(partition)
+                self._doom(LogId(topic_id, number), partition.log, partition.config.file_delete_delay_ms)
             return
         if partition is None:
             if self._services.broker_id not in entry.state.replicas:
@@ -293,39 +283,57 @@ class Assignments:
 
     # --- removal ---
 
-    def _doom(self, partition: Partition) -> None:
-        due_ms = self._services.clock.monotonic_ms() + partition.config.file_delete_delay_ms
-        self._doomed.append((due_ms, partition))
+    def _doom(self, log_id: LogId, partition_log: PartitionLog | None, delay_ms: int) -> None:
+        self._doomed.append((self._services.clock.monotonic_ms() + delay_ms, log_id, partition_log))
         self._services.metrics.partitions.set(len(self._partitions))
-        log.info("partition_deleted", topic_id=partition.topic_id.hex(), partition=partition.number)
+        log.info("partition_deleted", topic_id=log_id.topic_id.hex(), partition=log_id.partition, delay_ms=delay_ms)
 
     async def remove_doomed(self) -> None:
         """Remove the logs of deleted topics whose delay is over."""
         now_ms = self._services.clock.monotonic_ms()
-        due = [partition for due_ms, partition in self._doomed if due_ms <= now_ms]
-        self._doomed = [(due_ms, partition) for due_ms, partition in self._doomed if due_ms > now_ms]
-        for partition in due:
+        due = [doomed for doomed in self._doomed if doomed[0] <= now_ms]
+        self._doomed = [doomed for doomed in self._doomed if doomed[0] > now_ms]
+        for _, log_id, partition_log in due:
             try:
-                await self._remove(partition)
+                await self._remove(log_id, partition_log)
             except HeadraceError as error:
-                log.error("partition_not_removed", topic_id=partition.topic_id.hex(), reason=str(error))
+                log.error("partition_not_removed", topic_id=log_id.topic_id.hex(), reason=str(error))
         if due:
             await self._in_directory(self._directory.remove_deleted)
 
-    async def _remove(self, partition: Partition) -> None:
-        doomed_log = partition.log
-        if doomed_log is not None:
-            await self._in_directory(lambda: self._directory.delete_log(doomed_log))
+    async def _remove(self, log_id: LogId, partition_log: PartitionLog | None) -> None:
+        if partition_log is None:
+            await self._in_directory(lambda: self._directory.delete_log_directory(log_id))
+        else:
+            await self._in_directory(lambda: self._directory.delete_log(partition_log))
 
     async def close(self) -> bool:
         """Flush and close every log; whether all of them are whole, so that the stop is clean."""
         self._unsubscribe()
         whole = True
         for partition in self.partitions:
-            await partition.close()
+            await partition.prepare_close()
+            await self._close_log(partition)
             whole &= partition.replica.role is not Role.OFFLINE
         return whole
 
+    async def _close_log(self, partition: Partition) -> None:
+        partition_log = partition.log
+        if partition_log is None:
+            return
+        high_watermark = partition.replica.high_watermark
+        try:
+            await self._in_directory(lambda: self._directory.close_log(partition_log, high_watermark=high_watermark))
+        except HeadraceError as error:
+            partition.fail(error)
+
     async def _in_directory(self, call: Callable[[], ResultT]) -> ResultT:
         async with self._directory_lock:
-            return await asyncio.get_running_loop().run_in_executor(self._services.executor, call)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._services.executor, call)
+            except HeadraceError:
+                raise
+            except Exception as error:
+                # One log that meets a bug of ours must not take the others down with it.
+                log.exception("directory_call_failed")
+                raise InternalError(f"the storage met an unexpected {type(error).__name__}") from error

@@ -535,24 +535,22 @@ class Partition:
                     at_ms=header.append_timestamp_ms,
                 )
 
-    async def close(self) -> None:
-        """Flush, keep the producers, close the log: the last use of it."""
+    async def prepare_close(self) -> None:
+        """Flush and keep the producers: the last use of the log before `assignments` closes it."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        if self._log is None:
+        if self._log is None or self.replica.role is Role.OFFLINE:
             return
         async with self._log_lock:
             try:
-                await self._in_thread(self._close_log)
+                await self._in_thread(self._keep_producers)
             except HeadraceError as error:
                 self.fail(error)
 
-    def _close_log(self) -> None:
-        if self.replica.role is not Role.OFFLINE:
-            self.open_log.flush()
-            self.open_log.store_producer_snapshot(self.open_log.log_end_offset, self.replica.producers.snapshot())
-        self.open_log.close(high_watermark=self.replica.high_watermark)
+    def _keep_producers(self) -> None:
+        self.open_log.flush()
+        self.open_log.store_producer_snapshot(self.open_log.log_end_offset, self.replica.producers.snapshot())
 
     async def _in_thread(self, call: Callable[[], ResultT]) -> ResultT:
         try:
