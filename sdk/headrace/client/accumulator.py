@@ -24,7 +24,7 @@ HEADER_OVERHEAD = 16
 BATCH_OVERHEAD = 512
 """Bytes that a batch may take beside its records: its header, the first offsets, gaps and padding."""
 
-PIECE_BYTES = 64 * 1024
+PIECE_BYTES = 128 * 1024
 """What an open batch takes from the budget at a time."""
 
 Headers = Sequence[tuple[str, bytes]]
@@ -197,9 +197,13 @@ def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None)
 
 
 def _column(column: list[Any] | None, length: int) -> list[Any]:
-    """Give a column that reaches up to the next record: records before it had nothing in it."""
+    """Give a column that reaches up to the next record: records before it had nothing in it.
+
+    It is longer by one where Ctrl-C came between the fast path's two appends.
+    """
     if column is None:
         return [None] * length
+    del column[length:]
     column.extend([None] * (length - len(column)))
     return column
 

@@ -124,13 +124,17 @@ class RequestPart(NamedTuple):
     batches: list[SealedBatch]
 
 
-class Request(NamedTuple):
-    """One Produce to be sent."""
+class Request:
+    """One Produce to be sent. It lands once: whatever comes for it later is ignored."""
 
-    broker_id: int
-    address: str
-    parts: list[RequestPart]
-    timeout_ms: int
+    __slots__ = ("address", "broker_id", "landed", "parts", "timeout_ms")
+
+    def __init__(self, broker_id: int, address: str, parts: list[RequestPart], timeout_ms: int) -> None:
+        self.broker_id = broker_id
+        self.address = address
+        self.parts = parts
+        self.timeout_ms = timeout_ms
+        self.landed = False
 
 
 class Answer(NamedTuple):
@@ -300,7 +304,8 @@ class Dispatcher:
 
     def answered(self, request: Request, answers: Iterable[Answer], now_ms: int) -> list[Finished]:
         """Take an answer: one `Answer` a part, in the request's order."""
-        self._landed(request)
+        if self._lands_again(request):
+            return []
         finished: list[Finished] = []
         for part, answer in zip(request.parts, answers, strict=True):
             self._remove(part)
@@ -312,7 +317,8 @@ class Dispatcher:
 
     def failed(self, request: Request, error: HeadraceError, now_ms: int) -> list[Finished]:
         """Take the failure of a whole call."""
-        self._landed(request)
+        if self._lands_again(request):
+            return []
         finished: list[Finished] = []
         for part in request.parts:
             self._remove(part)
@@ -325,8 +331,13 @@ class Dispatcher:
             self._part_failed(part, Answer((), error), error, now_ms, finished)
         return self._forget(finished)
 
-    def _landed(self, request: Request) -> None:
+    def _lands_again(self, request: Request) -> bool:
+        """Whether it has landed before: a caller that was interrupted while it started a call cannot tell."""
+        if request.landed:
+            return True
+        request.landed = True
         self._in_flight[request.broker_id] -= 1
+        return False
 
     def _remove(self, part: RequestPart) -> None:
         gone = set(part.batches)
@@ -439,11 +450,14 @@ class Dispatcher:
         return self._forget(finished)
 
     def abandon(self, error: HeadraceError) -> list[Finished]:
-        """End everything that is queued, encoded or not; what flies ends with its call."""
+        """End everything, queued or flying; the shell cancels the calls, and what they bring is ignored."""
         finished: list[Finished] = []
-        for pipeline in list(self._waiting):
-            while pipeline.queue:
-                self._end(pipeline.queue.popleft(), error, finished)
+        for batch in list(self.unresolved):
+            batch.doubtful = batch.doubtful or batch in batch.pipeline.flying
+            self._end(batch, error, finished)
+        for pipeline in self._waiting:
+            pipeline.queue.clear()
+        self._waiting.clear()
         return self._forget(finished)
 
     def next_event_ms(self, now_ms: int) -> int | None:
@@ -457,9 +471,8 @@ class Dispatcher:
         return min(times, default=None)
 
     def _forget(self, finished: list[Finished]) -> list[Finished]:
-        for entry in finished:
-            self.unresolved.pop(entry.batch, None)
-        return finished
+        """Give those that were not finished before: each batch finishes once."""
+        return [entry for entry in finished if self.unresolved.pop(entry.batch, entry) is None]
 
 
 def _doubtful(error: HeadraceError) -> HeadraceError:

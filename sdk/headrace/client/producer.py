@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from headrace.client.errors import BufferFullError, ClosedError, DeliveryError, 
 from headrace.client.forking import ForkGuard
 from headrace.client.housekeeping import Housekeeper
 from headrace.client.inflight import Dispatcher, Finished, PartitionPipeline, Request, SealedBatch
+from headrace.client.interrupts import Uninterrupted
 from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
 from headrace.client.produce_rpc import GRACE_MS, answers_of, produce_request
 from headrace.client.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
@@ -48,7 +49,6 @@ from headrace.wire.errors import (
     HeadraceError,
     InternalError,
     Outcome,
-    ShuttingDownError,
     TimedOutError,
     UnknownPartitionError,
     from_rpc_error,
@@ -208,8 +208,8 @@ class Producer:
                     index = len(values)
                     if len(keys) == index:
                         buffer.room = room
-                        values.append(value)
                         keys.append(key)
+                        values.append(value)
                         return receipt_for(buffer.pending, index) if self._receipts else None  # type: ignore[arg-type, return-value]
         return self._send(topic, value, key, headers, partition, timestamp_ms)
 
@@ -288,13 +288,15 @@ class Producer:
         self._open.clear()
         self._keyed.clear()
         try:
-            self._retire_buffers()
+            with Uninterrupted():
+                self._retire_buffers()
             self.flush(timeout)
         finally:
-            self._give_up(ClosedError("Producer"))
-            self._housekeeper.close()
-            self._connections.close()
-            _live.discard(self)
+            with Uninterrupted():
+                self._give_up(ClosedError("Producer"))
+                self._housekeeper.close()
+                self._connections.close()
+                _live.discard(self)
 
     def partitions_for(self, topic: str) -> int:
         """Give how many partitions a topic has.
@@ -353,42 +355,35 @@ class Producer:
             )
         while True:
             piece = 0
-            sealed = None
             with buffer.lock:
                 if buffer.retired:
                     return None
-                if buffer.is_full_for(cost):
-                    sealed = self._seal(buffer)
-                elif buffer.room >= cost and buffer.pending is not None:
-                    pending = buffer.pending
-                    return receipt_for(pending, buffer.append(value, key, headers, timestamp_ms, cost))
-                else:
+                if not buffer.is_full_for(cost):
+                    if buffer.room >= cost and buffer.pending is not None:
+                        index = buffer.append(value, key, headers, timestamp_ms, cost)
+                        return receipt_for(buffer.pending, index)
                     piece = buffer.piece_for(cost)
-            if sealed is not None:
-                self._ship(sealed)
-                self._move_sticky(buffer)
-                if sticky:
-                    return None
+            if piece:
+                self._take_memory(piece, deadline)
+                with Uninterrupted():
+                    self._grow(buffer, piece)
                 continue
-            self._take_memory(piece, deadline)
-            with buffer.lock:
-                opened = self._grow(buffer, piece)
-            if opened:
-                self._housekeeper.due_at(buffer.opened_ms + self._config.linger_ms)
+            self._seal_now(buffer, cost)
+            if sticky:
+                return None
 
-    def _grow(self, buffer: PartitionBuffer, piece: int) -> bool:
-        """Give a piece of memory to the open batch, or open one with it; whether one was opened. Under the buffer's
-        lock.
-        """
-        if buffer.retired:
-            self._budget.give_back(piece)
-            return False
-        if buffer.pending is not None:
-            buffer.extend(piece)
-            return False
-        buffer.open(PendingBatch(buffer.where, _now_ms(), self._expedite), _monotonic_ms(), piece)
-        self._lingering[buffer] = None
-        return True
+    def _grow(self, buffer: PartitionBuffer, piece: int) -> None:
+        """Give a piece of memory to the open batch, or open one with it."""
+        with buffer.lock:
+            if buffer.retired:
+                self._budget.give_back(piece)
+                return
+            if buffer.pending is not None:
+                buffer.extend(piece)
+                return
+            buffer.open(PendingBatch(buffer.where, _now_ms(), self._expedite), _monotonic_ms(), piece)
+            self._lingering[buffer] = None
+        self._housekeeper.due_at(buffer.opened_ms + self._config.linger_ms)
 
     def _take_memory(self, amount: int, deadline: float) -> None:
         if self._budget.take(amount):
@@ -414,21 +409,32 @@ class Producer:
             self._take_memory(cost, deadline)
             pending = PendingBatch(buffer.where, _now_ms(), self._expedite)
             pending.timestamps_ms = bulk.timestamps(start, end)
-            with buffer.lock:
-                if buffer.retired:
-                    self._budget.give_back(cost)
+            encode = partial(
+                bulk.encode, start, end, pending.timestamp_ms, codec=self._codec, level=self._config.compression_level
+            )
+            with Uninterrupted():
+                if not self._ship_bulk(buffer, pending, end - start, cost, encode):
                     continue
-                before = self._seal(buffer)
-                batch = self._enqueue(buffer, pending, end - start, cost)
-            if before is not None:
-                self._ship(before)
-            level = self._config.compression_level
-            self._encode(batch, partial(bulk.encode, start, end, pending.timestamp_ms, codec=self._codec, level=level))
-            self._dispatch()
             parts.append((receipt_for(pending, 0), end - start))
             if chosen is None:
                 self._move_sticky(buffer)
             start = end
+
+    def _ship_bulk(
+        self, buffer: PartitionBuffer, pending: PendingBatch, records: int, cost: int, encode: Callable[..., bytes]
+    ) -> bool:
+        """Queue a batch of its own behind what is open and send both; False: the buffer is out of use. Uninterrupted."""
+        with buffer.lock:
+            if buffer.retired:
+                self._budget.give_back(cost)
+                return False
+            before = self._seal(buffer)
+            batch = self._enqueue(buffer, pending, records, cost)
+        if before is not None:
+            self._encode_sealed(before)
+        self._encode(batch, encode)
+        self._dispatch()
+        return True
 
     # Sealing and dispatching.
 
@@ -454,8 +460,7 @@ class Producer:
             self._dispatcher.add(batch)
         return batch
 
-    def _ship(self, sealed: "tuple[SealedBatch, Any]") -> None:
-        """Encode a sealed batch and start what can be sent."""
+    def _encode_sealed(self, sealed: "tuple[SealedBatch, Any]") -> None:
         batch, records = sealed
         self._encode(
             batch,
@@ -472,7 +477,6 @@ class Producer:
                 base_sequence=stamp.base_sequence,
             ),
         )
-        self._dispatch()
 
     def _encode(self, batch: SealedBatch, encode: Any) -> None:
         try:
@@ -491,37 +495,25 @@ class Producer:
         """Start every call that may start now.
 
         One thread at a time starts calls, so that they leave in the order of their sequences; another one that comes
-        meanwhile leaves its wish with it.
+        meanwhile leaves its wish with it. Runs uninterrupted.
         """
         with self._lock:
             self._dispatch_again = True
             if self._dispatching:
                 return
             self._dispatching = True
-        started, requests = 0, list[Request]()
-        try:
-            while True:
-                with self._lock:
-                    if not self._dispatch_again:
-                        self._dispatching = False
-                        return
-                    self._dispatch_again = False
-                    requests = self._dispatcher.next_requests(_monotonic_ms())
-                    started = 0
-                    wanted = self._dispatcher.needs_metadata or self._dispatcher.needs_producer_id
-                if wanted:
-                    self._housekeeper.refresh_wanted()
-                for request in requests:
-                    self._call(request)
-                    started += 1
-        except BaseException:
+        while True:
             with self._lock:
-                self._dispatching = False
-                error = ShuttingDownError("interrupted before it was sent", outcome=Outcome.UNKNOWN)
-                for request in requests[started:]:
-                    self._dispatcher.failed(request, error, _monotonic_ms())
-            self._housekeeper.due_at(0)
-            raise
+                if not self._dispatch_again:
+                    self._dispatching = False
+                    return
+                self._dispatch_again = False
+                requests = self._dispatcher.next_requests(_monotonic_ms())
+                wanted = self._dispatcher.needs_metadata or self._dispatcher.needs_producer_id
+            if wanted:
+                self._housekeeper.refresh_wanted()
+            for request in requests:
+                self._call(request)
 
     def _call(self, request: Request) -> None:
         try:
@@ -596,12 +588,17 @@ class Producer:
         self._dispatch()
         return min((at for at in (next_ms, event_ms) if at is not None), default=None)
 
-    def _seal_now(self, buffer: PartitionBuffer) -> None:
-        with buffer.lock:
-            sealed = self._seal(buffer)
-        if sealed is not None:
-            self._ship(sealed)
-            self._move_sticky(buffer)
+    def _seal_now(self, buffer: PartitionBuffer, cost: int | None = None) -> None:
+        """Seal the open batch, encode it and send; with `cost` only if it is still full for a record of that cost."""
+        with Uninterrupted():
+            with buffer.lock:
+                if cost is not None and not buffer.is_full_for(cost):
+                    return
+                sealed = self._seal(buffer)
+            if sealed is not None:
+                self._encode_sealed(sealed)
+                self._dispatch()
+                self._move_sticky(buffer)
 
     def _seal_all(self) -> None:
         for buffer in list(self._lingering):
@@ -700,11 +697,13 @@ class Producer:
         self._open.pop(topic.route.name, None)
         self._keyed.pop(topic.route.name, None)
         for buffer in topic.buffers:
+            self._seal_now(buffer)
             with buffer.lock:
-                sealed = self._seal(buffer)
+                late = self._seal(buffer)
                 buffer.retired = True
-            if sealed is not None:
-                self._ship(sealed)
+            if late is not None:
+                self._encode_sealed(late)
+        self._dispatch()
 
     def _retire_buffers(self) -> None:
         for topic in list(self._topics.values()):
@@ -774,7 +773,7 @@ class Producer:
             raise DeliveryError(failures, failed_records=failed, pending_records=pending_records)
 
     def _give_up(self, error: HeadraceError) -> None:
-        """End what is left: queued batches now, those in flight by cancelling their calls."""
+        """End what is left, and cancel the calls that still fly."""
         with self._lock:
             finished = self._dispatcher.abandon(error)
         self._finish(finished)
