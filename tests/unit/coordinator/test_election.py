@@ -165,6 +165,13 @@ def test_a_sole_replica_with_a_cut_end_is_elected_and_marked():
     assert (after.leader, after.unclean, after.leader_epoch) == (Replica(1, 44), True, 6)
 
 
+def test_the_last_entry_of_several_replicas_is_no_sole_replica():
+    """Others may hold what it lost: a dirty return is dropped, however few entries are left."""
+    after = elect(state(in_sync=(A,)), {1: Session(44, resumes=10, clean=False)})
+    assert after.leader is None
+    assert after.in_sync == ()
+
+
 def test_a_sole_replica_with_another_directory_is_not_elected():
     """An empty disk under the old id is not the old replica: the partition stays without a leader."""
     sole = state(replicas=(1,), in_sync=(A,), min_insync_replicas=1)

@@ -77,6 +77,16 @@ def test_racks_are_spread_wherever_there_are_enough(cluster, partitions, data):
         assert max(Counter(rack_of[broker_id] for broker_id in replicas).values()) <= per_rack
 
 
+@given(st.lists(st.sampled_from(["x", "y", "z"]), min_size=1, max_size=9), st.integers(1, 40), st.data())
+def test_hosts_are_spread_wherever_there_are_enough(hosts, partitions, data):
+    """Without racks no two replicas of a partition share a host while another host is free."""
+    cluster = [BrokerLoad(number, host=host) for number, host in enumerate(hosts)]
+    n = data.draw(st.integers(1, len(set(hosts))))
+    placement = place(cluster, partitions=partitions, replication_factor=n)
+    assert all(len({hosts[broker_id] for broker_id in replicas}) == n for replicas in placement.assignments)
+    assert placement.warnings == ()
+
+
 @given(clusters, st.integers(1, 60))
 def test_single_replicas_are_balanced_within_one_whatever_the_load_was(cluster, partitions):
     """With one replica a partition no broker leads more than one partition of the topic more than another."""
@@ -86,8 +96,9 @@ def test_single_replicas_are_balanced_within_one_whatever_the_load_was(cluster, 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.data())
 def test_equal_racks_are_balanced_within_one(racks, per_rack, partitions, data):
-    """With racks of equal size replicas and leaders of the topic are balanced within one."""
-    cluster = brokers(racks * per_rack, racks)
+    """With racks of equal size replicas and leaders of the topic are balanced within one, however they are numbered."""
+    ids = data.draw(st.permutations(range(racks * per_rack)))
+    cluster = [BrokerLoad(broker_id, rack=f"r{index % racks}") for index, broker_id in enumerate(ids)]
     n = data.draw(st.integers(1, racks * per_rack))
     placement = place(cluster, partitions=partitions, replication_factor=n)
     assert spread(replica_counts(placement, cluster)) <= 1
@@ -131,6 +142,13 @@ def test_many_small_topics_are_balanced_in_all(count, sizes):
         ]
     held = [broker.replicas for broker in cluster]
     assert max(held) - min(held) <= 1
+
+
+def test_the_rack_with_fewer_replicas_comes_first():
+    """Brokers numbered rack by rack: without a look at the racks' loads the last broker would stay empty."""
+    cluster = [BrokerLoad(number, rack="abc"[number // 2]) for number in range(6)]
+    placement = place(cluster, partitions=3, replication_factor=2)
+    assert set(replica_counts(placement, cluster).values()) == {1}
 
 
 def test_an_empty_broker_does_not_get_the_whole_next_topic():

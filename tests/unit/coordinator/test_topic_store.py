@@ -118,7 +118,8 @@ def test_no_transaction_exceeds_what_etcd_takes(run_with_parts):
     run_with_parts(scenario)
 
 
-def test_a_broker_that_restarts_meanwhile_is_named_in_its_new_session(run_with_parts):
+@pytest.mark.parametrize(("partitions", "before"), [(3, 1), (300, 1), (300, 2), (300, 3)])
+def test_a_broker_that_restarts_meanwhile_is_named_in_its_new_session(run_with_parts, partitions, before):
     """The compare on the registration fails, and the next attempt names the session of the fresh view (I12)."""
 
     async def scenario(parts):
@@ -126,12 +127,11 @@ def test_a_broker_that_restarts_meanwhile_is_named_in_its_new_session(run_with_p
         epochs = []
 
         async def bounce(compares, success):
-            if not epochs:
-                epochs.append(None)
-                epochs[0] = await parts.register(1)
+            if len(parts.metastore.sent) == before:
+                epochs.append(await parts.register(1))
 
         parts.metastore.before_txn = bounce
-        created = await create(parts)
+        created = await create(parts, partitions=partitions)
         await parts.prefix_view.wait_for(created.revision, 10)
         leaders = {partition.state.leader for partition in parts.view.partitions(created.topic_id)}
         assert {leader.broker_epoch for leader in leaders} == {epochs[0]}
@@ -236,7 +236,8 @@ def test_deleting_by_name_does_not_hit_a_successor(run_with_parts):
 
     async def scenario(parts):
         await parts.register(1)
-        await create(parts)
+        created = await create(parts)
+        await parts.prefix_view.wait_for(created.revision, 10)
         parts.metastore.faults = [LOST]
         successor = metadata_pb2.Topic(name="t", topic_id=secrets.token_bytes(16), partitions=1, replication_factor=1)
         deleting = asyncio.create_task(parts.store.delete(by_name("t"), parts.deadline))
@@ -269,6 +270,21 @@ def test_two_changes_of_settings_do_not_undo_each_other(run_with_parts, faults):
                 )
         found = await parts.store.find(by_name("t"), parts.deadline)
         assert dict(found.message.configs) == {"retention_ms": "5", "retention_bytes": "7", "segment_ms": "9000"}
+
+    run_with_parts(scenario)
+
+
+def test_a_topic_in_creation_says_no_partition(run_with_parts):
+    """`tid/` begins with 0 partitions, so that whoever clears it away can tell; it ends with all."""
+
+    async def scenario(parts):
+        await parts.register(1)
+        created = await create(parts, partitions=300)
+        (reserved,) = parts.metastore.sent[0][1]
+        assert reserved.key == parts.keyspace.topic_by_id(created.topic_id)
+        assert metadata_pb2.Topic.FromString(reserved.value).partitions == 0
+        found = await parts.store.find(by_name("t"), parts.deadline)
+        assert found.message.partitions == 300
 
     run_with_parts(scenario)
 

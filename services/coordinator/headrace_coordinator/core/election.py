@@ -36,8 +36,7 @@ def elect(state: PartitionState, live: Mapping[int, Session]) -> PartitionState 
     if state.leader is not None and _is_session(state.leader, live):
         return None
     in_sync, doubtful = _carry_over(state.in_sync, live)
-    eligible, doubtful_eligible = _carry_over(state.eligible_leaders, live)
-    doubtful += doubtful_eligible
+    eligible, _ = _carry_over(state.eligible_leaders, live)
     live_in_sync = [entry for entry in in_sync if _is_session(entry, live)]
     live_eligible = [entry for entry in eligible if _is_session(entry, live)]
     if live_in_sync:
