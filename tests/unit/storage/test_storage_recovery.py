@@ -184,6 +184,71 @@ def test_damaged_index_is_built_again(bench, suffix, how):
         assert by_time.offset == offset
 
 
+def test_flip_anywhere_in_an_index_file_misleads_nobody(bench):
+    """Each byte of both files, flipped, leaves every answer by offset and by time as it was (H38, H44)."""
+    bench.settings = LogSettings(segment_bytes=20_000, index_interval_bytes=200)
+    bench.open()
+    bench.append(60)
+    bench.directory.close(clean=True)
+    log = bench.log
+    for suffix in (".index", ".timeindex"):
+        good = bench.disk.content(bench.path(0, suffix))
+        for position in range(len(good)):
+            bench.disk.corrupt(bench.path(0, suffix), position, 0x42)
+            log = bench.open()
+            for offset in (0, 31, 59):
+                with log.read(offset, 1, 60) as found:
+                    assert (found.base_offset, found.end_offset) == (offset, offset + 1)
+                assert log.offset_for_timestamp(1_000_001 + offset, TimestampKind.APPEND) == (
+                    offset,
+                    1_000_001 + offset,
+                )
+            bench.directory.close(clean=True)
+            bench.disk.cut(bench.path(0, suffix), 0)
+            descriptor = bench.disk.open(bench.path(0, suffix))
+            bench.disk.pwritev(descriptor, [good], 0)
+            bench.disk.close(descriptor)
+
+
+def test_recovery_point_never_lies_in_a_segment_that_is_removed(bench):
+    """Records not yet flushed are deleted: the mark moves on before their segments go."""
+    bench.settings = LogSettings(segment_bytes=500)
+    bench.open()
+    bench.append(20)
+    assert bench.log.flushed_offset == 0
+    bench.log.delete_records(10, 20)
+    crash(bench, Loss.ALL)
+    log = bench.open()
+    assert log.log_start_offset == 10
+    assert log.log_end_offset >= 10
+    assert bench.append() == log.log_end_offset - 1
+
+
+def test_mark_at_the_end_of_a_removed_segment_is_the_start_of_the_next(bench):
+    """All is deleted up to the mark, then a roll, then a crash: nothing is damaged, and the epoch is still known."""
+    bench.settings = LogSettings(segment_bytes=700)
+    bench.open()
+    bench.append()
+    bench.log.delete_records(1, 1)
+    bench.append(size_bytes=9_000)
+    crash(bench)
+    log = bench.open()
+    assert (log.log_start_offset, log.log_end_offset) == (1, 2)
+    assert log.epochs() == ((0, 1),)
+
+
+def test_cut_at_damage_keeps_what_is_sound_before_a_missing_mark(bench):
+    """The operator's word saves every whole batch of a file that lost its end below the mark."""
+    bench.open()
+    bench.append(5)
+    bench.directory.close(clean=True)
+    bench.disk.cut(bench.path(0), bench.log.size_bytes - 8)
+    log = bench.open(cut_at_damage=True)
+    assert log.log_end_offset == 4
+    assert log.verify() == 4
+    assert bench.append() == 4
+
+
 def test_damaged_epoch_file_is_built_again_from_the_headers(bench):
     """The epochs equal what a scan gives (I6)."""
     bench.open()

@@ -1,8 +1,8 @@
 """Print what lies on disk for a person: `python -m headrace_broker.storage.dump PATH`.
 
-PATH is a segment (`.log`), or the directory of a partition: then its checkpoint, leader epochs and segments. It opens
-files read-only, takes no lock and needs no cluster, so it works on a copy, on a quarantined directory, and beside a
-running broker (whose last batch may be half written).
+PATH is a segment (`.log`), one of its indexes (`.index`, `.timeindex`), or the directory of a partition: then its
+checkpoint, leader epochs and segments. It changes nothing, takes no lock and needs no cluster, so it works on a copy,
+on a quarantined directory, and beside a running broker (whose last batch may be half written).
 
 Exit code 0: all batches are sound; 1: something is damaged; 2: PATH is nothing of ours.
 """
@@ -24,8 +24,9 @@ from headrace.wire.errors import HeadraceError
 
 from headrace_broker.storage.checkpoint import CHECKPOINT_FILE, CheckpointFile, read_sealed
 from headrace_broker.storage.epochs import EPOCHS_FILE, decode_epochs
+from headrace_broker.storage.index import read_index_file
 from headrace_broker.storage.os_filesystem import OsFileSystem
-from headrace_broker.storage.segment import LOG_SUFFIX, segment_base_offsets
+from headrace_broker.storage.segment import INDEX_SUFFIXES, LOG_SUFFIX, segment_base_offsets
 
 UNBOUNDED = 2**31 - 1
 app = typer.Typer(add_completion=False)
@@ -33,7 +34,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def dump(
-    path: Annotated[Path, typer.Argument(help="A segment file, or the directory of a partition.", exists=True)],
+    path: Annotated[
+        Path, typer.Argument(help="A segment or index file, or the directory of a partition.", exists=True)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     records: Annotated[bool, typer.Option("--records", help="The records of each batch too.")] = False,
 ) -> None:
@@ -42,8 +45,13 @@ def dump(
         rows = _dump_partition(path, records)
     elif path.suffix == LOG_SUFFIX:
         rows = _dump_segment(path, records)
+    elif path.suffix in INDEX_SUFFIXES:
+        rows = _dump_index(path)
     else:
-        print(f"error: {path} is neither a segment (.log) nor the directory of a partition", file=sys.stderr)
+        print(
+            f"error: {path} is no segment (.log), no index (.index, .timeindex) and no directory of a partition",
+            file=sys.stderr,
+        )
         raise typer.Exit(2)
     damaged = False
     for row in rows:
@@ -96,6 +104,26 @@ def _dump_segment(path: Path, records: bool) -> Iterator[dict[str, Any]]:
             if records:
                 yield from _record_rows(batch)
             position = end
+
+
+def _dump_index(path: Path) -> Iterator[dict[str, Any]]:
+    content = read_index_file(OsFileSystem(), str(path))
+    if content is None:
+        yield {
+            "kind": "damage",
+            "file": str(path),
+            "position": 0,
+            "reason": "a CRC or the size is wrong; it is rebuilt",
+        }
+        return
+    yield {"kind": "index", "file": str(path), **(content._asdict() | {"entries": len(content.entries)})}
+    names = (
+        ("max_append_ms", "max_record_ms", "position")
+        if path.suffix == ".timeindex"
+        else ("relative_offset", "position")
+    )
+    for entry in content.entries:
+        yield {"kind": "entry", **dict(zip(names, entry, strict=True))}
 
 
 def _batch_row(header: BatchHeader, position: int) -> dict[str, Any]:

@@ -33,6 +33,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from typing import NamedTuple
 
 from headrace.wire.crc import crc32c
 
@@ -260,6 +261,34 @@ class SegmentIndex:
         """Give up the memory: the segment is gone."""
         self.offsets.reset()
         self.times.reset()
+
+
+class IndexContent(NamedTuple):
+    """What an index file says, for a person."""
+
+    base_offset: int
+    covered_offset: int
+    covered_position: int
+    max_append_ms: int
+    max_record_ms: int
+    # (relative_offset, position), or (max_append_ms, max_record_ms, position).
+    entries: list[tuple[int, ...]]
+
+
+def read_index_file(filesystem: FileSystem, path: str) -> IndexContent | None:
+    """Read a whole `.index` or `.timeindex`; None if a CRC or the size is wrong."""
+    index = SegmentIndex(filesystem, path.removesuffix(".index").removesuffix(".timeindex"), 0, IndexCache(0))
+    file = index.times if path.endswith(".timeindex") else index.offsets
+    header = _read_index_header(filesystem, file)
+    if header is None:
+        return None
+    file.written = (header[7], header[8])
+    items = file.load(filesystem, load=True)
+    if items is None:
+        return None
+    entries = [tuple(items[at : at + file.width]) for at in range(0, len(items), file.width)]
+    base_offset, covered_offset, covered_position, max_append_ms, max_record_ms = header[2:7]
+    return IndexContent(base_offset, covered_offset, covered_position, max_append_ms, max_record_ms, entries)
 
 
 def _read_index_header(filesystem: FileSystem, entries: IndexFile) -> tuple[int, ...] | None:

@@ -533,8 +533,6 @@ class PartitionLog:
         ends = [segment.base_offset for segment in self._segments.items[1:]]
         ages: list[SegmentAge] = []
         for segment, end_offset in zip(closed, ends, strict=True):
-            if end_offset > high_watermark:
-                break
             ages.append(SegmentAge(end_offset, segment.size_bytes, self._last_append_ms(segment)))
             if expired(ages, self.size_bytes, high_watermark, now_ms, state.settings) < len(ages):
                 break
