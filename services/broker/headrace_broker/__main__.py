@@ -15,6 +15,7 @@ from headrace_server.settings import load_settings
 
 from headrace_broker.app import serve
 from headrace_broker.settings import ENVIRON_PREFIX, BrokerSettings
+from headrace_broker.storage.dump import dump
 
 cli = typer.Typer(add_completion=False, invoke_without_command=True, help="A headrace broker.")
 
@@ -32,6 +33,9 @@ def _default(context: typer.Context, config: ConfigOption = None, set_: SetOptio
 def run(config: ConfigOption = None, set_: SetOption = []) -> None:  # noqa: B006
     """Run the broker until SIGTERM or SIGINT."""
     raise typer.Exit(start(config, set_))
+
+
+cli.command("dump")(dump)
 
 
 def start(config: Path | None, overrides: list[str]) -> ExitCode:

@@ -86,11 +86,11 @@ def test_sequences_wrap() -> None:
 def test_producers_are_bounded_and_expire() -> None:
     """The least recently used goes first; silent ones go with time."""
     target = windows(max_producers=2, expiry_ms=100)
-    for producer in (1, 2, 3):
-        target.record(producer, 0, 0, 1, base_offset=producer, at_ms=producer)
+    for at_ms, (producer, sequence) in enumerate([(1, 0), (2, 0), (1, 1), (3, 0)]):
+        target.record(producer, 0, sequence, 1, base_offset=at_ms, at_ms=at_ms)
     assert len(target) == 2
     with pytest.raises(UnknownProducerError):
-        target.check(1, 0, 1, 1)
+        target.check(2, 0, 1, 1)
     assert target.expire(102) == 1
     assert target.check(3, 0, 1, 1) is None
 

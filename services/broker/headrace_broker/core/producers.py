@@ -95,11 +95,7 @@ class ProducerWindows:
             return None
         if base_sequence == producer.next_sequence:
             return None
-        end_sequence = sequence_after(base_sequence, record_count)
-        if (
-            sequence_distance(base_sequence, producer.next_sequence) < record_count
-            or sequence_distance(end_sequence, producer.next_sequence) < 0
-        ):
+        if sequence_distance(base_sequence, producer.next_sequence) < record_count:
             raise OutOfOrderSequenceError(
                 f"producer {producer_id} sent sequence {base_sequence} ({record_count} records), "
                 f"expected {producer.next_sequence}"

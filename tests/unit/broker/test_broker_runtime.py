@@ -1,0 +1,263 @@
+"""The shell's parts without a process: appends that became slow, group commit, bounds, sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from headrace.wire.encoding import encode_batch
+from headrace.wire.errors import NotLeaderError, Outcome, StorageOfflineError, ThrottledError
+from headrace.wire.ids import BrokerId, Offset
+from headrace_broker.core.messages import SessionLost, SessionStarted, StateSeen
+from headrace_broker.core.replica import Role
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime.budget import MemoryBudget
+from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, Flusher, FlushState
+from headrace_broker.runtime.partition import Partition, PartitionServices, log_settings
+from headrace_broker.runtime.waiters import FetchWaiters
+from headrace_broker.settings import BrokerSettings
+from headrace_broker.storage.directory import DataDirectory
+from headrace_server.clock import ManualClock
+from headrace_server.partition_state import PartitionState, Replica
+from headrace_server.topic_configs import TopicConfig
+from prometheus_client import CollectorRegistry
+
+TOPIC_ID = bytes(range(16))
+
+
+def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1)) -> bytes:
+    return encode_batch(
+        list(values),
+        base_timestamp_ms=1_700_000_000_000,
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        base_sequence=producer[2],
+    )
+
+
+@asynccontextmanager
+async def leading_partition(path: Path) -> AsyncIterator[Partition]:
+    """A partition over a real log that this broker leads at epoch 0."""
+    metrics = BrokerMetrics(CollectorRegistry())
+    settings = BrokerSettings(broker_id=1, data_dir=str(path))
+    flusher = Flusher(metrics)
+    directory = DataDirectory.open(str(path), cluster_id="c", generation=1, broker_id=1, new_storage_id=bytes(16))
+    with ThreadPoolExecutor(2) as executor:
+        services = PartitionServices(BrokerId(1), settings, ManualClock(), metrics, flusher, executor)
+        tasks: list[asyncio.Task[None]] = []
+
+        def spawn(partition: Partition, leader_epoch: int) -> None:
+            tasks.append(asyncio.get_running_loop().create_task(partition.persist_epoch(leader_epoch)))
+
+        config = TopicConfig()
+        partition_log = directory.open_log(TOPIC_ID, 0, log_settings(config))
+        partition = Partition("t", TOPIC_ID, 0, partition_log, config=config, services=services, spawn=spawn)
+        partition.handle(SessionStarted(5))
+        me = Replica(1, 5)
+        partition.handle(StateSeen(PartitionState((1,), me, 0, (me,)), 9))
+        await tasks[0]
+        try:
+            yield partition
+        finally:
+            flusher.close()
+            directory.close(clean=False)
+
+
+async def committed(partition: Partition, end_offset: int) -> None:
+    wait = partition.acknowledgement(end_offset, 0)
+    if wait is not None:
+        assert await asyncio.wait_for(wait[1], 20) is None
+
+
+def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(tmp_path: Path) -> None:
+    """DESIGN 4: once an append took 20 ms they go to a thread, in the order of the calls, until one is fast again."""
+
+    async def scenario() -> None:
+        async with leading_partition(tmp_path) as partition:
+            clock = partition.services.clock
+            assert isinstance(clock, ManualClock)
+            real_append = partition.open_log.append
+            threads: list[threading.Thread] = []
+            delays = [20, 20, 0, 0]
+
+            def append(*arguments: object, **fields: object) -> Offset:
+                threads.append(threading.current_thread())
+                clock.advance(delays.pop(0))
+                return real_append(*arguments, **fields)  # type: ignore[arg-type]
+
+            partition.open_log.append = append  # type: ignore[assignment,method-assign]
+            first = partition.append_now([batch(b"0")], -1, committed=True)
+            assert first is not None
+            assert partition.append_now([batch(b"x")], -1, committed=True) is None
+            results = await asyncio.gather(
+                *(partition.append([batch(b"%d" % n, producer=(7, 0, n))], -1, committed=True) for n in range(2))
+            )
+            assert [result.base_offsets for result in results] == [[1], [2]]
+            inline = partition.append_now([batch(b"3")], -1, committed=True)
+            assert inline is not None
+            assert inline.base_offsets == [3]
+            main = threading.current_thread()
+            assert [thread is main for thread in threads] == [True, False, False, True]
+            await committed(partition, 4)
+            partition.replica.validate_state()
+
+    asyncio.run(scenario())
+
+
+def test_leadership_lost_during_a_slow_append_is_unknown(tmp_path: Path) -> None:
+    """H52: the batch is in the log, so whoever leads next may commit it: UNKNOWN, never NOT_APPLIED."""
+
+    async def scenario() -> None:
+        async with leading_partition(tmp_path) as partition:
+            loop = asyncio.get_running_loop()
+            real_append, lost = partition.open_log.append, threading.Event()
+
+            def lose() -> None:
+                partition.handle(SessionLost())
+                lost.set()
+
+            def append(*arguments: object, **fields: object) -> Offset:
+                loop.call_soon_threadsafe(lose)
+                assert lost.wait(20)
+                return real_append(*arguments, **fields)  # type: ignore[arg-type]
+
+            partition.open_log.append = append  # type: ignore[assignment,method-assign]
+            result = await partition.append([batch(b"a"), batch(b"b", producer=(7, 0, 0))], -1, committed=True)
+            assert isinstance(result.error, NotLeaderError)
+            assert result.error.outcome is Outcome.UNKNOWN
+            assert partition.replica.high_watermark == 0
+            partition.replica.validate_state()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_fsync_takes_the_replica_offline(tmp_path: Path) -> None:
+    """H34: at once, for good; those who wait get an unknown outcome."""
+
+    async def scenario() -> None:
+        async with leading_partition(tmp_path) as partition:
+            calls = []
+
+            def flush() -> Offset:
+                calls.append(1)
+                raise StorageOfflineError("fsync failed")
+
+            partition.open_log.flush = flush  # type: ignore[method-assign]
+            result = partition.append_now([batch(b"a")], -1, committed=True)
+            assert result is not None
+            wait = partition.acknowledgement(1, 0)
+            assert wait is not None
+            error = await asyncio.wait_for(wait[1], 20)
+            assert error is not None
+            assert error.outcome is Outcome.UNKNOWN
+            assert partition.replica.role is Role.OFFLINE
+            partition.flush_soon()
+            assert len(calls) == 1
+
+    asyncio.run(scenario())
+
+
+class SlowLog:
+    """Something to flush that waits to be let go."""
+
+    def __init__(self) -> None:
+        self.flush_state = FlushState.CLEAN
+        self.appended = 0
+        self.rounds = 0
+        self.flushed: list[int] = []
+        self.go = threading.Semaphore(0)
+        self.running = threading.Event()
+
+    def flush_blocking(self) -> Offset:
+        covered = self.appended
+        self.rounds += 1
+        self.running.set()
+        assert self.go.acquire(timeout=20)
+        return Offset(covered)
+
+    def on_flushed(self, offset: Offset) -> None:
+        self.flushed.append(offset)
+
+    def on_flush_failed(self, error: BaseException) -> None:
+        raise AssertionError(error)
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # type: ignore[operator]  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def test_one_fsync_serves_all_that_wait() -> None:
+    """Group commit: whatever asks while a round runs is covered by exactly one more."""
+
+    async def scenario() -> None:
+        flusher, log = Flusher(BrokerMetrics(CollectorRegistry())), SlowLog()
+        log.appended = 1
+        flusher.request(log)
+        await until(log.running.is_set)
+        for appended in range(2, 10):
+            log.appended = appended
+            flusher.request(log)
+        log.go.release(2)
+        await until(lambda: log.flushed == [1, 9])
+        assert log.rounds == 2
+        assert log.flush_state is FlushState.CLEAN
+        flusher.close()
+
+    asyncio.run(scenario())
+
+
+def test_at_most_eight_fsyncs_run_at_once() -> None:
+    """DESIGN 4: eight threads; the others wait their turn."""
+
+    async def scenario() -> None:
+        flusher = Flusher(BrokerMetrics(CollectorRegistry()))
+        logs = [SlowLog() for _ in range(MAX_FLUSHES_AT_ONCE + 2)]
+        for log in logs:
+            flusher.request(log)
+        await until(lambda: sum(log.running.is_set() for log in logs) == MAX_FLUSHES_AT_ONCE)
+        assert [log.flush_state for log in logs[-2:]] == [FlushState.QUEUED] * 2
+        for log in logs:
+            log.go.release()
+        await until(lambda: all(log.flushed for log in logs))
+        flusher.close()
+
+    asyncio.run(scenario())
+
+
+def test_bytes_in_flight_are_bounded() -> None:
+    """Issue 2, 5: beyond the budget a call is THROTTLED, definitely, with the time to wait."""
+    budget = MemoryBudget(100, BrokerMetrics(CollectorRegistry()))
+    budget.take(60)
+    with pytest.raises(ThrottledError) as caught:
+        budget.take(41)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert caught.value.retry_after_ms > 0
+    budget.give_back(60)
+    budget.take(100)
+
+
+class Watched:
+    """A partition as waiters see it."""
+
+    def __init__(self) -> None:
+        self.watchers: dict[asyncio.Event, None] = {}
+
+
+def test_waiting_fetches_are_bounded_and_leave_nothing_behind() -> None:
+    """Issue 2, 5: beyond the bound nobody waits; a stop wakes all."""
+    waiters, partition = FetchWaiters(1, BrokerMetrics(CollectorRegistry())), Watched()
+    event = waiters.try_enter([partition])
+    assert event is not None
+    assert waiters.try_enter([partition]) is None
+    waiters.close()
+    assert event.is_set()
+    waiters.leave(event, [partition])
+    assert not partition.watchers
+    assert waiters.try_enter([partition]) is None
