@@ -94,6 +94,9 @@ def test_kept_data_is_there_again(tmp_path: Path) -> None:
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
             admin.create_topic("kept", partitions=1)
         assert produce_and_read(cluster.bootstrap_servers, "kept", values) == values
+    logs = {part.name: part.log_file.read_text() for part in cluster.parts}
+    assert "clean=True" in logs["broker-1"].splitlines()[-1]
+    assert not any("stop_forced" in log for log in logs.values())
     with LocalCluster(spec) as cluster:
         assert produce_and_read(cluster.bootstrap_servers, "kept", [b"new"]) == [*values, b"new"]
 

@@ -129,14 +129,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop_on_signal)
     signal.signal(signal.SIGHUP, _stop_on_signal)
     try:
-        app(standalone_mode=False, prog_name="python -m headrace_devcluster")
+        app(prog_name="python -m headrace_devcluster")
     except HeadraceError as error:
         sys.exit(f"error: {error}")
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ class ServiceProcess:
         self._port = spec.port
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
+        self._terminated = False
 
     @property
     def address(self) -> str:
@@ -88,7 +89,7 @@ class ServiceProcess:
             check_port_is_free(self._port, self.name)
         self.spec.directory.mkdir(parents=True, exist_ok=True)
         self._ready_file.unlink(missing_ok=True)
-        self._paused = False
+        self._paused = self._terminated = False
         settings = {
             "listen": f"127.0.0.1:{self._port}",
             "ready_file": str(self._ready_file),
@@ -128,8 +129,11 @@ class ServiceProcess:
         self._port = int(address.rpartition(":")[2])
 
     def terminate(self) -> None:
-        """Ask it to stop in good order (SIGTERM); returns at once."""
-        if self._process is not None and self._process.poll() is None:
+        """Ask it to stop in good order (SIGTERM); returns at once. Asking again does nothing: a service takes a second
+        signal as a wish not to wait.
+        """
+        if self._process is not None and self._process.poll() is None and not self._terminated:
+            self._terminated = True
             self._process.terminate()
             self.resume()
 

@@ -6,7 +6,7 @@ import threading
 import time
 
 import headrace
-import pyarrow
+import pyarrow  # noqa: F401  (to_arrow would import it while the first records wait)
 
 from headrace_devcluster.demo.ledger import Ledger
 
