@@ -51,6 +51,8 @@ def test_damaged_batch_is_named_and_the_exit_code_is_1(partition):
     code, output = run(path)
     assert code == 1
     assert f"at byte {size}" in output
+    (partition / f"{12:020d}.log").write_bytes(b"")
+    assert run(partition)[0] == 1, "a sound segment behind it does not hide the damage"
 
 
 @pytest.mark.parametrize(("suffix", "field"), [("index", "relative_offset"), ("timeindex", "covered_offset")])

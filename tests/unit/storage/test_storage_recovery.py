@@ -283,6 +283,33 @@ def test_crash_between_truncation_steps_leaves_a_whole_log(bench):
                 assert bench.append() == 7
 
 
+def test_truncation_leaves_no_index_of_what_is_gone(bench):
+    """Cut, filled again to the same size at other times, crashed: times are looked up in the new batches (H32, H38)."""
+    bench.settings = LogSettings(index_interval_bytes=200)
+    log = bench.open()
+    bench.append(100)
+    log.flush()
+    log.checkpoint(1, 0)
+    log.truncate_to(0)
+    bench.now_ms = 5_000_000
+    bench.append(100)
+    crash(bench)
+    assert bench.open().offset_for_timestamp(1_000_090, TimestampKind.APPEND) == (0, 5_000_001)
+    assert bench.log.offset_for_timestamp(5_000_090, TimestampKind.APPEND) == (89, 5_000_090)
+
+
+def test_truncation_forgets_the_epochs_it_cuts(bench):
+    """Epochs that began at the cut or later are gone, in memory and after a restart (I6)."""
+    bench.open()
+    for epoch in (0, 2, 5):
+        bench.append(3, epoch=epoch)
+    bench.log.truncate_to(6)
+    assert bench.log.epochs() == ((0, 0), (2, 3))
+    assert bench.log.last_epoch == 2
+    crash(bench, Loss.ALL)
+    assert bench.open().epochs() == ((0, 0), (2, 3))
+
+
 def test_producer_snapshot_survives_and_a_damaged_one_gives_way(bench):
     """Newest valid within the log; after damage the one before; none past a truncation (H48)."""
     log = bench.open()
