@@ -157,6 +157,7 @@ def test_a_failed_fsync_takes_the_replica_offline(tmp_path: Path) -> None:
             assert error.outcome is Outcome.UNKNOWN
             assert partition.replica.role is Role.OFFLINE
             partition.flush_soon()
+            assert partition.flush_state is FlushState.CLEAN
             assert len(calls) == 1
 
     asyncio.run(scenario())
