@@ -1,0 +1,1 @@
+"""The public API, generated from proto/headrace/v1 by `make proto`."""

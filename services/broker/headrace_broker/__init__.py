@@ -1,0 +1,1 @@
+"""The broker: owns partitions, takes records in and gives them out."""

@@ -36,9 +36,6 @@ class Follower(threading.Thread):
     def run(self) -> None:
         """Until all expected records are there, none comes any more, or the demo is stopped."""
         try:
-            pyarrow.array(
-                [0]
-            )  # The first array imports pandas where it is installed: a second that no record should wait.
             with headrace.Consumer(
                 *self._topics,
                 bootstrap_servers=self._bootstrap_servers,
