@@ -2,9 +2,10 @@
 
 Its epoch is the create_revision of `ctl`, compared in every write, so that nothing of a controller succeeds once
 another one exists (I14). The loop is level-triggered: it asks `core.control` about the view as it stands and writes the
-answers, each by compare-and-swap on the version it was computed from. A write whose answer was lost is neither done nor
-failed: the partition is looked at again after a moment, and the same version is written again, or the view has moved
-past it (C2, C3). Belongs to the event loop; `run` is a task of the app.
+answers, each by compare-and-swap on the version it was computed from. A change of brokers or topics makes it look at
+everything, a change of a partition's key at that partition. A write whose answer was lost is neither done nor failed:
+the partition is looked at again after a moment, and the same version is written again, or the view has moved past it
+(C2, C3). Belongs to the event loop; `run` is a task of the app.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import structlog
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.ids import TopicId
 from headrace_server.clock import Clock
-from headrace_server.keys import PartitionKey as ParsedPartitionKey
-from headrace_server.keys import TopicIdKey
+from headrace_server.keys import PartitionKey, TopicIdKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import (
     Compare,
@@ -68,7 +68,11 @@ class Controller:
         self._permits = asyncio.Semaphore(max_inflight)
         self._orphan_grace_ms = orphan_grace_ms
         self._wake = asyncio.Event()
+        self._look_at_all = True
+        self._look_at: dict[str, tuple[TopicId, int]] = {}
+        self._live: dict[int, Session] = {}
         self._written: dict[str, int] = {}
+        self._offline: dict[str, None] = {}
         self._orphans_seen: dict[tuple[TopicId, int], int] = {}
         self._orphan_look_ms = 0
         self.epoch = 0
@@ -86,10 +90,17 @@ class Controller:
             unsubscribe()
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
-        """Wake for what the work depends on; offsets and groups change far more often."""
+        """Note what is to be looked at; offsets and groups change far more often and concern nobody here."""
         start = len(self._keyspace.prefix)
-        families = ("live/", "part/", "topic/", "tid/", "ctl")
-        if any(key.startswith(families, start) for key in keys):
+        for key in keys:
+            if key.startswith("part/", start):
+                parsed = self._keyspace.parse(key)
+                if isinstance(parsed, PartitionKey):
+                    self._look_at[key] = (parsed.topic_id, parsed.partition)
+            elif key.startswith(("live/", "topic/"), start):
+                self._look_at_all = True
+            elif not key.startswith(("tid/", "ctl"), start):
+                continue
             self._wake.set()
 
     async def _win(self) -> tuple[int, int]:
@@ -127,6 +138,7 @@ class Controller:
         self.epoch = epoch
         self._metrics.is_controller.set(1)
         log.info("controller_elected", controller_epoch=epoch)
+        self._look_at_all = True
         self._written.clear()
         self._orphans_seen.clear()
         self._orphan_look_ms = self._clock.monotonic_ms()
@@ -172,28 +184,40 @@ class Controller:
         await asyncio.sleep(RETRY_SECONDS)
 
     def _changes(self) -> Iterator[PartitionChange]:
-        """Say what the partitions' keys are to become, by topic name and partition."""
-        live = {
+        """Say what the keys of the partitions to be looked at are to become."""
+        if self._look_at_all:
+            self._look_at_everything()
+        looked_at, self._look_at = self._look_at, {}
+        for key, (topic_id, number) in looked_at.items():
+            topic = self._view.topic_by_id(topic_id)
+            partition = self._view.partition(topic_id, number)
+            self._offline.pop(key, None)
+            if topic is None or partition is None:
+                continue
+            minimum = min(topic.config.min_insync_replicas, topic.replication_factor)
+            after = change_partition(partition.state, self._live, minimum)
+            if (after or partition.state).leader is None:
+                self._offline[key] = None
+            if after is not None:
+                yield PartitionChange(topic_id, number, partition.mod_revision, partition.state, after)
+        self._metrics.offline_partitions.set(len(self._offline))
+
+    def _look_at_everything(self) -> None:
+        """Take the brokers anew and note every partition, by topic name and number."""
+        self._look_at_all = False
+        self._live = {
             int(broker_id): Session(
                 broker.broker_epoch, broker.live.resumes, broker.live.clean, draining=broker.live.draining
             )
             for broker_id, broker in self._view.brokers.items()
         }
-        partitions = offline = 0
-        for name in sorted(self._view.topics):
-            topic = self._view.topics[name]
-            minimum = min(topic.config.min_insync_replicas, topic.replication_factor)
-            for partition in self._view.partitions(topic.topic_id):
-                partitions += 1
-                after = change_partition(partition.state, live, minimum)
-                if (after or partition.state).leader is None:
-                    offline += 1
-                if after is not None:
-                    yield PartitionChange(
-                        topic.topic_id, partition.partition, partition.mod_revision, partition.state, after
-                    )
-        self._metrics.partitions.set(partitions)
-        self._metrics.offline_partitions.set(offline)
+        self._offline.clear()
+        self._look_at = {
+            self._keyspace.partition(topic.topic_id, number): (topic.topic_id, number)
+            for _, topic in sorted(self._view.topics.items())
+            for number in range(topic.partitions)
+        }
+        self._metrics.partitions.set(len(self._look_at))
 
     async def _write_partition(
         self, key: str, change: PartitionChange, epoch: int, working: dict[str, asyncio.Task[None]]
@@ -224,6 +248,7 @@ class Controller:
             await self._pause()
         finally:
             working.pop(key, None)
+            self._look_at[key] = (change.topic_id, change.partition)
             self._wake.set()
 
     def _report(self, change: PartitionChange) -> None:
@@ -259,7 +284,7 @@ class Controller:
             if isinstance(parsed, TopicIdKey):
                 tids[parsed.topic_id] = key_value.mod_revision
         parsed_keys = (keyspace.parse(key_value.key) for key_value in source.items(keyspace.partition_prefix()))
-        partitions = [(key.topic_id, key.partition) for key in parsed_keys if isinstance(key, ParsedPartitionKey)]
+        partitions = [(key.topic_id, key.partition) for key in parsed_keys if isinstance(key, PartitionKey)]
         visible = {topic.topic_id: topic.partitions for topic in self._view.topics.values()}
         found = find_orphans(visible, tids, partitions)
         return ripe_orphans(found, self._orphans_seen, now_ms, self._orphan_grace_ms)
