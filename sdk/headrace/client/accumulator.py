@@ -1,16 +1,19 @@
 """Where records wait to become batches: one buffer a partition, and one budget in bytes for all of them.
 
-A buffer's `lock` is held to append to or to swap the open batch, never to encode. What an open batch may grow by
+A buffer's `lock` is held to append to or to swap the open batch, never to encode. In a hurry records are appended without it,
+by a generator (`appender`). What an open batch may grow by
 (`room`) is taken from the budget in pieces ahead of the records, so that the buffer is bounded strictly and an append
 only counts down. No I/O, no clock; waiting for room is the one thing that blocks.
 """
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from headrace.client.inflight import PartitionPipeline
-from headrace.client.receipts import PendingBatch
+from headrace.client.receipts import PendingBatch, Receipt
+from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition
 
 RECORD_OVERHEAD = 24
@@ -26,6 +29,9 @@ BATCH_OVERHEAD = 512
 
 PIECE_BYTES = 128 * 1024
 """What an open batch takes from the budget at a time."""
+
+APPENDER_TIMEOUT_S = 5.0
+"""How long another thread may take to leave the appender; a step of it takes a quarter of a microsecond."""
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -90,17 +96,18 @@ class Swapped:
 
 
 class PartitionBuffer:
-    """The open batch of one partition. Touch it under `lock`; `PartitionBuffer.append` and `swap` keep it consistent.
+    """The open batch of one partition. Touch it under `lock`, and call `stop_appender` first.
 
     Attributes:
-        room: bytes that may be appended before more must be taken; negative while no batch is open, so that whoever
-            appends in a hurry notices with the same comparison.
+        room: bytes that may be appended before more must be taken; negative while no batch is open. Belongs to the
+            appender while there is one.
         charged: bytes taken from the budget for the open batch, `room` included.
         retired: nothing may be appended any more: the producer is closed, or the topic is another one by now.
+        appender: the generator that appends without the lock, or None.
     """
 
     __slots__ = (
-        "batch_limit", "charged", "headers", "keys", "largest", "lock", "opened_ms", "pending", "pipeline", "record_limit",
+        "appender", "batch_limit", "charged", "headers", "keys", "largest", "lock", "opened_ms", "pending", "pipeline", "record_limit",
         "retired", "room", "timestamps_ms", "values", "where",
     )  # fmt: skip
 
@@ -120,6 +127,7 @@ class PartitionBuffer:
         self.batch_limit = min(batch_bytes, self.largest)
         self.record_limit = records
         self.retired = False
+        self.appender: Generator[Receipt | None, bytes, None] | None = None
         self._empty()
 
     def _empty(self) -> None:
@@ -138,6 +146,41 @@ class PartitionBuffer:
         self.pending = pending
         self.opened_ms = now_ms
         self.room = self.charged = taken
+
+    def start_appender(self, *, receipts: bool) -> Callable[[bytes], Receipt | None]:
+        """Give what appends one value without a lock, for as long as there is room for it and nobody stops it.
+
+        It raises StopIteration where it has not appended, and ValueError while another thread is in it: then take the
+        lock. That a generator runs in one thread at a time is the interpreter's own promise, and costs nothing: 250 ns
+        a record in place of 440 with a lock (Python 3.11), most of the rest being the receipt.
+        """
+        assert self.appender is None
+        assert self.pending is not None
+        appender = _append_with_receipts(self, self.pending) if receipts else _append_without(self)
+        next(appender)
+        self.appender = appender
+        return appender.send
+
+    def stop_appender(self) -> None:
+        """End the appender, so that the buffer can be touched. Under the lock.
+
+        Raises:
+            InternalError: it does not come to an end: this thread was interrupted in it and called `send` again.
+        """
+        appender = self.appender
+        if appender is None:
+            return
+        deadline = time.monotonic() + APPENDER_TIMEOUT_S
+        while True:
+            try:
+                appender.close()
+            except ValueError:  # Another thread is in it, and needs the interpreter to leave.
+                if time.monotonic() > deadline:
+                    raise InternalError("send was called from a signal handler that interrupted send") from None
+                time.sleep(0)
+            else:
+                self.appender = None
+                return
 
     def is_full_for(self, cost: int) -> bool:
         """Whether the open batch must be sealed before a record of `cost` bytes."""
@@ -186,6 +229,48 @@ class PartitionBuffer:
         pending.timestamps_ms = swapped.timestamps_ms
         self._empty()
         return swapped, unused
+
+
+def _append_with_receipts(buffer: PartitionBuffer, pending: PendingBatch) -> Generator[Receipt | None, bytes, None]:
+    """Append each value sent and give its receipt; ends where there is no room. All it touches a record is local."""
+    values = buffer.values
+    append = values.append
+    room = buffer.room
+    index = len(values)
+    receipt: Receipt | None = None
+    try:
+        while True:
+            value = yield receipt
+            cost = len(value) + RECORD_OVERHEAD
+            if cost > room:
+                return
+            room -= cost
+            receipt = _new(Receipt)
+            receipt.batch = pending
+            receipt.index = index
+            append(value)
+            index += 1
+    finally:
+        buffer.room = room
+
+
+def _append_without(buffer: PartitionBuffer) -> Generator[Receipt | None, bytes, None]:
+    """As `_append_with_receipts`, without receipts."""
+    append = buffer.values.append
+    room = buffer.room
+    try:
+        while True:
+            value = yield None
+            cost = len(value) + RECORD_OVERHEAD
+            if cost > room:
+                return
+            room -= cost
+            append(value)
+    finally:
+        buffer.room = room
+
+
+_new = object.__new__
 
 
 def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:

@@ -13,7 +13,7 @@ import grpc
 
 from headrace.client.config import MAX_MESSAGE_BYTES, ClientConfig
 from headrace.client.errors import ClosedError, NoBrokersAvailableError
-from headrace.v1 import broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc
 from headrace.wire.errors import HeadraceError, Outcome, from_rpc_error
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -30,6 +30,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 """gRPC retries nothing by itself: every retry is ours, so that it knows what the first try may have done."""
 
+PRODUCE = "/headrace.v1.BrokerService/Produce"
+
 PROBE_TIMEOUT_S = 5.0
 """How long one address may take to answer for metadata while others are left to try."""
 
@@ -37,13 +39,15 @@ PROBE_TIMEOUT_S = 5.0
 class Endpoint:
     """One address: its channel and its stubs. `kind` is `broker`, `coordinator`, or empty until the first answer."""
 
-    __slots__ = ("address", "broker", "channel", "cluster", "kind")
+    __slots__ = ("address", "broker", "channel", "cluster", "kind", "produce")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.produce: Any = self.channel.unary_unary(PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString)
+        """Takes a request that is serialised already; see `produce_rpc`."""
         self.kind = ""
 
 

@@ -1,5 +1,7 @@
 """Produce on the wire: requests from sealed batches, answers by partition. Pure, shared by both shells."""
 
+from google.protobuf.message import Message
+
 from headrace.client.config import ProducerConfig
 from headrace.client.inflight import Answer, Request
 from headrace.v1 import broker_pb2, topics_pb2
@@ -16,21 +18,55 @@ GRACE_MS = 1_000
 """How much longer the call's deadline is than what the broker is given, so that its own answer arrives."""
 
 
-def produce_request(request: Request, config: ProducerConfig) -> broker_pb2.ProduceRequest:
-    """Write a request; topics are named by id."""
+def produce_request(request: Request, config: ProducerConfig) -> bytes:
+    """Write a serialised ProduceRequest; topics are named by id.
+
+    Protobuf would copy each batch into a message and again into the request. Here the small parts are protobuf's, and the
+    batches are joined between them in their encoding (length-delimited fields), copied once.
+    """
+    topics: dict[bytes, list[list[bytes]]] = {}
+    for pipeline, leader_epoch, batches in request.parts:
+        head = broker_pb2.PartitionProduce(partition=pipeline.where.partition, leader_epoch=leader_epoch)
+        pieces = [head.SerializeToString()]
+        for batch in batches:
+            assert batch.encoded is not None
+            pieces += (_TAG_BATCHES, _varint(len(batch.encoded)), batch.encoded)
+        topics.setdefault(pipeline.topic_id, []).append(pieces)
     message = broker_pb2.ProduceRequest(
         client_id=config.client_id, acks=_ACKS[config.acks_level], timeout_ms=request.timeout_ms
     )
-    topics: dict[bytes, broker_pb2.TopicProduce] = {}
-    for pipeline, leader_epoch, batches in request.parts:
-        topic = topics.get(pipeline.topic_id)
-        if topic is None:
-            topic = topics[pipeline.topic_id] = message.topics.add(
-                topic=topics_pb2.TopicRef(topic_id=pipeline.topic_id)
-            )
-        part = topic.partitions.add(partition=pipeline.where.partition, leader_epoch=leader_epoch)
-        part.batches.extend(batch.encoded for batch in batches if batch.encoded is not None)
-    return message
+    out = [message.SerializeToString()]
+    for topic_id, parts in topics.items():
+        topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id))
+        body = [topic.SerializeToString()]
+        for pieces in parts:
+            body += (_TAG_PARTITIONS, _varint(_size(pieces)), *pieces)
+        out += (_TAG_TOPICS, _varint(_size(body)), *body)
+    return b"".join(out)
+
+
+def _size(pieces: list[bytes]) -> int:
+    return sum(map(len, pieces))
+
+
+def _varint(number: int) -> bytes:
+    """Encode as protobuf's base-128 varint; `number` is not negative."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _tag(message: type[Message], field: str) -> bytes:
+    """Give the tag of a length-delimited field."""
+    return _varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)
+
+
+_TAG_TOPICS = _tag(broker_pb2.ProduceRequest, "topics")
+_TAG_PARTITIONS = _tag(broker_pb2.TopicProduce, "partitions")
+_TAG_BATCHES = _tag(broker_pb2.PartitionProduce, "batches")
 
 
 def answers_of(request: Request, response: broker_pb2.ProduceResponse, config: ProducerConfig) -> list[Answer]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from headrace.client.accumulator import Budget, Headers, PartitionBuffer, record_cost
+from headrace.client.accumulator import RECORD_OVERHEAD, Budget, Headers, PartitionBuffer, record_cost
 from headrace.client.bulk import Bulk, bulk_of
 from headrace.client.config import ProducerConfig, build
 from headrace.client.connection import ClusterClient, Connections, never_connected, status_of
@@ -99,7 +99,7 @@ class Producer:
         self._value_serializer = resolve_serializer(config.value_serializer, "value_serializer")
         self._plain = config.partitioner is None and self._value_serializer is None and self._key_serializer is None
         self._receipts = config.receipts
-        self._open: dict[str, PartitionBuffer] = {}
+        self._open: dict[str, Callable[[bytes], Receipt | None]] = {}
         self._keyed: dict[str, list[PartitionBuffer]] = {}
         self._topics: dict[str, _Topic] = {}
         self._topics_lock = threading.Lock()
@@ -172,38 +172,23 @@ class Producer:
         """
         if key is None and headers is None and partition is None and timestamp_ms is None and type(value) is bytes:
             try:
-                buffer = self._open[topic]
-            except KeyError:
+                return self._open[topic](value)  # type: ignore[return-value]
+            except (KeyError, StopIteration, ValueError):
                 return self._send(topic, value, None, None, None, None)
-            with buffer.lock:
-                room = buffer.room - len(value) - 24
-                if room >= 0:
-                    buffer.room = room
-                    values = buffer.values
-                    if self._receipts:
-                        receipt = _new(Receipt)
-                        receipt.batch = buffer.pending  # type: ignore[assignment]  # room >= 0: a batch is open
-                        receipt.index = len(values)
-                        values.append(value)
-                        return receipt
-                    values.append(value)
-                    return None  # type: ignore[return-value]
-        elif (
+        if (
             type(key) is bytes
             and headers is None
             and partition is None
             and timestamp_ms is None
             and type(value) is bytes
+            and topic in self._keyed
         ):
-            try:
-                buffers = self._keyed[topic]
-            except KeyError:
-                return self._send(topic, value, key, None, None, None)
+            buffers = self._keyed[topic]
             buffer = buffers[zlib.crc32(key) % len(buffers)]
             with buffer.lock:
-                room = buffer.room - len(value) - len(key) - 24
+                room = buffer.room - len(value) - len(key) - RECORD_OVERHEAD
                 keys = buffer.keys
-                if room >= 0 and keys is not None:
+                if room >= 0 and keys is not None and buffer.appender is None:
                     values = buffer.values
                     index = len(values)
                     if len(keys) == index:
@@ -356,12 +341,15 @@ class Producer:
         while True:
             piece = 0
             with buffer.lock:
+                buffer.stop_appender()
                 if buffer.retired:
                     return None
                 if not buffer.is_full_for(cost):
                     if buffer.room >= cost and buffer.pending is not None:
-                        index = buffer.append(value, key, headers, timestamp_ms, cost)
-                        return receipt_for(buffer.pending, index)
+                        receipt = receipt_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
+                        if sticky and self._plain:
+                            self._open[buffer.where.topic] = buffer.start_appender(receipts=self._receipts)
+                        return receipt
                     piece = buffer.piece_for(cost)
             if piece:
                 self._take_memory(piece, deadline)
@@ -375,6 +363,7 @@ class Producer:
     def _grow(self, buffer: PartitionBuffer, piece: int) -> None:
         """Give a piece of memory to the open batch, or open one with it."""
         with buffer.lock:
+            buffer.stop_appender()
             if buffer.retired:
                 self._budget.give_back(piece)
                 return
@@ -440,6 +429,7 @@ class Producer:
 
     def _seal(self, buffer: PartitionBuffer) -> "tuple[SealedBatch, Any] | None":
         """Take the open batch and queue it in its place; still to be encoded. Under the buffer's lock."""
+        buffer.stop_appender()
         swapped = buffer.swap()
         self._lingering.pop(buffer, None)
         if swapped is None:
@@ -517,8 +507,8 @@ class Producer:
 
     def _call(self, request: Request) -> None:
         try:
-            stub = self._connections.endpoint(request.address).broker
-            call = stub.Produce.future(
+            produce = self._connections.endpoint(request.address).produce
+            call = produce.future(
                 produce_request(request, self._config), timeout=(request.timeout_ms + GRACE_MS) / 1000
             )
         except (ClosedError, ValueError):  # grpc says ValueError of a channel that was closed meanwhile
@@ -592,6 +582,7 @@ class Producer:
         """Seal the open batch, encode it and send; with `cost` only if it is still full for a record of that cost."""
         with Uninterrupted():
             with buffer.lock:
+                buffer.stop_appender()
                 if cost is not None and not buffer.is_full_for(cost):
                     return
                 sealed = self._seal(buffer)
@@ -622,8 +613,7 @@ class Producer:
             route = self._routes.topic(buffer.where.topic) or topic.route
             led = [partition for partition in route.led_partitions() if partition < len(topic.buffers)]
             topic.sticky = next_sticky(buffer.where.partition, led, len(topic.buffers), self._random)
-            if self._plain:
-                self._open[buffer.where.topic] = topic.buffers[topic.sticky]
+            self._open.pop(buffer.where.topic, None)
 
     # Topics.
 
@@ -677,7 +667,6 @@ class Producer:
             topic = _Topic(route, [*buffers, *more], sticky)
             self._topics[route.name] = topic
             if self._plain:
-                self._open[route.name] = topic.buffers[sticky]
                 self._keyed[route.name] = topic.buffers
             return topic
 
@@ -785,9 +774,6 @@ class Producer:
         self._forked_at = True
         self._open.clear()
         self._keyed.clear()
-
-
-_new = object.__new__
 
 
 def _is_unknown_topic(error: HeadraceError) -> bool:
