@@ -13,6 +13,7 @@ from headrace_server.lifecycle import ExitCode
 from headrace_server.lifecycle import run as run_service
 from headrace_server.settings import load_settings
 
+from headrace_broker.allocator import keep_large_buffers
 from headrace_broker.app import serve
 from headrace_broker.settings import ENVIRON_PREFIX, BrokerSettings
 from headrace_broker.storage.dump import dump
@@ -51,6 +52,7 @@ def start(config: Path | None, overrides: list[str]) -> ExitCode:
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return ExitCode.BAD_SETTINGS
+    keep_large_buffers()
     return run_service(lambda stop: serve(settings, stop), stop_timeout_seconds=settings.stop_timeout_ms / 1000)
 
 
