@@ -26,7 +26,8 @@ from headrace.wire.errors import (
     Outcome,
     from_rpc_error,
 )
-from headrace_devcluster.etcd import Etcd, die_with_parent
+from headrace_devcluster import guarded_exec
+from headrace_devcluster.etcd import Etcd
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
@@ -41,6 +42,12 @@ def wait_for(condition, what):
         assert time.monotonic() < deadline, f"{what} did not come"
         time.sleep(0.01)
     return found
+
+
+def command(*arguments):
+    """The command line of a coordinator that ends when the tests do, without a fork that runs Python: gRPC is here."""
+    guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
+    return [*guard, sys.executable, "-m", "headrace_coordinator", *arguments]
 
 
 class CoordinatorProcess:
@@ -61,13 +68,7 @@ class CoordinatorProcess:
         }
         arguments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace_coordinator", *arguments],
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent,  # noqa: PLW1509
-                env={**os.environ},
-            )
+            self.process = subprocess.Popen(command(*arguments), stdout=log, stderr=log)
         wait_for(lambda: ready.exists() or self.process.poll() is not None, "the ready file")
         assert ready.exists(), self.log()
         self.ready = json.loads(ready.read_text())
@@ -571,18 +572,9 @@ def test_a_coordinator_waits_for_etcd_and_stops_while_waiting(tmp_path):
     endpoint = etcd.endpoint
     etcd.stop()
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "headrace_coordinator",
-            "--set",
-            "coordinator_id=a",
-            "--set",
-            f"etcd_endpoints={endpoint}",
-        ],
+        command("--set", "coordinator_id=a", "--set", f"etcd_endpoints={endpoint}"),
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509
     )
     try:
         line = process.stderr.readline()

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +23,8 @@ from importlib import util
 from pathlib import Path
 
 from headrace.wire.errors import HeadraceError, InvalidConfigError
+
+from headrace_devcluster import guarded_exec
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 10.0
@@ -139,14 +142,13 @@ class Etcd:
         self._client_port = self._client_port or free_port()
         self._peer_port = self._peer_port or free_port()
         with self.log_file.open("ab") as log_file:
-            # PR_SET_PDEATHSIG has no other way in: the function calls one C function and takes no lock.
+            guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
             self._process = subprocess.Popen(
-                [str(binary), *self._arguments()],
+                [*guard, str(binary.resolve()), *self._arguments()],
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509
             )
         try:
             self._wait_until_healthy(time.monotonic() + timeout_seconds, timeout_seconds)
