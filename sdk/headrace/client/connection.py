@@ -46,7 +46,9 @@ class Endpoint:
         self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
-        self.produce: Any = self.channel.unary_unary(PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString)
+        self.produce: Any = self.channel.unary_unary(
+            PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
+        )
         """Takes a request that is serialised already; see `produce_rpc`."""
         self.kind = ""
 

@@ -1,8 +1,10 @@
-"""The engine of blocking readers: one thread that keeps fetches in flight, and a queue that the application empties.
+"""The engine of blocking readers: a thread that keeps fetches in flight, and a queue that the application empties.
 
-The thread plans fetches by `Positions`, starts them as gRPC futures, reads metadata again where it is stale or old, and
-finds new positions where an old one is gone. Answers are taken in on gRPC's threads: they are only queued, with their
-batches' headers walked; checksums and columns are the application's thread's work, so that the two overlap.
+That thread plans fetches by `Positions`, reads metadata again where it is stale or old, and finds new positions where
+an old one is gone. Each fetch in flight has a thread of its own, which makes a blocking call, takes the answer in and
+goes on with the next fetch at once. (Futures would be simpler to read; but gRPC starts a thread for the first one in flight
+and ends it with the last, so with one fetch at a time every fetch costs a new thread.) An answer is only queued, with
+its batches' headers walked; checksums and columns are the application's thread's work, so that the two overlap.
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -59,13 +62,15 @@ class Fetcher:
         self._work = threading.Condition(self._lock)
         self._routes = RoutingTable()
         self._topics: set[str] = set()
-        self._flights: set[Any] = set()
+        self._plans: deque[FetchPlan] = deque()
+        self._planned = threading.Condition(self._lock)
+        self._idle_fetchers = 0
+        self._threads: list[threading.Thread] = []
         self._metadata_failures = 0
         self._metadata_at_ms = 0
         self._wakeup = False
         self._closed = False
         self._forked = False
-        self._thread: threading.Thread | None = None
         self._fork_guard = ForkGuard(self._after_fork)
         self.positions = Positions(config, self._backoff)
         self.admin = Admin(**{name: getattr(config, name) for name in ClientConfig.__dataclass_fields__})
@@ -92,8 +97,8 @@ class Fetcher:
     def start(self) -> None:
         """Begin to fetch."""
         self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
-        self._thread = threading.Thread(target=self._run, name=f"headrace-{self._what.lower()}", daemon=True)
-        self._thread.start()
+        with self._lock:
+            self._start_thread(self._run)
 
     @contextlib.contextmanager
     def changing(self) -> Any:
@@ -148,15 +153,15 @@ class Fetcher:
             if self._closed:
                 return
             self._closed = True
-            flights = list(self._flights)
-            self._data.notify_all()
-            self._work.notify_all()
-        for flight in flights:
-            flight.cancel()
+            threads = list(self._threads)
+            for condition in (self._data, self._work, self._planned):
+                condition.notify_all()
         self._connections.close()
         self.admin.close()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(STOP_TIMEOUT_S)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     # --- the engine's thread ---
 
@@ -166,14 +171,12 @@ class Fetcher:
                 if self._closed:
                     return
                 now = now_ms()
-                plans = self.positions.plan(self._routes, now)
+                self._plan(now)
                 resets = self.positions.resets()
                 refresh = self._refresh_due(now)
-                if not plans and not resets and not refresh:
+                if not resets and not refresh:
                     self._work.wait(self._idle_seconds(now))
                     continue
-            for plan in plans:
-                self._start(plan)
             if refresh:
                 self._refresh()
             for where in resets:
@@ -189,38 +192,60 @@ class Fetcher:
         wait_ms = self._metadata_at_ms - now if retry_ms is None else min(retry_ms, self._metadata_at_ms - now)
         return max(wait_ms, 1) / 1000
 
-    def _start(self, plan: FetchPlan) -> None:
-        timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
-        try:
-            flight = self._connections.endpoint(plan.address).broker.Fetch.future(plan.request, timeout=timeout)
-        except (ClosedError, ValueError):
-            return  # Closed meanwhile: the loop ends at its next turn.
-        with self._lock:
-            self._flights.add(flight)
-        flight.add_done_callback(lambda done: self._landed(plan, done))
+    def _plan(self, now: int) -> None:
+        """Queue the fetches that may start now, and see that each finds a thread. Under the lock."""
+        self._plans.extend(self.positions.plan(self._routes, now))
+        for _ in range(len(self._plans) - self._idle_fetchers):
+            self._idle_fetchers += 1
+            self._start_thread(self._run_fetches)
+        self._planned.notify(len(self._plans))
 
-    def _landed(self, plan: FetchPlan, flight: Any) -> None:
-        """Take in an answer, on one of gRPC's threads."""
-        error: HeadraceError | None = None
-        answer = broker_pb2.FetchResponse()
+    def _start_thread(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"headrace-{self._what.lower()}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # --- a fetch's thread ---
+
+    def _run_fetches(self) -> None:
+        """Fetch one plan after the other. A thread that waits counts in `_idle_fetchers`, as does one that starts."""
+        while True:
+            with self._lock:
+                while not self._plans and not self._closed:
+                    self._planned.wait()
+                if self._closed:
+                    return
+                plan = self._plans.popleft()
+                self._idle_fetchers -= 1
+            try:
+                self._fetch(plan)
+            except ClosedError:
+                return
+
+    def _fetch(self, plan: FetchPlan) -> None:
+        """Make one call and take its answer in."""
+        timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
+        stub = self._connections.endpoint(plan.address).broker
+        answer, error = broker_pb2.FetchResponse(), None
         try:
-            answer = flight.result()
+            answer = stub.Fetch(plan.request, timeout=timeout)
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
-        except grpc.FutureCancelledError:
-            return
+        except ValueError as failure:  # grpc says it of a channel that was closed meanwhile
+            raise ClosedError(self._what) from failure
         with self._lock:
-            self._flights.discard(flight)
-            if self._closed:
-                return
+            now = now_ms()
             if error is not None:
-                news = self.positions.take_failure(plan, error, self._routes, now_ms())
+                news = self.positions.take_failure(plan, error, self._routes, now)
             else:
-                self.last_answer_ms = now_ms()
-                news = self.positions.take_answer(plan, answer, self._routes, now_ms())
+                self.last_answer_ms = now
+                news = self.positions.take_answer(plan, answer, self._routes, now)
             if news:
                 self._data.notify()
-            self._work.notify()
+            self._idle_fetchers += 1  # This thread is free again, and takes the next plan itself.
+            self._plan(now)
+            if self.positions.stale_topics or error is not None or self.positions.resets():
+                self._work.notify()
 
     def _refresh(self) -> None:
         with self._lock:

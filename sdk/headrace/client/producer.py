@@ -198,6 +198,29 @@ class Producer:
                         return receipt_for(buffer.pending, index) if self._receipts else None  # type: ignore[arg-type, return-value]
         return self._send(topic, value, key, headers, partition, timestamp_ms)
 
+    def try_send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> Receipt | None:
+        """Take one record as `send` does, if that needs no waiting; None: it would. For the asyncio shell."""
+        found = self._topics.get(topic)
+        if found is None:
+            return None
+        data = serialize(self._value_serializer, value, "value")
+        key_data = serialize(self._key_serializer, key, "key")
+        buffer = found.buffers[self._choose(found, key_data, partition)]
+        cost = record_cost(data, key_data, headers)
+        with buffer.lock:
+            buffer.stop_appender()
+            if buffer.pending is None or buffer.retired or buffer.is_full_for(cost) or buffer.room < cost:
+                return None
+            return receipt_for(buffer.pending, buffer.append(data, key_data, headers, timestamp_ms, cost))
+
     def send_many(
         self,
         topic: str,
@@ -307,13 +330,7 @@ class Producer:
         deadline = time.monotonic() + self._config.max_block_ms / 1000
         while True:
             found = self._topic(topic)
-            if partition is not None:
-                self._check_partition(found, partition)
-                chosen = partition
-            elif key_data is not None or self._config.partitioner is not None:
-                chosen = self._partition_for(topic, key_data, len(found.buffers))
-            else:
-                chosen = found.sticky
+            chosen = self._choose(found, key_data, partition)
             sticky = partition is None and key_data is None
             receipt = self._append(found.buffers[chosen], data, key_data, headers, timestamp_ms, deadline, sticky)
             if receipt is not None:
@@ -698,11 +715,20 @@ class Producer:
         for topic in list(self._topics.values()):
             self._retire(topic)
 
+    def _choose(self, topic: _Topic, key: bytes | None, partition: int | None) -> int:
+        if partition is None:
+            return self._partition_for(topic.route.name, key, len(topic.buffers))
+        self._check_partition(topic, partition)
+        return partition
+
     def _partition_for(self, topic: str, key: bytes | None, count: int) -> int:
         custom = self._config.partitioner
         if custom is not None:
             return check_partition(custom(topic, key, count), count, topic)
-        return self._topics[topic].sticky if key is None else partition_for_key(key, count)
+        if key is not None:
+            return partition_for_key(key, count)
+        found = self._topics.get(topic)
+        return 0 if found is None else found.sticky
 
     def _check_partition(self, topic: _Topic, partition: int) -> None:
         if not 0 <= partition < len(topic.buffers):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.client.records import RecordMetadata
-from headrace.wire.errors import HeadraceError, Outcome
+from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 _log = logging.getLogger("headrace.client")
@@ -80,6 +80,11 @@ class PendingBatch:
                 raise TimeoutError(f"not delivered to {self.where} within {timeout} s; it may still be")
         if self.error is not None:
             raise self.error
+
+    def expedite(self) -> None:
+        """Send it now if it is still open: somebody waits for it."""
+        if not self._done:
+            self._expedite(self)
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
         """Run `callback` once it is done: on the thread that completes it, or now."""
@@ -182,10 +187,6 @@ class ManyReceipt:
             found.append((receipt.result(left), records))
         return found
 
-    def unknown_or_failed(self) -> list[tuple[HeadraceError, int]]:
-        """Give the failures so far: each cause and how many records it hit."""
-        return [(r.batch.error, n) for r, n in self.parts if r.done() and r.batch.error is not None]
-
 
 def receipt_for(batch: PendingBatch, index: int) -> Receipt:
     """Make a receipt. The hot path does the same inline: calling the class costs half as much again."""
@@ -193,8 +194,3 @@ def receipt_for(batch: PendingBatch, index: int) -> Receipt:
     receipt.batch = batch
     receipt.index = index
     return receipt
-
-
-def is_definite(error: HeadraceError) -> bool:
-    """Whether a record that failed so is certain never to be read."""
-    return error.outcome == Outcome.NOT_APPLIED

@@ -1,0 +1,272 @@
+"""Order, no loss, no duplicate: the pure dispatcher against a model of brokers, under every order of answers and faults.
+
+The model appends by the broker's rule for sequences, moves leaders, loses requests and answers, forgets producers, and lets a
+request that was given up arrive late. What the client calls delivered is there once and in order; what it calls definitely
+failed is not there (PROTOCOL I20 to I22).
+"""
+
+import random
+
+from headrace.client.inflight import Answer, Dispatcher, PartitionPipeline, SealedBatch
+from headrace.client.receipts import PendingBatch
+from headrace.client.retry import Backoff
+from headrace.client.routing import RoutingTable
+from headrace.v1 import cluster_pb2
+from headrace.wire.batch import read_header
+from headrace.wire.columns import decode_batch, encode_batch
+from headrace.wire.errors import (
+    FencedProducerError,
+    HeadraceError,
+    InvalidTimestampError,
+    LeaderHint,
+    NotLeaderError,
+    Outcome,
+    OutOfOrderSequenceError,
+    ThrottledError,
+    TimedOutError,
+    TransportError,
+    UnknownProducerError,
+)
+from headrace.wire.ids import TopicPartition
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+TOPIC_ID = b"1" * 16
+PARTITIONS = 2
+
+
+class ModelLog:
+    """One partition: the broker's rule of PROTOCOL H48 and H49."""
+
+    def __init__(self):
+        self.values, self.known, self.leader, self.epoch = [], {}, 1, 0
+
+    def append(self, batch):
+        header = read_header(batch)
+        if header.producer_id >= 0:
+            epoch, expected, ranges = self.known.get(header.producer_id, (-1, None, {}))
+            if header.producer_epoch < epoch:
+                raise FencedProducerError("an older epoch")
+            if header.producer_epoch > epoch:
+                if header.base_sequence:
+                    raise (UnknownProducerError if epoch < 0 else OutOfOrderSequenceError)("a new epoch starts at 0")
+                epoch, expected, ranges = header.producer_epoch, 0, {}
+            if header.base_sequence in ranges:
+                return ranges[header.base_sequence]
+            if header.base_sequence != expected:
+                raise OutOfOrderSequenceError(f"expected {expected}")
+            ranges = {**ranges, header.base_sequence: len(self.values)}
+            self.known[header.producer_id] = (epoch, expected + header.record_count, ranges)
+        self.values.extend(decode_batch(batch, max_payload_bytes=1 << 20).values())
+        return len(self.values) - header.record_count
+
+
+class World:
+    """Drives a dispatcher with one seed; every step is a choice of the generator."""
+
+    def __init__(self, seed, idempotent, faults):
+        self.rng = random.Random(seed)
+        self.faults = faults
+        self.now_ms = 0
+        self.logs = [ModelLog() for _ in range(PARTITIONS)]
+        self.routes = RoutingTable()
+        self.idempotent = idempotent
+        self.dispatcher = Dispatcher(
+            self.routes, Backoff(5, 50, self.rng), idempotent=idempotent, max_in_flight_requests=5,
+            max_request_bytes=1500, request_timeout_ms=100,
+        )  # fmt: skip
+        self.pipelines = [PartitionPipeline(TopicPartition("t", n), TOPIC_ID) for n in range(PARTITIONS)]
+        self.flying, self.late = [], []
+        self.finished = {}
+        self.sent = 0
+        self.contents = {}
+        self.order = [[] for _ in range(PARTITIONS)]
+
+    def metadata(self):
+        answer = cluster_pb2.GetMetadataResponse()
+        for broker in (1, 2):
+            answer.brokers.add(broker_id=broker, address=f"b{broker}:1")
+        topic = answer.topics.add(name="t", topic_id=TOPIC_ID)
+        for number, log in enumerate(self.logs):
+            topic.partitions.add(partition=number, leader_id=log.leader, leader_epoch=log.epoch)
+        self.routes.update(answer)
+        self.finish(self.dispatcher.metadata_changed())
+
+    def seal(self):
+        number = self.rng.randrange(PARTITIONS)
+        values = [b"%d" % (self.sent + index) for index in range(self.rng.randint(1, 4))]
+        self.sent += len(values)
+        pipeline = self.pipelines[number]
+        self.dispatcher.start_pipeline(pipeline)
+        pending = PendingBatch(pipeline.where, 0, lambda pending: None)
+        batch = SealedBatch(pipeline, pending, len(values), 0, self.now_ms + 2000)
+        batch.encoded = encode_batch(values, base_timestamp_ms=0, **batch.stamp._asdict())
+        self.dispatcher.add(batch)
+        self.contents[batch] = (number, values)
+        self.order[number].append(batch)
+
+    def send(self):
+        for request in self.dispatcher.next_requests(self.now_ms):
+            body = [
+                (part.pipeline.where.partition, part.leader_epoch, [b.encoded for b in part.batches])
+                for part in request.parts
+            ]
+            self.flying.append((request, body))
+        if self.dispatcher.needs_producer_id:
+            self.dispatcher.set_identity(self.rng.randrange(1, 1 << 40), 0)
+        if self.dispatcher.needs_metadata:
+            self.metadata()
+        self.check_bounds()
+
+    def check_bounds(self):
+        """What flies stays within the bounds, and bytes that may have been applied never change."""
+        for pipeline in self.pipelines:
+            assert len(pipeline.flying) <= 64
+            if not self.idempotent:
+                assert (
+                    len([1 for request, _ in self.flying for part in request.parts if part.pipeline is pipeline]) <= 1
+                )
+        assert all(count <= 5 for count in self.dispatcher._in_flight.values())
+
+    def arrive(self, request, body):
+        """What the broker does with a request, whether or not anybody hears of it."""
+        answers = []
+        for number, epoch, batches in body:
+            log = self.logs[number]
+            if log.leader != request.broker_id or log.epoch != epoch:
+                hint = LeaderHint(log.leader, log.epoch, f"b{log.leader}:1") if self.rng.random() < 0.5 else None
+                answers.append(Answer((), NotLeaderError("moved", leader=hint)))
+                continue
+            if self.rng.random() < self.faults * 0.2:
+                kinds = [
+                    ThrottledError("slow"),
+                    InvalidTimestampError("bad"),
+                    TimedOutError("waited", outcome=Outcome.UNKNOWN),
+                ]
+                error = self.rng.choice(kinds)
+                if self._appends(error, log, batches):
+                    for batch in batches:
+                        log.append(batch)
+                answers.append(Answer((), error))
+                continue
+            offsets = []
+            try:
+                for batch in batches:
+                    offsets.append(log.append(batch))
+                answers.append(Answer(tuple(offsets), None))
+            except HeadraceError as error:
+                answers.append(Answer(tuple(offsets), error))
+        return answers
+
+    def _appends(self, error, log, batches):
+        """Whether a wait that timed out had appended before: only where the log would take every batch."""
+        if error.outcome != Outcome.UNKNOWN or self.rng.random() < 0.5:
+            return False
+        copy = ModelLog()
+        copy.values, copy.known = list(log.values), dict(log.known)
+        try:
+            for batch in batches:
+                copy.append(batch)
+        except HeadraceError:
+            return False
+        return True
+
+    def land(self):
+        if not self.flying:
+            return
+        request, body = self.flying.pop(self.rng.randrange(len(self.flying)) if self.rng.random() < 0.3 else 0)
+        fate = self.rng.random()
+        if fate < self.faults * 0.15:
+            self.late.append((request, body))
+            error = TransportError("lost", outcome=Outcome.UNKNOWN, retriable=True)
+            self.finish(self.dispatcher.failed(request, error, self.now_ms))
+        elif fate < self.faults * 0.3:
+            self.arrive(request, body)
+            error = TransportError("answer lost", outcome=Outcome.UNKNOWN, retriable=True)
+            self.finish(self.dispatcher.failed(request, error, self.now_ms))
+        else:
+            self.finish(self.dispatcher.answered(request, self.arrive(request, body), self.now_ms))
+
+    def upset(self):
+        """Something that happens to the cluster."""
+        log = self.rng.choice(self.logs)
+        kind = self.rng.randrange(4)
+        if kind == 0:
+            log.leader, log.epoch = 3 - log.leader, log.epoch + 1
+        elif kind == 1 and self.rng.random() < 0.4:
+            self.forget(self.logs.index(log))
+        elif kind == 2 and self.late:
+            self.arrive(*self.late.pop(0))
+
+    def forget(self, number):
+        """Lose a partition's producers, as retention may: long after a first batch and its retries (PROTOCOL H49)."""
+        pipeline = self.pipelines[number]
+        if not any(batch.stamp.base_sequence == 0 for batch in (*pipeline.queue, *pipeline.flying)):
+            self.logs[number].known.clear()
+            self.late.clear()
+
+    def finish(self, finished):
+        for batch, offset, error in finished:
+            assert batch not in self.finished, "a batch finishes once"
+            self.finished[batch] = (offset, error)
+
+    def run(self, steps):
+        self.metadata()
+        for _ in range(steps):
+            self.now_ms += self.rng.randrange(20)
+            choice = self.rng.random()
+            if choice < 0.35:
+                self.seal()
+            elif choice < 0.6:
+                self.send()
+            elif choice < 0.95:
+                self.land()
+            elif self.rng.random() < self.faults:
+                self.upset()
+            self.finish(self.dispatcher.expire(self.now_ms))
+        self.faults = 0
+        for _ in range(4000):
+            if not self.dispatcher.unresolved:
+                break
+            self.now_ms += 60
+            self.send()
+            self.land()
+            self.finish(self.dispatcher.expire(self.now_ms))
+        assert not self.dispatcher.unresolved, "everything ends once the faults do"
+        assert self.dispatcher.next_event_ms(self.now_ms) is None
+
+
+def check(world):
+    """What was delivered is there, once and in order; what definitely failed is not."""
+    for number, log in enumerate(world.logs):
+        definite = set()
+        for batch in world.order[number]:
+            offset, error = world.finished[batch]
+            values = world.contents[batch][1]
+            if error is None:
+                assert log.values[offset : offset + len(values)] == values, "what is delivered is there"
+            elif error.outcome == Outcome.NOT_APPLIED:
+                definite.update(values)
+        assert not definite & set(log.values), "what failed definitely is never read"
+        assert len(set(log.values)) == len(log.values), "nothing is there twice"
+        assert log.values == sorted(log.values, key=int), "in the order of sending"
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 1.0]))
+@settings(max_examples=300, deadline=None)
+def test_an_idempotent_producer_neither_loses_doubles_nor_reorders(seed, faults):
+    """Whatever is lost, late, forgotten or moved, with up to five requests in flight."""
+    world = World(seed, idempotent=True, faults=faults)
+    world.dispatcher.set_identity(7, 0)
+    world.run(150)
+    check(world)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_without_a_producer_id_order_holds_as_long_as_nothing_is_lost(seed):
+    """One request at a time a partition: refusals and moves never reorder."""
+    world = World(seed, idempotent=False, faults=0.0)
+    world.run(150)
+    check(world)
+    assert all(error is None for _, error in world.finished.values())

@@ -1,0 +1,328 @@
+"""The parts without I/O: settings, serializers, partitioners, back-off, routes, sequences, buffers, bulk columns, requests."""
+
+import random
+import threading
+import zlib
+
+import pytest
+from headrace.client import config as settings
+from headrace.client.accumulator import PIECE_BYTES, Budget, PartitionBuffer, record_cost
+from headrace.client.bulk import bulk_of
+from headrace.client.errors import ConfigError, NoBrokersAvailableError, SerializationError
+from headrace.client.inflight import PartitionPipeline, Request, RequestPart, SealedBatch
+from headrace.client.interrupts import Uninterrupted
+from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.produce_rpc import produce_request
+from headrace.client.receipts import PendingBatch
+from headrace.client.retry import Backoff
+from headrace.client.routing import RoutingTable
+from headrace.client.sequences import MAX_EPOCH, SEQUENCES, ProducerStamp, SequenceState, restamp
+from headrace.client.serializers import deserialize, resolve_serializer, serialize
+from headrace.v1 import broker_pb2, cluster_pb2
+from headrace.wire.batch import check_batch, read_header
+from headrace.wire.columns import decode_batch, encode_batch
+from headrace.wire.compression import Codec
+from headrace.wire.errors import InternalError, LeaderHint, UnknownTopicError, to_detail
+from headrace.wire.ids import TopicPartition
+
+WHERE = TopicPartition("t", 0)
+LIMITS = {"max_batch_bytes": 1 << 24, "max_records": 10**6, "max_payload_bytes": 1 << 24}
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "said"),
+    [
+        (settings.ProducerConfig, {"linger": 5}, "did you mean 'linger_ms'"),
+        (settings.ProducerConfig, {"linger_ms": -1}, "linger_ms=-1 is not within 0 to 60000"),
+        (settings.ProducerConfig, {"linger_ms": "5"}, "linger_ms='5' is not int"),
+        (settings.ProducerConfig, {"linger_ms": True}, "is not int"),
+        (settings.ProducerConfig, {"acks": 2}, "acks=2 is not one of 'all', 0, 1"),
+        (settings.ProducerConfig, {"acks": 0, "enable_idempotence": True}, "needs acks 1 or all"),
+        (settings.ProducerConfig, {"compression_type": "snappy"}, "'none', 'gzip', 'lz4', 'zstd'"),
+        (settings.ProducerConfig, {"batch_bytes": 1 << 30}, "more than buffer_memory"),
+        (settings.ProducerConfig, {"value_serializer": "jsn"}, "did you mean 'json'"),
+        (settings.ProducerConfig, {"bootstrap_servers": "localhost"}, "'localhost' is not host:port"),
+        (settings.ProducerConfig, {"bootstrap_servers": " , "}, "names no address"),
+        (settings.ConsumerConfig, {"group_id": "g"}, "unknown setting 'group_id'"),
+        (settings.ConsumerConfig, {"auto_offset_reset": "smallest"}, "'earliest', 'latest', 'error'"),
+        (settings.ClientConfig, {"retry_backoff_ms": 10, "retry_backoff_max_ms": 1}, "less than retry_backoff_ms"),
+    ],
+)
+def test_a_wrong_setting_is_refused_and_the_message_helps(cls, given, said):
+    with pytest.raises(ConfigError) as caught:
+        settings.build(cls, given)
+    assert said in str(caught.value)
+
+
+def test_settings_take_lists_and_describe_themselves():
+    built = settings.build(settings.ProducerConfig, {"bootstrap_servers": ["a:1", "b:2", "a:1"], "acks": "0"})
+    assert built.addresses == ("a:1", "b:2")
+    assert not built.idempotent
+    rows = {row.name: row for row in settings.describe(settings.ProducerConfig)}
+    assert rows["acks"].range == "all, 0, 1"
+    assert rows["linger_ms"][1:3] == ("5", "0 to 60000")
+    assert all(row.text.endswith((".", "`.")) for row in rows.values())
+
+
+def test_serializers_turn_objects_into_bytes_and_back_or_say_why_not():
+    assert serialize(resolve_serializer("json", "x"), {"a": "é"}, "value") == '{"a":"é"}'.encode()
+    assert serialize(None, bytearray(b"x"), "value") == b"x"
+    assert serialize(str.encode, None, "value") is None
+    with pytest.raises(SerializationError, match="is int, not bytes"):
+        serialize(None, 5, "key")
+    with pytest.raises(SerializationError, match="of t-0 from offset 5"):
+        deserialize(bytes.decode, b"\xff", "value", "t-0 from offset 5")
+
+
+def test_partitioners_agree_with_crc32_and_stay_in_range():
+    assert partition_for_key(b"user-1", 7) == zlib.crc32(b"user-1") % 7
+    rng = random.Random(1)
+    assert {next_sticky(1, [0, 1, 3], 4, rng) for _ in range(50)} == {0, 3}
+    assert next_sticky(0, [0], 1, rng) == 0
+    assert {next_sticky(-1, [], 2, rng) for _ in range(50)} == {0, 1}
+    for wrong in (3, -1, "0", None):
+        with pytest.raises(ConfigError, match="partitions 0 to 2"):
+            check_partition(wrong, 3, "t")
+
+
+def test_back_off_grows_to_its_maximum_with_jitter_and_obeys_the_server():
+    backoff = Backoff(100, 1000, random.Random(7))
+    for attempt, step in ((1, 100), (2, 200), (3, 400), (5, 1000), (60, 1000)):
+        delays = {backoff.delay_ms(attempt) for _ in range(200)}
+        assert step / 2 <= min(delays) < max(delays) <= step
+    assert backoff.delay_ms(1, at_least_ms=5000) == 5000
+
+
+def metadata(leader=1, epoch=0, topic_id=b"1" * 16, partitions=2):
+    answer = cluster_pb2.GetMetadataResponse(cluster_id="c", max_batch_bytes=99)
+    for broker in (1, 2):
+        answer.brokers.add(broker_id=broker, address=f"b{broker}:1")
+    topic = answer.topics.add(name="t", topic_id=topic_id)
+    for number in range(partitions):
+        topic.partitions.add(partition=number, leader_id=leader, leader_epoch=epoch)
+    return answer
+
+
+def test_routes_only_move_forward():
+    """A leader of a lower epoch never replaces a newer one, whoever says so (PROTOCOL H4)."""
+    routes = RoutingTable()
+    routes.update(metadata(leader=1, epoch=5))
+    assert routes.leader(WHERE) == (1, "b1:1", 5)
+    assert routes.topic("t").max_batch_bytes == 99
+    assert not routes.learn_leader(WHERE, LeaderHint(2, 4, "old:1"))
+    assert routes.learn_leader(WHERE, LeaderHint(2, 6, "new:1"))
+    routes.update(metadata(leader=1, epoch=5, partitions=1))
+    assert routes.leader(WHERE) == (2, "b2:1", 6)
+    assert routes.topic("t").partitions == 2
+    routes.forget_leader(WHERE, 5)
+    assert routes.leader(WHERE) is not None
+    routes.forget_leader(WHERE, 6)
+    assert routes.leader(WHERE) is None
+    assert routes.topic("t").led_partitions() == [1]
+
+
+def test_a_topic_created_again_replaces_the_old_one_whole():
+    routes = RoutingTable()
+    routes.update(metadata(epoch=9))
+    routes.update(metadata(epoch=0, topic_id=b"2" * 16, partitions=1))
+    assert routes.leader(WHERE) == (1, "b1:1", 0)
+    assert routes.topic("t").partitions == 1
+    gone = cluster_pb2.GetMetadataResponse()
+    gone.topics.add(name="t", error=to_detail(UnknownTopicError("deleted")))
+    routes.update(gone)
+    with pytest.raises(UnknownTopicError, match="deleted"):
+        routes.require("t")
+
+
+def test_sequences_count_records_modulo_two_to_the_31():
+    state = SequenceState()
+    assert state.sealed(5) == ProducerStamp(-1, -1, -1)
+    state.start(7, 0)
+    state._next_sealed = state._next_sent = SEQUENCES - 2
+    assert state.sealed(5).base_sequence == SEQUENCES - 2
+    assert state.sealed(1).base_sequence == 3
+    assert state.sent(5).base_sequence == SEQUENCES - 2
+    assert state.raise_epoch()
+    assert state.sealed(1) == ProducerStamp(7, 1, 0)
+    state.epoch = MAX_EPOCH
+    assert not state.raise_epoch()
+
+
+def test_a_restamped_batch_is_sound_and_only_its_producer_differs():
+    batch = encode_batch([b"a", b"bc"], base_timestamp_ms=5)
+    changed = restamp(batch, ProducerStamp(9, 1, 77))
+    header = check_batch(changed, **LIMITS)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (9, 1, 77)
+    assert decode_batch(changed, max_payload_bytes=1 << 20).values() == [b"a", b"bc"]
+    assert restamp(changed, ProducerStamp(-1, -1, -1)) == batch
+
+
+def test_a_budget_waits_for_room_and_never_gives_more_than_it_has():
+    budget = Budget(100)
+    assert budget.take(60)
+    assert not budget.take(50)
+    threading.Timer(0.01, budget.give_back, (60,)).start()
+    assert budget.take(50, timeout=20)
+    assert budget.used == 50
+    budget.give_back(50)
+    assert budget.take(1000), "a record that is larger than all goes alone"
+
+
+def make_buffer(batch_bytes=10_000, records=100):
+    pipeline = PartitionPipeline(WHERE, b"1" * 16)
+    buffer = PartitionBuffer(WHERE, pipeline, batch_bytes=batch_bytes, max_batch_bytes=1 << 20, records=records)
+    buffer.open(PendingBatch(WHERE, 5, lambda pending: None), 0, buffer.piece_for(30))
+    return buffer
+
+
+@pytest.mark.parametrize("receipts", [True, False])
+def test_an_appender_appends_until_there_is_no_room_and_leaves_a_true_count(receipts):
+    buffer = make_buffer(batch_bytes=1000)
+    assert buffer.charged == 1000
+    append = buffer.start_appender(receipts=receipts)
+    given = [append(b"x" * 26) for _ in range(20)]
+    with pytest.raises(StopIteration):
+        append(b"x")
+    buffer.stop_appender()
+    assert [receipt.index for receipt in given] == list(range(20)) if receipts else given == [None] * 20
+    assert buffer.room == 0
+    assert buffer.is_full_for(25)
+    swapped, unused = buffer.swap()
+    assert (len(swapped.values), swapped.charged, unused) == (20, 1000, 0)
+    with pytest.raises(StopIteration):
+        append(b"x")
+
+
+def test_an_appender_lets_one_thread_in_at_a_time_and_says_so():
+    """The lock-free path stands on this: a generator that runs raises ValueError to another caller."""
+    buffer = make_buffer()
+
+    class Value(bytes):
+        def __len__(self):
+            with pytest.raises(ValueError, match="already executing"):
+                append(b"y")
+            return 1
+
+    append = buffer.start_appender(receipts=True)
+    append(Value(b"x"))
+    buffer.stop_appender()
+    assert buffer.values == [b"x"]
+
+
+def test_an_appender_that_never_ends_is_an_error_and_not_a_hang(monkeypatch):
+    monkeypatch.setattr("headrace.client.accumulator.APPENDER_TIMEOUT_S", 0)
+    buffer = make_buffer()
+
+    class Value(bytes):
+        def __len__(self):
+            with pytest.raises(InternalError, match="signal handler"):
+                buffer.stop_appender()
+            return 1
+
+    buffer.start_appender(receipts=True)(Value(b"x"))
+
+
+def test_a_buffer_takes_memory_in_pieces_within_bytes_and_records():
+    buffer = make_buffer(batch_bytes=1 << 20, records=100)
+    assert buffer.charged == 100 * 24
+    for _ in range(100):
+        if buffer.room < 24:
+            buffer.extend(buffer.piece_for(24))
+        buffer.append(b"", None, None, None, 24)
+    assert buffer.is_full_for(24)
+    assert make_buffer(batch_bytes=1 << 20, records=100_000).charged == PIECE_BYTES
+
+
+def test_columns_that_begin_late_are_padded_with_nothing():
+    buffer = make_buffer()
+    buffer.append(b"a", None, None, None, 24)
+    buffer.append(b"b", b"k", (("h", b"v"),), 7, record_cost(b"b", b"k", (("h", b"v"),)))
+    buffer.append(b"c", None, None, None, 24)
+    swapped, _ = buffer.swap()
+    assert swapped.keys == [None, b"k", None]
+    assert swapped.headers == [None, (("h", b"v"),), None]
+    assert swapped.timestamps_ms == [None, 7, None]
+
+
+def test_bulk_columns_are_cut_within_limits_and_encode_what_they_hold():
+    values = [b"x" * (number % 50) for number in range(1000)]
+    bulk = bulk_of(values, None, None, None, None, None)
+    start, ends = 0, []
+    while start < len(bulk):
+        end, cost = bulk.cut(start, 2000, 70)
+        assert end > start
+        assert end - start <= 70
+        assert cost == sum(len(value) + 24 for value in values[start:end])
+        assert cost <= 2000
+        ends.append(
+            decode_batch(
+                bulk.encode(start, end, 1, ProducerStamp(1, 0, start), Codec.NONE, None), max_payload_bytes=1 << 20
+            )
+        )
+        start = end
+    assert [value for columns in ends for value in columns.values()] == values
+
+
+def test_bulk_splits_by_partition_and_keeps_the_order_of_each():
+    values = [b"%d" % number for number in range(100)]
+    bulk = bulk_of(values, values, None, list(range(100)), None, None)
+    seen = {}
+    for partition, share in bulk.by_partition(lambda key: int(key) % 3):
+        batch = decode_batch(
+            share.encode(0, len(share), 0, ProducerStamp(-1, -1, -1), Codec.NONE, None), max_payload_bytes=1 << 20
+        )
+        seen[partition] = batch.values()
+        assert batch.keys() == batch.values()
+        assert batch.timestamps() == [int(value) for value in batch.values()]
+    assert seen == {rest: [b"%d" % number for number in range(rest, 100, 3)] for rest in range(3)}
+
+
+def test_a_hand_written_request_is_what_protobuf_reads():
+    """The bytes between which batches are joined are the message of the .proto, whatever the sizes."""
+    parts = []
+    for topic_id, number, sizes in ((b"1" * 16, 0, [1, 200]), (b"1" * 16, 3, [70_000]), (b"2" * 16, 1, [5])):
+        pipeline = PartitionPipeline(TopicPartition("t", number), topic_id)
+        batches = []
+        for size in sizes:
+            batch = SealedBatch(pipeline, PendingBatch(WHERE, 0, lambda pending: None), 1, 0, 0)
+            batch.encoded = b"x" * size
+            batches.append(batch)
+        parts.append(RequestPart(pipeline, -1 if number else 4, batches))
+    config = settings.build(settings.ProducerConfig, {"client_id": "me", "acks": 1})
+    read = broker_pb2.ProduceRequest.FromString(produce_request(Request(1, "a:1", parts, 77), config))
+    assert (read.client_id, read.acks, read.timeout_ms) == ("me", broker_pb2.ACKS_LEADER, 77)
+    found = [
+        (topic.topic.topic_id, part.partition, part.leader_epoch, [len(batch) for batch in part.batches])
+        for topic in read.topics
+        for part in topic.partitions
+    ]
+    assert found == [
+        (b"1" * 16, 0, 4, [1, 200]),
+        (b"1" * 16, 3, -1, [70_000]),
+        (b"2" * 16, 1, -1, [5]),
+    ]
+
+
+def test_no_brokers_lists_each_address_and_its_own_cause():
+    error = NoBrokersAvailableError({"a:1": "refused", "b:2": "timed out"})
+    assert "a:1: refused; b:2: timed out" in str(error)
+    assert error.retriable
+
+
+def test_ctrl_c_waits_for_the_end_of_an_uninterrupted_block():
+    import signal
+
+    reached = []
+    with pytest.raises(KeyboardInterrupt):
+        with Uninterrupted():
+            with Uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+                reached.append(1)
+            reached.append(2)
+    assert reached == [1, 2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_header_offsets_that_restamping_writes_are_the_formats():
+    batch = encode_batch([b"a"], base_timestamp_ms=0, producer_id=1, producer_epoch=2, base_sequence=3)
+    assert read_header(restamp(batch, ProducerStamp(4, 5, 6)))[-3:] == (4, 5, 6)
