@@ -1,7 +1,7 @@
 """Where records wait to become batches: one buffer a partition, and one budget in bytes for all of them.
 
-A buffer's `lock` is held to append to or to swap the open batch, never to encode. In a hurry records are appended without it,
-by a generator (`appender`). What an open batch may grow by
+A buffer's `lock` is held to append to or to swap the open batch, never to encode. In a hurry records are appended
+without it, by a generator (`appender`). What an open batch may grow by
 (`room`) is taken from the budget in pieces ahead of the records, so that the buffer is bounded strictly and an append
 only counts down. No I/O, no clock; waiting for room is the one thing that blocks.
 """
@@ -107,8 +107,8 @@ class PartitionBuffer:
     """
 
     __slots__ = (
-        "appender", "batch_limit", "charged", "headers", "keys", "largest", "lock", "opened_ms", "pending", "pipeline", "record_limit",
-        "retired", "room", "timestamps_ms", "values", "where",
+        "appender", "batch_limit", "charged", "headers", "keys", "largest", "lock", "opened_ms", "pending", "pipeline",
+        "record_limit", "retired", "room", "timestamps_ms", "values", "where",
     )  # fmt: skip
 
     def __init__(
@@ -188,8 +188,9 @@ class PartitionBuffer:
         return len(self.values) > 0 and (used + cost > self.batch_limit or len(self.values) >= self.record_limit)
 
     def piece_for(self, cost: int) -> int:
-        """Give how many bytes to take from the budget before a record of `cost` bytes: never more than the limits allow.
+        """Give how many bytes to take from the budget before a record of `cost` bytes.
 
+        Never more than the limits allow.
         Every record costs at least RECORD_OVERHEAD, so this bounds their number too.
         """
         left = min(self.batch_limit - self.charged, (self.record_limit - len(self.values)) * RECORD_OVERHEAD)

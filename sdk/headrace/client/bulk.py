@@ -5,6 +5,7 @@ buffers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,10 @@ class Bulk:
         return len(self._ends)
 
     def cut(self, start: int, limit: int, records: int) -> tuple[int, int]:
-        """Give where a batch from `start` on ends, and its cost: as much as fits in `limit` bytes, at least one record."""
+        """Give where a batch from `start` on ends, and its cost: as much as fits in `limit` bytes.
+
+        At least one record.
+        """
         before = int(self._ends[start - 1]) if start else 0
         end = int(np.searchsorted(self._ends, before + limit, side="right"))
         end = min(max(end, start + 1), start + records, len(self))
@@ -165,7 +169,7 @@ def _part(column: ArrowBuffers, start: int, end: int) -> ArrowBuffers:
 def _as_list(column: ArrowBuffers) -> list[bytes | None]:
     cuts = column.offsets.tolist()
     data = bytes(column.data)
-    entries: list[bytes | None] = [data[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    entries: list[bytes | None] = [data[a:b] for a, b in pairwise(cuts)]
     if column.validity is not None:
         valid = np.unpackbits(column.validity, bitorder="little", count=len(entries)).tolist()
         entries = [entry if ok else None for entry, ok in zip(entries, valid, strict=True)]

@@ -19,7 +19,10 @@ __all__ = [
 
 
 class ConfigError(HeadraceError, ValueError):
-    """A setting is unknown or out of range: correct the call. The message names the nearest known setting or the range."""
+    """A setting is unknown or out of range: correct the call.
+
+    The message names the nearest known setting or the range.
+    """
 
     def __init__(self, message: str, *, action: str = "") -> None:
         super().__init__(message, code=ErrorCode.INVALID_CONFIG, outcome=Outcome.NOT_APPLIED, action=action)

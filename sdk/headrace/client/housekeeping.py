@@ -1,5 +1,6 @@
-"""A producer's two threads: one that watches the clock, one that asks coordinators. Both end with it, or when it is collected.
+"""A producer's two threads: one that watches the clock, one that asks coordinators.
 
+Both end with it, or when it is collected.
 Started when the first batch is opened, so that a producer that is made and not used costs none.
 """
 

@@ -1,5 +1,6 @@
-"""Sealed batches on their way: what is sent next, and what an answer means. Pure; its owner locks. Time comes in as `now_ms`.
+"""Sealed batches on their way: what is sent next, and what an answer means. Pure; its owner locks.
 
+Time comes in as `now_ms`.
 A batch waits in its partition's queue, flies in a request, and ends by `Finished`, or comes back to its place in the
 queue.
 
@@ -56,7 +57,8 @@ class SealedBatch:
     """A batch that takes no more records. Owned by its partition's pipeline."""
 
     __slots__ = (
-        "charged", "deadline_ms", "doubtful", "encoded", "numbered", "pending", "pipeline", "records", "serial", "stamp",
+        "charged", "deadline_ms", "doubtful", "encoded", "numbered", "pending", "pipeline", "records", "serial",
+        "stamp",
     )  # fmt: skip
 
     def __init__(
@@ -153,7 +155,10 @@ class Finished(NamedTuple):
 
 
 class Dispatcher:
-    """Decides what is sent when. The shell locks around every call, sends the requests and completes what is finished."""
+    """Decides what is sent when. The shell locks around every call.
+
+    Sends the requests and completes what is finished.
+    """
 
     def __init__(
         self,

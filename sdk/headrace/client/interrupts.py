@@ -1,8 +1,9 @@
 """Put Ctrl-C off for the moment in which it would do harm.
 
-Python runs a signal's handler in the main thread between any two steps of it. A KeyboardInterrupt raised while gRPC starts a
-call leaves the channel's lock held, and every later call and `close` waits for it for ever; raised while a batch moves from
-one list to another it loses the batch. So the main thread starts calls and moves batches with SIGINT put off: milliseconds.
+Python runs a signal's handler in the main thread between any two steps of it. A KeyboardInterrupt raised while gRPC
+starts a call leaves the channel's lock held, and every later call and `close` waits for it for ever; raised while a
+batch moves from one list to another it loses the batch. So the main thread starts calls and moves batches with SIGINT
+put off: milliseconds.
 """
 
 import signal

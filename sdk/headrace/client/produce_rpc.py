@@ -1,10 +1,9 @@
 """Produce on the wire: requests from sealed batches, answers by partition. Pure, shared by both shells."""
 
-from google.protobuf.message import Message
-
 from headrace.client.config import ProducerConfig
-from headrace.client.inflight import Answer, Request
+from headrace.client.inflight import Answer, Request, RequestPart
 from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.envelopes import Buffers, Envelope, produce_request_bytes
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, from_detail
 from headrace.wire.ids import TopicPartition
 
@@ -19,54 +18,20 @@ GRACE_MS = 1_000
 
 
 def produce_request(request: Request, config: ProducerConfig) -> bytes:
-    """Write a serialised ProduceRequest; topics are named by id.
-
-    Protobuf would copy each batch into a message and again into the request. Here the small parts are protobuf's, and the
-    batches are joined between them in their encoding (length-delimited fields), copied once.
-    """
-    topics: dict[bytes, list[list[bytes]]] = {}
-    for pipeline, leader_epoch, batches in request.parts:
-        head = broker_pb2.PartitionProduce(partition=pipeline.where.partition, leader_epoch=leader_epoch)
-        pieces = [head.SerializeToString()]
-        for batch in batches:
-            assert batch.encoded is not None
-            pieces += (_TAG_BATCHES, _varint(len(batch.encoded)), batch.encoded)
-        topics.setdefault(pipeline.topic_id, []).append(pieces)
+    """Write a serialised ProduceRequest; topics are named by id, and each batch is copied once."""
+    by_topic: dict[bytes, list[RequestPart]] = {}
+    for part in request.parts:
+        by_topic.setdefault(part.pipeline.topic_id, []).append(part)
     message = broker_pb2.ProduceRequest(
         client_id=config.client_id, acks=_ACKS[config.acks_level], timeout_ms=request.timeout_ms
     )
-    out = [message.SerializeToString()]
-    for topic_id, parts in topics.items():
-        topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id))
-        body = [topic.SerializeToString()]
-        for pieces in parts:
-            body += (_TAG_PARTITIONS, _varint(_size(pieces)), *pieces)
-        out += (_TAG_TOPICS, _varint(_size(body)), *body)
-    return b"".join(out)
-
-
-def _size(pieces: list[bytes]) -> int:
-    return sum(map(len, pieces))
-
-
-def _varint(number: int) -> bytes:
-    """Encode as protobuf's base-128 varint; `number` is not negative."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _tag(message: type[Message], field: str) -> bytes:
-    """Give the tag of a length-delimited field."""
-    return _varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2)
-
-
-_TAG_TOPICS = _tag(broker_pb2.ProduceRequest, "topics")
-_TAG_PARTITIONS = _tag(broker_pb2.TopicProduce, "partitions")
-_TAG_BATCHES = _tag(broker_pb2.PartitionProduce, "batches")
+    batches: list[Buffers] = []
+    for topic_id, parts in by_topic.items():
+        topic = message.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
+        for pipeline, leader_epoch, sealed in parts:
+            topic.partitions.add(partition=pipeline.where.partition, leader_epoch=leader_epoch)
+            batches.append([batch.encoded for batch in sealed if batch.encoded is not None])
+    return produce_request_bytes(Envelope(message, batches))
 
 
 def answers_of(request: Request, response: broker_pb2.ProduceResponse, config: ProducerConfig) -> list[Answer]:

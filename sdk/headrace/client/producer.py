@@ -195,7 +195,9 @@ class Producer:
                         buffer.room = room
                         keys.append(key)
                         values.append(value)
-                        return receipt_for(buffer.pending, index) if self._receipts else None  # type: ignore[arg-type, return-value]
+                        pending = buffer.pending
+                        assert pending is not None, "there is room: a batch is open"
+                        return receipt_for(pending, index) if self._receipts else None  # type: ignore[return-value]
         return self._send(topic, value, key, headers, partition, timestamp_ms)
 
     def try_send(
@@ -429,7 +431,10 @@ class Producer:
     def _ship_bulk(
         self, buffer: PartitionBuffer, pending: PendingBatch, records: int, cost: int, encode: Callable[..., bytes]
     ) -> bool:
-        """Queue a batch of its own behind what is open and send both; False: the buffer is out of use. Uninterrupted."""
+        """Queue a batch of its own behind what is open and send both; False: the buffer is out of use.
+
+        Uninterrupted.
+        """
         with buffer.lock:
             if buffer.retired:
                 self._budget.give_back(cost)

@@ -1,0 +1,49 @@
+"""The blocking producer on a real cluster: what is acknowledged is there, once and in order, also through a kill -9."""
+
+import headrace
+import pytest
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+WAIT = 60
+
+
+@pytest.fixture(scope="module")
+def one_broker():
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as cluster:
+        yield cluster
+
+
+def read_values(cluster, topic):
+    with headrace.Reader(topic, bootstrap_servers=cluster.bootstrap_servers) as reader:
+        return [record.value for record in reader]
+
+
+def create(cluster, topic):
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=1)
+
+
+@pytest.mark.parametrize("acks", ["all", 1])
+def test_receipts_name_the_offsets_that_a_reader_finds(one_broker, acks):
+    topic = f"receipts-{acks}"
+    create(one_broker, topic)
+    with headrace.Producer(bootstrap_servers=one_broker.bootstrap_servers, acks=acks) as producer:
+        receipts = [producer.send(topic, b"%d" % number) for number in range(5000)]
+        assert [receipt.result(WAIT).offset for receipt in receipts] == list(range(5000))
+    assert read_values(one_broker, topic) == [b"%d" % number for number in range(5000)]
+
+
+def test_a_broker_killed_while_it_takes_records_loses_and_doubles_nothing(one_broker):
+    """kill -9 during produce, restarted: every record is there once, in order, at the offset of its receipt."""
+    create(one_broker, "killed")
+    broker = one_broker.broker(1)
+    with headrace.Producer(bootstrap_servers=one_broker.bootstrap_servers, batch_records=50, linger_ms=0) as producer:
+        receipts = [producer.send("killed", b"%d" % number) for number in range(2000)]
+        receipts[500].result(WAIT)
+        broker.kill()
+        receipts += [producer.send("killed", b"%d" % number) for number in range(2000, 4000)]
+        one_broker.restart(broker)
+        offsets = [receipt.result(WAIT).offset for receipt in receipts]
+    values = read_values(one_broker, "killed")
+    assert values == [b"%d" % number for number in range(4000)]
+    assert all(offset in (-1, number) for number, offset in enumerate(offsets))
