@@ -2,9 +2,10 @@
 
 That thread plans fetches by `Positions`, reads metadata again where it is stale or old, and finds new positions where
 an old one is gone. Each fetch in flight has a thread of its own, which makes a blocking call, takes the answer in and
-goes on with the next fetch at once. (Futures would be simpler to read; but gRPC starts a thread for the first one in flight
-and ends it with the last, so with one fetch at a time every fetch costs a new thread.) An answer is only queued, with
-its batches' headers walked; checksums and columns are the application's thread's work, so that the two overlap.
+goes on with the next fetch at once. (Futures would be simpler to read; but gRPC starts a thread for the first one in
+flight and ends it with the last, so with one fetch at a time every fetch costs a new thread.) An answer is only
+queued, with its batches' headers walked; checksums and columns are the application's thread's work, so that the two
+overlap.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from headrace.client.forking import ForkGuard
 from headrace.client.positions import Chunk, FetchPlan, Positions
 from headrace.client.retry import Backoff
 from headrace.client.routing import RoutingTable
-from headrace.v1 import broker_pb2, cluster_pb2
+from headrace.v1 import cluster_pb2
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, from_rpc_error
 from headrace.wire.ids import TopicPartition
 
@@ -225,10 +226,10 @@ class Fetcher:
     def _fetch(self, plan: FetchPlan) -> None:
         """Make one call and take its answer in."""
         timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
-        stub = self._connections.endpoint(plan.address).broker
-        answer, error = broker_pb2.FetchResponse(), None
+        fetch = self._connections.endpoint(plan.address).fetch
+        answer, error = None, None
         try:
-            answer = stub.Fetch(plan.request, timeout=timeout)
+            answer = fetch(plan.request, timeout=timeout)
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
         except ValueError as failure:  # grpc says it of a channel that was closed meanwhile
@@ -238,6 +239,7 @@ class Fetcher:
             if error is not None:
                 news = self.positions.take_failure(plan, error, self._routes, now)
             else:
+                assert answer is not None
                 self.last_answer_ms = now
                 news = self.positions.take_answer(plan, answer, self._routes, now)
             if news:

@@ -15,6 +15,8 @@ from headrace.client.retry import Backoff
 from headrace.client.routing import RoutingTable
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.batch import iter_batches
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
@@ -38,7 +40,7 @@ class Chunk(NamedTuple):
     """The first offset wanted; the first batch may start before it."""
     end_offset: int | None
     """Records from here on are not wanted; None: no bound."""
-    data: bytes
+    data: ReadableBuffer
 
 
 class Wanted(NamedTuple):
@@ -201,15 +203,17 @@ class Positions:
         waits = [partition.retry_at_ms - now_ms for partition in self._partitions.values() if partition.failures]
         return max(0, min(waits)) if waits else None
 
-    def take_answer(self, plan: FetchPlan, answer: broker_pb2.FetchResponse, routes: RoutingTable, now_ms: int) -> bool:
-        """Take in what a fetch brought; whether there is something for the application."""
+    def take_answer(self, plan: FetchPlan, answer: Envelope, routes: RoutingTable, now_ms: int) -> bool:
+        """Take in what a fetch brought, a FetchResponse; whether there is something for the application."""
         self._end_flight(plan)
+        batches = iter(answer.batches)
         wanted = {part.where: part for part in plan.partitions}
         names = {routes.require(part.where.topic).topic_id: part.where.topic for part in plan.partitions}
         news = False
-        for topic in answer.topics:
+        for topic in answer.message.topics:
             name = topic.name or names.get(topic.topic_id, "")
             for result in topic.partitions:
+                (data,) = next(batches)
                 part = wanted.get(TopicPartition(name, result.partition))
                 partition = self._partitions.get(part.where) if part is not None else None
                 if part is None or partition is None or partition.generation != part.generation:
@@ -217,7 +221,7 @@ class Positions:
                 if result.HasField("error"):
                     news = self._take_error(partition, from_detail(result.error), routes, now_ms) or news
                 else:
-                    news = self._take_data(partition, result) or news
+                    news = self._take_data(partition, result, data) or news
         return news
 
     def take_failure(self, plan: FetchPlan, error: HeadraceError, routes: RoutingTable, now_ms: int) -> bool:
@@ -319,11 +323,10 @@ class Positions:
             if partition is not None and partition.generation == part.generation:
                 partition.in_flight = False
 
-    def _take_data(self, partition: _Partition, result: broker_pb2.PartitionFetchResult) -> bool:
+    def _take_data(self, partition: _Partition, result: broker_pb2.PartitionFetchResult, data: ReadableBuffer) -> bool:
         partition.failures = partition.retry_at_ms = 0
         partition.high_watermark = result.high_watermark
         partition.log_start_offset = result.log_start_offset
-        data = result.batches
         if not data:
             return False
         offset = partition.fetch_offset
@@ -365,7 +368,7 @@ class Positions:
         partition.failures = partition.retry_at_ms = 0
 
 
-def _end_of(data: bytes, offset: int) -> int:
+def _end_of(data: ReadableBuffer, offset: int) -> int:
     """The offset behind the last batch whose header can be read; the reader finds out what is wrong with the rest."""
     end = offset
     try:

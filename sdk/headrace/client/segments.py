@@ -11,6 +11,7 @@ from headrace.client.records import Deserializers, Segment
 from headrace.client.serializers import resolve_deserializer
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches, read_header
 from headrace.wire.columns import decode_batch
+from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import CorruptBatchError
 
 MAX_BATCH_BYTES = 2**31 - 1
@@ -73,7 +74,7 @@ def _at(chunk: Chunk, offset: int, position: int, error: CorruptBatchError) -> C
     )
 
 
-def _header_after(data: bytes, position: int) -> BatchHeader | None:
+def _header_after(data: ReadableBuffer, position: int) -> BatchHeader | None:
     """The header of the batch behind the damaged one, where the damaged one's length can still be believed."""
     try:
         damaged = read_header(data, position)

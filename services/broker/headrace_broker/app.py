@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import structlog
-from headrace.v1 import broker_pb2_grpc
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
 from headrace_server.clock import Clock, SystemClock
@@ -35,7 +34,7 @@ from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.rpc.service import SERVICE_NAME, BrokerService
+from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import PartitionServices
@@ -159,7 +158,7 @@ class Broker:
         live = self._describe()
         registration = self._make_registration(live)
         service = BrokerService(view, assignments, self._directory, registration, services=services, tasks=tasks)
-        self._server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, service, SERVICE_NAME)
+        self._server.add(register, service, SERVICE_NAME)
         address = await self._server.start(settings.listen)
         await self._server.set_health("startup", True)
         await self._server.set_health("liveness", True)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.v1 import broker_pb2
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 
 from headrace_broker.rpc.records import MAX_ANSWER_BYTES, decode_records
@@ -29,6 +31,7 @@ class _Wanted:
     request: broker_pb2.PartitionFetch
     known_epoch: int
     result: broker_pb2.PartitionFetchResult
+    batches: list[ReadableBuffer]  # the result's, beside it: see Envelope
     partition: Partition | None = None
     found: Slice | None = None
     error: HeadraceError | None = None
@@ -48,8 +51,8 @@ class FetchHandler:
 
     async def fetch(
         self, request: broker_pb2.FetchRequest, when_done: Callable[[Callable[[], None]], None]
-    ) -> broker_pb2.FetchResponse:
-        """Answer one call; `when_done` takes what is to be called when the answer has left.
+    ) -> Envelope:
+        """Answer one call by a FetchResponse; `when_done` takes what is to be called when the answer has left.
 
         Raises:
             InvalidRequestError: the request as a whole cannot be.
@@ -79,7 +82,7 @@ class FetchHandler:
                 if each.found is not None:
                     each.found.close()
         self._services.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
-        return response
+        return Envelope(response, [each.batches for each in wanted])
 
     def _check(self, request: broker_pb2.FetchRequest) -> int:
         """Check what concerns the whole request; the most bytes to answer."""
@@ -120,7 +123,8 @@ class FetchHandler:
                     leader_epoch=-1,
                     preferred_replica=-1,
                 )
-                each = _Wanted(part, part.leader_epoch if part.HasField("leader_epoch") else -1, result, error=unknown)
+                known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
+                each = _Wanted(part, known_epoch, result, [], error=unknown)
                 if topic is not None:
                     try:
                         each.partition = self._assignments.find_in(topic, part.partition)
@@ -199,7 +203,7 @@ class FetchHandler:
                     if as_records:
                         taken = await self._fill_records(each, data, records_bytes)
                     else:
-                        result.batches = data
+                        each.batches.append(data)
                 except HeadraceError as error:
                     each.error = error
         if each.error is not None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import cast
 
 from headrace.v1 import broker_pb2
+from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 from headrace_server.metadata_view import Topic
 
@@ -43,15 +45,16 @@ class ProduceHandler:
         self._budget = budget
         self._services = services
 
-    async def produce(self, request: broker_pb2.ProduceRequest) -> broker_pb2.ProduceResponse:
-        """Answer one call; with acks none before its append, which a task of `tasks` does.
+    async def produce(self, envelope: Envelope) -> broker_pb2.ProduceResponse:
+        """Answer one ProduceRequest; with acks none before its append, which a task of `tasks` does.
 
         Raises:
             InvalidRequestError, BatchTooLargeError: the request as a whole cannot be.
             ThrottledError: no room for its bytes now.
         """
+        request: broker_pb2.ProduceRequest = envelope.message
         deadline = time.monotonic() + self._check(request) / 1000
-        work, size_bytes = self._unpack(request)
+        work, size_bytes = self._unpack(envelope)
         self._budget.take(size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
             self._tasks.create_task(self._append_unasked(request, work, size_bytes))
@@ -83,14 +86,15 @@ class ProduceHandler:
             )
         return request.timeout_ms
 
-    def _unpack(self, request: broker_pb2.ProduceRequest) -> tuple[_Work, int]:
-        """Touch each batch's bytes once: (topic, [(partition, batches)]), and the bytes of all of it."""
+    def _unpack(self, envelope: Envelope) -> tuple[_Work, int]:
+        """Give (topic, [(partition, batches)]), and the bytes of all of it."""
         size_bytes = batches_in_all = 0
         work: _Work = []
-        for topic in request.topics:
+        in_order = iter(envelope.batches)
+        for topic in envelope.message.topics:
             parts = []
             for part in topic.partitions:
-                batches = list(part.batches)
+                batches = cast("list[bytes]", next(in_order))  # views where they are large: used as bytes all the same
                 batches_in_all += len(batches)
                 size_bytes += sum(map(len, batches))
                 if part.records:

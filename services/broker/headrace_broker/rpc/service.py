@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+import grpc
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, topics_pb2
+from headrace.wire.envelopes import Envelope, fetch_response_bytes, parse_produce_request
 from headrace.wire.errors import (
     FencedBrokerError,
     HeadraceError,
@@ -81,7 +83,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise FencedBrokerError("the broker's lease cannot be trusted now", outcome=outcome)
 
     @unary
-    async def Produce(self, request: broker_pb2.ProduceRequest, context: Any) -> broker_pb2.ProduceResponse:
+    async def Produce(self, request: Envelope, context: Any) -> broker_pb2.ProduceResponse:
         """See the proto."""
         self._check_serving()
         started = time.perf_counter()
@@ -91,7 +93,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return response
 
     @unary
-    async def Fetch(self, request: broker_pb2.FetchRequest, context: Any) -> broker_pb2.FetchResponse:
+    async def Fetch(self, request: broker_pb2.FetchRequest, context: Any) -> Envelope:
         """See the proto."""
         self._check_serving()
 
@@ -227,6 +229,24 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         if error.leader is not None:
             error.leader = self._assignments.with_address(error.leader)
         result.error.CopyFrom(to_detail(error))
+
+
+def register(service: BrokerService, server: grpc.aio.Server) -> None:
+    """Add the service to a server; the two calls that carry batches by envelopes, ahead of the generated handlers."""
+    handlers: dict[str, Any] = {
+        "Produce": grpc.unary_unary_rpc_method_handler(
+            service.Produce,
+            request_deserializer=parse_produce_request,
+            response_serializer=broker_pb2.ProduceResponse.SerializeToString,
+        ),
+        "Fetch": grpc.unary_unary_rpc_method_handler(
+            service.Fetch,
+            request_deserializer=broker_pb2.FetchRequest.FromString,
+            response_serializer=fetch_response_bytes,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+    broker_pb2_grpc.add_BrokerServiceServicer_to_server(service, server)
 
 
 def _raise(error: HeadraceError | None) -> NoReturn:

@@ -1,0 +1,129 @@
+"""Envelopes and the generated code read and write the same bytes."""
+
+import pytest
+from google.protobuf.message import DecodeError
+from headrace.v1 import broker_pb2, errors_pb2, topics_pb2
+from headrace.wire import envelopes
+from headrace.wire.envelopes import (
+    Envelope,
+    fetch_response_bytes,
+    parse_fetch_response,
+    parse_produce_request,
+    produce_request_bytes,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+buffers = st.binary(min_size=1, max_size=300)
+names = st.text(max_size=20)
+
+
+@pytest.fixture(autouse=True)
+def no_message_is_small(monkeypatch):
+    """The way of large messages is taken by small ones too."""
+    monkeypatch.setattr(envelopes, "SMALL_BYTES", 0)
+
+
+@st.composite
+def produce_requests(draw):
+    parts = st.builds(
+        broker_pb2.PartitionProduce,
+        partition=st.integers(0, 2**31 - 1),
+        leader_epoch=st.none() | st.integers(-1, 2**31 - 1),
+        batches=st.lists(buffers, max_size=4),
+        records=st.lists(st.builds(topics_pb2.Record, value=buffers), max_size=2),
+        producer=st.none() | st.builds(broker_pb2.ProducerIdentity, producer_id=st.integers(-(2**63), 2**63 - 1)),
+    )
+    topics = st.builds(
+        broker_pb2.TopicProduce,
+        topic=st.builds(topics_pb2.TopicRef, name=names) | st.builds(topics_pb2.TopicRef, topic_id=buffers),
+        partitions=st.lists(parts, max_size=3),
+    )
+    return broker_pb2.ProduceRequest(
+        client_id=draw(names), acks=draw(st.integers(0, 5)), timeout_ms=draw(st.integers(-5, 2**31 - 1)),
+        topics=draw(st.lists(topics, max_size=3)),
+    )  # fmt: skip
+
+
+@st.composite
+def fetch_responses(draw):
+    parts = st.builds(
+        broker_pb2.PartitionFetchResult,
+        partition=st.integers(0, 2**31 - 1),
+        batches=st.just(b"") | buffers,
+        high_watermark=st.integers(-1, 2**63 - 1),
+        preferred_replica=st.integers(-1, 9),
+        error=st.none() | st.builds(errors_pb2.ErrorDetail, message=names),
+    )
+    topics = st.builds(
+        broker_pb2.TopicFetchResult, name=names, topic_id=buffers, partitions=st.lists(parts, max_size=3)
+    )
+    return broker_pb2.FetchResponse(topics=draw(st.lists(topics, max_size=3)), throttle_ms=draw(st.integers(0, 99)))
+
+
+def parts_of(message):
+    return [part for topic in message.topics for part in topic.partitions]
+
+
+@given(produce_requests())
+def test_a_produce_request_is_read_and_written_alike(message):
+    """Parsing takes the batches out and nothing else; writing gives a message that protobuf reads as the original."""
+    envelope = parse_produce_request(message.SerializeToString())
+    assert [[bytes(batch) for batch in found] for found in envelope.batches] == [
+        list(part.batches) for part in parts_of(message)
+    ]
+    assert broker_pb2.ProduceRequest.FromString(produce_request_bytes(envelope)) == message
+    for part in parts_of(message):
+        part.ClearField("batches")
+    assert envelope.message == message
+
+
+@given(fetch_responses())
+def test_a_fetch_response_is_read_and_written_alike(message):
+    """As for a produce request; every partition has one buffer, perhaps an empty one."""
+    envelope = parse_fetch_response(message.SerializeToString())
+    assert [bytes(found[0]) for found in envelope.batches] == [part.batches for part in parts_of(message)]
+    assert broker_pb2.FetchResponse.FromString(fetch_response_bytes(envelope)) == message
+    for part in parts_of(message):
+        part.ClearField("batches")
+    assert envelope.message == message
+
+
+@given(st.binary(max_size=200))
+def test_nonsense_is_refused_by_protobuf_or_read_as_protobuf_reads_it(data):
+    """Bytes that are no message raise what protobuf raises, and nothing else."""
+    for parse, kind in (
+        (parse_produce_request, broker_pb2.ProduceRequest),
+        (parse_fetch_response, broker_pb2.FetchResponse),
+    ):
+        try:
+            expected = kind.FromString(data)
+        except DecodeError:
+            with pytest.raises(DecodeError):
+                parse(data)
+            continue
+        envelope = parse(data)
+        assert len(envelope.batches) == len(parts_of(expected))
+
+
+@given(st.data())
+def test_a_cut_message_is_refused(data):
+    """A message that ends too early is no message, wherever it is cut inside a batch."""
+    batch = bytes(range(256))
+    part = broker_pb2.PartitionProduce(batches=[batch])
+    whole = broker_pb2.ProduceRequest(topics=[broker_pb2.TopicProduce(partitions=[part])]).SerializeToString()
+    cut = data.draw(st.integers(1, len(whole) - 1))
+    with pytest.raises(DecodeError):
+        parse_produce_request(whole[:cut])
+
+
+def test_large_batches_are_not_copied():
+    """A parsed batch is a view into the bytes that came."""
+    batch = bytes(100_000)
+    part = broker_pb2.PartitionFetchResult(partition=1)
+    message = broker_pb2.FetchResponse(topics=[broker_pb2.TopicFetchResult(partitions=[part])])
+    data = fetch_response_bytes(Envelope(message, [[batch]]))
+    (found,) = parse_fetch_response(data).batches[0]
+    assert isinstance(found, memoryview)
+    assert found.obj is data
+    assert found == batch
