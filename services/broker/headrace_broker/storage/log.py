@@ -2,29 +2,33 @@
 
 Called by the broker's runtime. One thread at a time may call a log's methods, except `flush`, `checkpoint`, the reading
 methods and what a `Slice` offers: those may run beside an append in any thread. Two locks: the segment list's guards
-the bounds and is held for moments; `_round_lock` serialises flush, checkpoint and what shortens the log, is held over
-fsyncs and taken first.
+the bounds and is held for moments; `LogDurability.round_lock` serialises flush, checkpoint and what shortens the log,
+is held over fsyncs and taken first.
+
+Appending is here. The rest lies in parts of its own: `log_reader`, `durability`, `log_start` (retention), `log_end`
+(truncation), `producer_snapshots`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from headrace.wire.batch import HEADER_BYTES, STAMP_BYTES, BatchHeader, iter_batches, stamp
-from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
+from headrace.wire.errors import CorruptBatchError
 from headrace.wire.ids import LeaderEpoch, Offset
 
-from headrace_broker.storage.checkpoint import Checkpoint, CheckpointFile, Mark, read_sealed, replace_file, seal
+from headrace_broker.storage.checkpoint import CheckpointFile, Mark
+from headrace_broker.storage.durability import LogDurability
 from headrace_broker.storage.environment import LogEnvironment
-from headrace_broker.storage.epochs import EPOCHS_FILE
 from headrace_broker.storage.errors import is_no_room, storage_full, storage_offline
+from headrace_broker.storage.log_end import LogEnd
 from headrace_broker.storage.log_reader import LogReader
+from headrace_broker.storage.log_start import LogStart
 from headrace_broker.storage.log_state import LogState
 from headrace_broker.storage.open_files import OpenFile
+from headrace_broker.storage.producer_snapshots import ProducerSnapshots
 from headrace_broker.storage.recovery import Recovered, RecoveryReport, recover
-from headrace_broker.storage.removal import DeletedFiles, RetentionResult, SegmentAge, clock_jumped, expired
+from headrace_broker.storage.removal import RetentionResult
 from headrace_broker.storage.scan import ChainPoint, check_next
 from headrace_broker.storage.segment import LOG_SUFFIX, Segment
 from headrace_broker.storage.segments import SegmentList, WouldBlockError
@@ -36,8 +40,6 @@ __all__ = ["PartitionLog", "RecoveryReport", "RetentionResult", "TimestampKind",
 
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
 _MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
-_SNAPSHOT_PREFIX, _SNAPSHOT_SUFFIX = "producers-", ".snapshot"
-_SNAPSHOTS_KEPT = 2
 
 
 class PartitionLog:
@@ -62,9 +64,8 @@ class PartitionLog:
         self._space = environment.space
         self._segments = SegmentList(environment.files, environment.index_cache, directory)
         self._lock = self._segments.lock
-        self._round_lock = threading.RLock()
-        self._checkpoint_file = CheckpointFile(self._filesystem, directory)
-        recovered = recover(self._segments, self._checkpoint_file, settings, cut_at_damage=cut_at_damage)
+        checkpoint_file = CheckpointFile(self._filesystem, directory)
+        recovered = recover(self._segments, checkpoint_file, settings, cut_at_damage=cut_at_damage)
         # What opening found; see RecoveryReport.
         self.recovery: RecoveryReport = recovered.report
         self._state = LogState(directory, settings, recovered.end)
@@ -72,14 +73,12 @@ class PartitionLog:
         self._state.high_watermark = recovered.high_watermark
         self._reader = LogReader(self._state, self._segments)
         self._epochs = recovered.epochs
-        self._deleted = DeletedFiles(environment.files)
-        self._directory_dirty = False
-        self._checkpoint_due = False
-        self._last_checkpoint: Checkpoint | None = None
-        self._last_checkpoint_ms = -(2**62)
-        self._last_retention_ms: int | None = None
-        self._unwritten_indexes: list[Segment] = []
-        self._active_file = self._open_active(recovered)
+        state, segments, epochs = self._state, self._segments, self._epochs
+        self._durability = durability = LogDurability(environment, state, segments, epochs, checkpoint_file)
+        self._snapshots = ProducerSnapshots(environment, state)
+        self._start = LogStart(environment, state, segments, epochs, durability)
+        self._end = LogEnd(environment, state, segments, epochs, durability, self._reader, self._snapshots)
+        self._segments.active_file = self._open_active(recovered)
 
     @classmethod
     def open(
@@ -118,15 +117,12 @@ class PartitionLog:
                 active.first_append_ms = int.from_bytes(first[8:16], "little", signed=True)
         if self.recovery.scanned_bytes or self.recovery.cut_bytes or self.recovery.checkpoint_rebuilt:
             # What outlived the process may still be in the page cache only.
-            self._directory_dirty = True
+            self._durability.directory_dirty = True
             for segment in self._segments.items:
                 segment.dirty = segment.base_offset >= recovered.scanned_from
         if recovered.epochs_changed:
-            self._write_epochs()
-        self._flush_dirty()
-        if self._make_checkpoint() != recovered.stored:
-            self._write_checkpoint(self._make_checkpoint(), both=recovered.stored is None)
-        self._last_checkpoint = self._make_checkpoint()
+            self._durability.write_epochs()
+        self._durability.settle_opened(recovered.stored)
         return file
 
     # -- what the log is -------------------------------------------------------------------------------------------
@@ -169,8 +165,7 @@ class PartitionLog:
     @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
-        with self._lock:
-            return sum(segment.size_bytes for segment in self._segments.items)
+        return self._segments.size_bytes()
 
     @property
     def segment_count(self) -> int:
@@ -257,7 +252,7 @@ class PartitionLog:
         changed = [self._epochs.assign(header.leader_epoch, header.base_offset) for header in headers]
         if any(changed):
             with state.disk():
-                self._write_epochs()
+                self._durability.write_epochs()
         self._write(segment, [batches], len(batches))
         noted = [
             (h.base_offset, h.end_offset, h.batch_bytes, h.append_timestamp_ms, h.max_timestamp_ms) for h in headers
@@ -288,7 +283,7 @@ class PartitionLog:
         if len(buffers) > _MAX_BUFFERS:
             buffers = [b"".join(buffers)]
         try:
-            written = self._filesystem.pwritev(self._active_file.descriptor, buffers, segment.size_bytes)
+            written = self._filesystem.pwritev(self._segments.active_file.descriptor, buffers, segment.size_bytes)
         except OSError as error:
             if not is_no_room(error):
                 raise self._state.go_offline(error) from error
@@ -302,8 +297,8 @@ class PartitionLog:
     def _cut_back(self, segment: Segment) -> None:
         """Remove a part of a batch; synced, so that no later append finds old blocks behind it (H32)."""
         with self._state.disk():
-            self._filesystem.truncate(self._active_file.descriptor, segment.size_bytes)
-            self._filesystem.fsync(self._active_file.descriptor)
+            self._filesystem.truncate(self._segments.active_file.descriptor, segment.size_bytes)
+            self._filesystem.fsync(self._segments.active_file.descriptor)
 
     def _appended(
         self, segment: Segment, noted: list[tuple[int, int, int, int, int]], size_bytes: int, crc: int, epoch: int
@@ -327,13 +322,12 @@ class PartitionLog:
 
     def _roll(self) -> None:
         """Close the active segment and start the next at the log end; the flush of what it holds is left to `flush`."""
-        old, old_file = self._segments.active, self._active_file
+        old, old_file = self._segments.active, self._segments.active_file
         with self._state.disk():
-            self._active_file = self._create_segment(self._state.end.offset)
+            self._segments.active_file = self._create_segment(self._state.end.offset)
         self._files.unpin(old_file)
         with self._lock:
-            self._unwritten_indexes.append(old)
-            self._checkpoint_due = True
+            self._durability.note_rolled(old)
 
     def _create_segment(self, base_offset: int) -> OpenFile:
         """Create the file exclusively; an empty one that a crash left is used again (H47)."""
@@ -349,7 +343,7 @@ class PartitionLog:
         with self._lock:
             segment = self._segments.add(base_offset, 0)
             self._segments.drop_index_files(segment)
-            self._directory_dirty = True
+            self._durability.directory_dirty = True
         return file
 
     # -- epochs ----------------------------------------------------------------------------------------------------
@@ -364,14 +358,11 @@ class PartitionLog:
             changed = self._epochs.assign(leader_epoch, self._state.end.offset)
         if changed:
             with self._state.disk():
-                self._write_epochs()
+                self._durability.write_epochs()
         return self.log_end_offset
 
     def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
-        """Return the largest known epoch <= `leader_epoch` and the offset after its last record; (-1.
-
-        Log start) if none.
-        """
+        """The largest known epoch <= `leader_epoch` and the offset after its last record; (-1, log start) if none."""
         with self._lock:
             found = self._epochs.end_of(leader_epoch, self._state.end.offset)
         if found is None:
@@ -382,10 +373,6 @@ class PartitionLog:
         """All known epochs with their start offsets, both strictly increasing (I6)."""
         with self._lock:
             return self._epochs.entries()
-
-    def _write_epochs(self) -> None:
-        content = seal(self._epochs.encode())
-        self._space.with_reserve(lambda: replace_file(self._filesystem, self.directory, EPOCHS_FILE, content))
 
     # -- read ------------------------------------------------------------------------------------------------------
 
@@ -441,33 +428,7 @@ class PartitionLog:
         Rounds are serialised; a caller whose data a round of another has covered returns without an fsync.
         Raises StorageOfflineError, after which nothing may be retried.
         """
-        wanted = self._state.end.offset
-        with self._round_lock:
-            self._state.check_online()
-            if self._state.flushed.offset < wanted:
-                with self._state.disk():
-                    self._flush_dirty()
-            return self.flushed_offset
-
-    def _flush_dirty(self) -> None:
-        """One fsync a dirty file, one of the directory if a segment is new; then the mark moves. Raises OSError."""
-        with self._lock:
-            target = self._state.end
-            dirty = [segment for segment in self._segments.items if segment.dirty]
-            files = [self._files.pin(segment.path) for segment in dirty]
-            for segment in dirty:
-                segment.dirty = False
-            directory_dirty, self._directory_dirty = self._directory_dirty, False
-        try:
-            for file in files:
-                self._filesystem.fsync(file.descriptor)
-            if directory_dirty:
-                self._filesystem.fsync_directory(self.directory)
-        finally:
-            for file in files:
-                self._files.unpin(file)
-        with self._lock:
-            self._state.flushed = target
+        return self._durability.flush()
 
     def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool = False) -> bool:
         """Write recovery point, log start, high watermark and new index entries if due; whether it wrote.
@@ -475,40 +436,7 @@ class PartitionLog:
         Due when something changed and `checkpoint_interval_ms` has passed, or a segment was rolled, or `force`. Any
         thread; fsyncs one small file. The broker calls it about every second for each log.
         """
-        with self._round_lock:
-            self._state.check_online()
-            with self._lock:
-                self._state.high_watermark = high_watermark
-                content = self._make_checkpoint()
-                waited = at_ms - self._last_checkpoint_ms >= self._state.settings.checkpoint_interval_ms
-            if content == self._last_checkpoint or not (waited or force or self._checkpoint_due):
-                return False
-            with self._state.disk():
-                self._write_checkpoint(content)
-                self._write_indexes()
-            self._last_checkpoint_ms = at_ms
-            self._checkpoint_due = False
-            return True
-
-    def _make_checkpoint(self) -> Checkpoint:
-        state = self._state
-        return Checkpoint(state.log_start_offset, state.high_watermark, state.flushed)
-
-    def _write_checkpoint(self, content: Checkpoint, *, both: bool = False) -> None:
-        self._space.with_reserve(lambda: self._checkpoint_file.write(content, both=both))
-        self._last_checkpoint = content
-
-    def _write_indexes(self) -> None:
-        """Write new index entries; on a full disk they stay in memory, and a restart scans the headers instead."""
-        with self._lock:
-            try:
-                for segment in (*self._unwritten_indexes, self._segments.active):
-                    segment.index.write()
-                self._unwritten_indexes.clear()
-            except OSError as error:
-                if not is_no_room(error):
-                    raise
-                self._space.note_full()
+        return self._durability.checkpoint(at_ms, high_watermark, force=force)
 
     # -- the log's start -------------------------------------------------------------------------------------------
 
@@ -523,80 +451,21 @@ class PartitionLog:
 
     def apply_retention(self, now_ms: int, high_watermark: int) -> RetentionResult:
         """Remove closed segments wholly below `high_watermark` that are too old or too many, oldest first."""
-        state = self._state
-        state.check_online()
-        jumped = clock_jumped(self._last_retention_ms, now_ms, state.settings.clock_jump_ms)
-        self._last_retention_ms = now_ms
-        if jumped:
-            return RetentionResult(0, 0, True)
-        closed = self._segments.items[:-1]
-        ends = [segment.base_offset for segment in self._segments.items[1:]]
-        ages: list[SegmentAge] = []
-        for segment, end_offset in zip(closed, ends, strict=True):
-            ages.append(SegmentAge(end_offset, segment.size_bytes, self._last_append_ms(segment)))
-            if expired(ages, self.size_bytes, high_watermark, now_ms, state.settings) < len(ages):
-                break
-        count = expired(ages, self.size_bytes, high_watermark, now_ms, state.settings)
-        if count:
-            self._raise_log_start(ends[count - 1])
-        return RetentionResult(count, sum(age.size_bytes for age in ages[:count]), False)
-
-    def _last_append_ms(self, segment: Segment) -> int:
-        if not segment.index_ready:
-            with self._state.disk():
-                file = self._files.pin(segment.path)
-                try:
-                    read_at = self._segments.reader(file)
-                    self._segments.ready_index(segment, read_at, self._state.settings.index_interval_bytes)
-                finally:
-                    self._files.unpin(file)
-        return segment.index.max_append_ms
+        return self._start.apply_retention(now_ms, high_watermark)
 
     def delete_records(self, before: int, high_watermark: int) -> Offset:
         """Raise the log start to `before` (persisted first), remove segments wholly below it; the log start.
 
         Raises OffsetOutOfRangeError if `before` is above `high_watermark`; a `before` below log start does nothing.
         """
-        self._state.check_online()
-        if before > min(high_watermark, self._state.end.offset):
-            raise OffsetOutOfRangeError(f"offset {before} is above the high watermark {high_watermark}")
-        if before > self._state.log_start_offset:
-            self._raise_log_start(before)
-        return self.log_start_offset
-
-    def _raise_log_start(self, offset: int) -> None:
-        """Persist the log start, then let the segments below it go."""
-        with self._round_lock, self._state.disk():
-            with self._lock:
-                self._state.log_start_offset = offset
-                self._state.high_watermark = max(self._state.high_watermark, offset)
-                epochs_changed = self._epochs.cut_start(offset)
-            if self._state.flushed.offset < offset:
-                self._flush_dirty()  # the recovery point may not lie in a segment that goes
-            self._write_checkpoint(self._make_checkpoint(), both=True)
-            if epochs_changed:
-                self._write_epochs()
-            with self._lock:
-                gone = [s for s, following in self._pairs() if following.base_offset <= offset]
-                for segment in gone:
-                    self._segments.remove(segment)
-                self._unwritten_indexes = [s for s in self._unwritten_indexes if s not in gone]
-            for segment in gone:
-                self._deleted.add(segment)
-            if gone:
-                self._filesystem.fsync_directory(self.directory)
-
-    def _pairs(self) -> list[tuple[Segment, Segment]]:
-        items = self._segments.items
-        return list(pairwise(items))
+        return self._start.delete_records(before, high_watermark)
 
     def remove_deleted_files(self, now_ms: int) -> int:
         """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; how many segments are left.
 
         The delay counts from the first call after the removal.
         """
-        with self._state.disk():
-            return self._deleted.remove_due(now_ms, self._state.settings.file_delete_delay_ms)
+        return self._start.remove_deleted_files(now_ms)
 
     # -- the log's end ---------------------------------------------------------------------------------------------
 
@@ -606,97 +475,11 @@ class PartitionLog:
         Lowers the durable mark first, cuts, fsyncs; epochs and producer snapshots are cut too (H32). An `offset` below
         the log start resets the log to start there.
         """
-        self._state.check_online()
-        if offset >= self._state.end.offset:
-            return self.log_end_offset
-        if offset < self._state.log_start_offset:
-            self.reset_to(offset)
-            return self.log_end_offset
-        with self._round_lock, self._state.disk():
-            segment = self._segments.find(offset)
-            position, header = next(self._segments.walk(segment, offset, self._state.settings.index_interval_bytes))
-            epoch = self._epochs.end_of(2**31 - 1, offset)
-            cut = Mark(
-                header.base_offset, segment.base_offset, position, header.previous_crc, epoch[0] if epoch else -1
-            )
-            self._cut_to(segment, self._with_epoch_before(cut))
-        return self.log_end_offset
-
-    def _with_epoch_before(self, cut: Mark) -> Mark:
-        """Fill in the epoch of the last batch that stays."""
-        before = [epoch for epoch, start in self._epochs.entries() if start < cut.offset]
-        return cut._replace(epoch=before[-1] if before else -1)
-
-    def _cut_to(self, segment: Segment, cut: Mark) -> None:
-        """Make `cut` the end, in an order that a crash at any point leaves a whole log, perhaps the longer one."""
-        with self._lock:
-            state = self._state
-            state.flushed = min(state.flushed, cut)
-            state.high_watermark = min(state.high_watermark, cut.offset)
-            state.log_start_offset = min(state.log_start_offset, cut.offset)
-            self._write_checkpoint(self._make_checkpoint(), both=True)
-            for later in reversed([item for item in self._segments.items if item.base_offset > segment.base_offset]):
-                self._discard(later)
-            if self._active_file.path != segment.path:
-                self._files.unpin(self._active_file)
-                self._active_file = self._files.pin(segment.path)
-            segment.cuts += 1
-            self._filesystem.truncate(self._active_file.descriptor, cut.position)
-            self._filesystem.fsync(self._active_file.descriptor)
-            segment.size_bytes = cut.position
-            segment.dirty = False
-            self._segments.drop_index_files(segment)
-            segment.index.reset()
-            segment.index_ready = False
-            self._segments.ready_index(
-                segment, self._segments.reader(self._active_file), state.settings.index_interval_bytes
-            )
-            if cut.position:
-                first = self._filesystem.pread(self._active_file.descriptor, HEADER_BYTES, 0)
-                segment.first_append_ms = int.from_bytes(first[8:16], "little", signed=True)
-            state.end = cut
-            self._reader.forget_positions()
-            self._unwritten_indexes = [item for item in self._unwritten_indexes if item in self._segments.items[:-1]]
-            if self._epochs.cut_end(cut.offset):
-                self._write_epochs()
-            self._drop_snapshots(cut.offset)
-            self._directory_dirty = True
-            self._flush_dirty()
-            self._write_checkpoint(self._make_checkpoint())
-
-    def _discard(self, segment: Segment) -> None:
-        """Remove a segment at the end of the log for good; slices of it raise SliceCutError."""
-        segment.cuts += 1
-        self._segments.remove(segment)
-        self._segments.drop_index_files(segment)
-        self._files.forget(segment.path)
-        self._filesystem.unlink(segment.path)
-        self._filesystem.fsync_directory(self.directory)
+        return self._end.truncate_to(offset)
 
     def reset_to(self, offset: int) -> None:
         """Throw everything away and start empty at `offset`: log start, log end and flushed offset in one step (H8)."""
-        self._state.check_online()
-        with self._round_lock, self._lock, self._state.disk():
-            state = self._state
-            # The first step is an empty log where it starts now, the second one where it shall start.
-            first = self._segments.items[0]
-            self._files.unpin(self._active_file)
-            self._active_file = self._files.pin(first.path)
-            start = Mark(first.base_offset, first.base_offset, 0, 0, -1)
-            self._cut_to(first, start)
-            self._epochs.cut_end(0)
-            self._write_epochs()
-            if offset != first.base_offset:
-                file = self._files.pin_new(f"{self.directory}/{offset:020d}{LOG_SUFFIX}")
-                self._filesystem.fsync_directory(self.directory)
-                state.end = state.flushed = Mark(offset, offset, 0, 0, -1)
-                state.log_start_offset = state.high_watermark = offset
-                self._write_checkpoint(self._make_checkpoint(), both=True)
-                self._files.unpin(self._active_file)
-                self._discard(first)
-                self._segments.add(offset, 0)
-                self._active_file = file
-            self._drop_snapshots(-1)
+        self._end.reset_to(offset)
 
     # -- producer snapshots ----------------------------------------------------------------------------------------
 
@@ -705,55 +488,23 @@ class PartitionLog:
 
         Two are kept. An `offset` beyond `flushed_offset` may not survive a crash.
         """
-        self._state.check_online()
-        name = f"{_SNAPSHOT_PREFIX}{offset:020d}{_SNAPSHOT_SUFFIX}"
-        with self._state.disk():
-            self._space.with_reserve(lambda: replace_file(self._filesystem, self.directory, name, seal(snapshot)))
-            for old in self._snapshot_offsets()[:-_SNAPSHOTS_KEPT]:
-                self._filesystem.unlink(self._snapshot_path(old))
+        self._snapshots.store(offset, snapshot)
 
     def load_producer_snapshot(self) -> tuple[Offset, bytes] | None:
         """The newest valid snapshot at an offset within the log; rebuild from there with `headers`."""
-        with self._state.disk():
-            for offset in reversed(self._snapshot_offsets()):
-                if self._state.log_start_offset <= offset <= self._state.end.offset:
-                    content = read_sealed(self._filesystem, self._snapshot_path(offset))
-                    if content is not None:
-                        return Offset(offset), content
-        return None
-
-    def _snapshot_offsets(self) -> list[int]:
-        names = self._filesystem.list_directory(self.directory)
-        return sorted(
-            int(name.removeprefix(_SNAPSHOT_PREFIX).removesuffix(_SNAPSHOT_SUFFIX))
-            for name in names
-            if name.startswith(_SNAPSHOT_PREFIX) and name.endswith(_SNAPSHOT_SUFFIX)
-        )
-
-    def _snapshot_path(self, offset: int) -> str:
-        return f"{self.directory}/{_SNAPSHOT_PREFIX}{offset:020d}{_SNAPSHOT_SUFFIX}"
-
-    def _drop_snapshots(self, end_offset: int) -> None:
-        for offset in self._snapshot_offsets():
-            if offset > end_offset:
-                self._filesystem.unlink(self._snapshot_path(offset))
+        return self._snapshots.load()
 
     # -- end -------------------------------------------------------------------------------------------------------
 
     def close(self, *, high_watermark: int | None = None) -> None:
         """Flush, write the checkpoint and the indexes, close the files. An offline log only closes its files."""
-        with self._round_lock:
+        with self._durability.round_lock:
             try:
                 if not self.offline:
                     with self._state.disk():
-                        self._flush_dirty()
-                        if high_watermark is not None:
-                            self._state.high_watermark = high_watermark
-                        if self._make_checkpoint() != self._last_checkpoint:
-                            self._write_checkpoint(self._make_checkpoint())
-                        self._write_indexes()
+                        self._durability.write_all(high_watermark)
             finally:
-                self._files.unpin(self._active_file)
+                self._files.unpin(self._segments.active_file)
                 for segment in self._segments.items:
                     self._files.forget(segment.path)
                     segment.index.drop()

@@ -1,6 +1,5 @@
-"""The segments of one log in order, and finding a batch in them (paper section 3.1.
+"""The segments of one log in order, and finding a batch in them: a sorted list in memory, then the file (paper 3.1).
 
-A sorted list in memory, then the file).
 Owned by a `PartitionLog`. The list changes under the log's lock; finding takes it only for moments, so that a look-up
 that waits for the disk never holds up an append.
 """
@@ -33,6 +32,8 @@ class SegmentList:
         self.directory = directory
         self.lock = threading.RLock()
         self.items: list[Segment] = []
+        # The file of `active`, pinned: set by the log when it opens, rolls and is cut.
+        self.active_file: OpenFile
         self._cache = cache
         self._bases: list[int] = []
         self._index_lock = threading.Lock()
@@ -41,6 +42,11 @@ class SegmentList:
     def active(self) -> Segment:
         """The segment that is appended to."""
         return self.items[-1]
+
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        with self.lock:
+            return sum(segment.size_bytes for segment in self.items)
 
     def add(self, base_offset: int, size_bytes: int) -> Segment:
         """Take in a segment file that exists, above all others."""

@@ -1,0 +1,62 @@
+"""Snapshots of the producer windows beside one log: `producers-<offset>.snapshot`, sealed, replaced atomically (H48).
+
+Belongs to a `PartitionLog`, which documents the methods it passes through. What is in a snapshot is the broker's.
+"""
+
+from __future__ import annotations
+
+from headrace.wire.ids import Offset
+
+from headrace_broker.storage.checkpoint import read_sealed, replace_file, seal
+from headrace_broker.storage.environment import LogEnvironment
+from headrace_broker.storage.log_state import LogState
+
+_PREFIX, _SUFFIX = "producers-", ".snapshot"
+_KEPT = 2
+
+
+class ProducerSnapshots:
+    """The snapshot files of one log, the newest two."""
+
+    def __init__(self, environment: LogEnvironment, state: LogState) -> None:
+        self._filesystem = environment.filesystem
+        self._space = environment.space
+        self._state = state
+
+    def store(self, offset: int, snapshot: bytes) -> None:
+        """See `PartitionLog.store_producer_snapshot`."""
+        state = self._state
+        state.check_online()
+        name = f"{_PREFIX}{offset:020d}{_SUFFIX}"
+        with state.disk():
+            self._space.with_reserve(lambda: replace_file(self._filesystem, state.directory, name, seal(snapshot)))
+            for old in self._offsets()[:-_KEPT]:
+                self._filesystem.unlink(self._path(old))
+
+    def load(self) -> tuple[Offset, bytes] | None:
+        """See `PartitionLog.load_producer_snapshot`."""
+        state = self._state
+        with state.disk():
+            for offset in reversed(self._offsets()):
+                if state.log_start_offset <= offset <= state.end.offset:
+                    content = read_sealed(self._filesystem, self._path(offset))
+                    if content is not None:
+                        return Offset(offset), content
+        return None
+
+    def drop_above(self, end_offset: int) -> None:
+        """Remove snapshots that know of records at or after `end_offset`. Raises OSError."""
+        for offset in self._offsets():
+            if offset > end_offset:
+                self._filesystem.unlink(self._path(offset))
+
+    def _offsets(self) -> list[int]:
+        names = self._filesystem.list_directory(self._state.directory)
+        return sorted(
+            int(name.removeprefix(_PREFIX).removesuffix(_SUFFIX))
+            for name in names
+            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+        )
+
+    def _path(self, offset: int) -> str:
+        return f"{self._state.directory}/{_PREFIX}{offset:020d}{_SUFFIX}"
