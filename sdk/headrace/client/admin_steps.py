@@ -1,0 +1,276 @@
+"""What `Admin` does, written once for both classes: each method is the steps that a shell drives. No I/O."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import grpc
+
+from headrace.client import admin_rpc as rpc
+from headrace.client.admin_rpc import (
+    ClusterDescription,
+    ConfigValue,
+    DeletedRecords,
+    LogInfo,
+    OffsetAt,
+    TopicDescription,
+)
+from headrace.client.cluster_calls import ClusterCalls, status_of
+from headrace.client.config import ClientConfig
+from headrace.client.retry import Backoff
+from headrace.client.routing import RoutingTable
+from headrace.client.steps import Call, Pause, Steps
+from headrace.v1 import broker_pb2, cluster_pb2
+from headrace.wire.errors import (
+    HeadraceError,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    Outcome,
+    TransportError,
+    from_rpc_error,
+)
+from headrace.wire.ids import TopicPartition
+
+BuildRequest = Callable[[list[tuple[int, int]], bytes], Any]
+"""Makes a request for some partitions of one leader, [(partition, leader epoch)], from the topic's id."""
+
+
+class AdminSteps:
+    """Owned by one client; any thread. `timeout` is seconds for all tries together, None for request_timeout_ms.
+
+    Arguments, results and errors are documented at the methods of `headrace.client.admin.Admin`.
+    """
+
+    def __init__(self, config: ClientConfig, calls: ClusterCalls) -> None:
+        self._config = config
+        self._calls = calls
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        config: Mapping[str, Any] | None,
+        assignments: Sequence[Sequence[int]] | None,
+        *,
+        validate_only: bool,
+        exist_ok: bool,
+        timeout: float | None,
+    ) -> Steps[TopicDescription]:
+        """Create a topic, or describe the one that is there where `exist_ok`."""
+        request = rpc.create_topic_request(
+            name,
+            partitions,
+            replication_factor,
+            config,
+            assignments,
+            validate_only=validate_only,
+            timeout=self._timeout(timeout),
+        )
+        response = yield from self._coordinator("CreateTopics", request, timeout, repeatable=validate_only)
+        created = rpc.created_topic(response, exist_ok)
+        return created or (yield from self.describe_topics([name], timeout))[0]
+
+    def delete_topic(self, name: str, *, validate_only: bool, timeout: float | None) -> Steps[None]:
+        """Delete a topic."""
+        request = cluster_pb2.DeleteTopicsRequest(topics=[rpc.by_name(name)], validate_only=validate_only)
+        response = yield from self._coordinator("DeleteTopics", request, timeout, repeatable=validate_only)
+        for result in response.topics:
+            rpc.raise_for(result)
+
+    def describe_topics(self, names: Sequence[str] | None, timeout: float | None) -> Steps[list[TopicDescription]]:
+        """Describe some topics, or all."""
+        if names is not None and not names:
+            return []
+        request = cluster_pb2.GetMetadataRequest(topics=[rpc.by_name(name) for name in names or ()])
+        response = yield from self._calls.metadata(request, self._timeout(timeout))
+        return rpc.topic_descriptions(response, names)
+
+    def create_partitions(
+        self,
+        name: str,
+        total_partitions: int,
+        assignments: Sequence[Sequence[int]] | None,
+        *,
+        validate_only: bool,
+        timeout: float | None,
+    ) -> Steps[list[str]]:
+        """Raise the number of a topic's partitions; gives warnings."""
+        request = cluster_pb2.CreatePartitionsRequest(
+            topic=rpc.by_name(name),
+            total_partitions=total_partitions,
+            assignments=rpc.replica_lists(assignments),
+            validate_only=validate_only,
+        )
+        response = yield from self._coordinator("CreatePartitions", request, timeout)
+        rpc.raise_for(response.result)
+        return list(response.warnings)
+
+    def alter_config(
+        self,
+        name: str,
+        changes: Mapping[str, Any] | None,
+        unset: Sequence[str],
+        *,
+        validate_only: bool,
+        timeout: float | None,
+    ) -> Steps[None]:
+        """Change a topic's settings."""
+        request = cluster_pb2.AlterConfigsRequest(
+            topic=rpc.by_name(name), set=rpc.config_strings(changes), unset=unset, validate_only=validate_only
+        )
+        response = yield from self._coordinator("AlterConfigs", request, timeout)
+        rpc.raise_for(response.result)
+
+    def describe_config(self, name: str, timeout: float | None) -> Steps[dict[str, ConfigValue]]:
+        """Give every setting of a topic."""
+        request = cluster_pb2.DescribeConfigsRequest(topics=[rpc.by_name(name)])
+        return rpc.config_values((yield from self._coordinator("DescribeConfigs", request, timeout)))
+
+    def describe_cluster(self, timeout: float | None) -> Steps[ClusterDescription]:
+        """Describe the cluster."""
+        request = cluster_pb2.DescribeClusterRequest()
+        return rpc.cluster_description((yield from self._coordinator("DescribeCluster", request, timeout)))
+
+    def list_offsets(
+        self,
+        topic: str,
+        at: str | float | datetime,
+        *,
+        by: str = "record",
+        partitions: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> Steps[dict[TopicPartition, OffsetAt]]:
+        """Find offsets of a topic's partitions."""
+        make = rpc.offsets_request_part(at, by)
+
+        def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
+            request = broker_pb2.ListOffsetsRequest(client_id=self._config.client_id)
+            entry = request.topics.add(topic=rpc.by_id(topic_id))
+            entry.partitions.extend(make(partition, epoch) for partition, epoch in parts)
+            return request
+
+        found: dict[TopicPartition, OffsetAt] = {}
+        for result in (yield from self._at_leaders("ListOffsets", topic, partitions, build_request, timeout)):
+            found[TopicPartition(topic, result.partition)] = OffsetAt(result.offset, result.timestamp_ms)
+        return dict(sorted(found.items()))
+
+    def delete_records(
+        self, topic: str, before: Mapping[int, int], timeout: float | None
+    ) -> Steps[list[DeletedRecords]]:
+        """Delete the records of partitions below offsets."""
+
+        def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
+            request = broker_pb2.DeleteRecordsRequest(
+                client_id=self._config.client_id, timeout_ms=int(self._timeout(timeout) * 1000)
+            )
+            entry = request.topics.add(topic=rpc.by_id(topic_id))
+            for partition, _ in parts:
+                entry.partitions.add(partition=partition, before_offset=before[partition])
+            return request
+
+        results = yield from self._at_leaders("DeleteRecords", topic, list(before), build_request, timeout)
+        return sorted(DeletedRecords(topic, result.partition, result.log_start_offset) for result in results)
+
+    def describe_logs(self, topic: str | None, timeout: float | None) -> Steps[list[LogInfo]]:
+        """Describe every replica on every broker."""
+        everything = cluster_pb2.GetMetadataRequest(brokers_only=True)
+        metadata = yield from self._calls.metadata(everything, self._timeout(timeout))
+        request = broker_pb2.DescribeLogsRequest(client_id=self._config.client_id)
+        if topic is not None:
+            request.topics.append(rpc.by_name(topic))
+        found: list[LogInfo] = []
+        for broker in metadata.brokers:
+            found.extend(rpc.log_infos((yield from self._broker(broker.address, "DescribeLogs", request, timeout))))
+        return sorted(found, key=lambda log: (log.topic, log.partition, log.broker_id))
+
+    def dump(self, prefix: str, timeout: float | None) -> Steps[Any]:
+        """Start the dump; gives the stream of its entries."""
+        request = cluster_pb2.DumpMetadataRequest(prefix=prefix)
+        return (yield from self._coordinator("DumpMetadata", request, timeout))
+
+    def _timeout(self, timeout: float | None) -> float:
+        return self._config.request_timeout_ms / 1000 if timeout is None else timeout
+
+    def _coordinator(self, method: str, request: Any, timeout: float | None, *, repeatable: bool = True) -> Steps[Any]:
+        return self._calls.coordinator(method, request, self._timeout(timeout), repeatable=repeatable)
+
+    def _broker(self, address: str, method: str, request: Any, timeout: float | None) -> Steps[Any]:
+        try:
+            return (yield Call(address, "broker", method, request, self._timeout(timeout)))
+        except grpc.RpcError as error:
+            typed = from_rpc_error(error)
+            typed.add_note(f"asked {address}: {status_of(error)[1]}")
+            raise typed from error
+
+    def _at_leaders(
+        self,
+        method: str,
+        topic: str,
+        partitions: Sequence[int] | None,
+        build_request: BuildRequest,
+        timeout: float | None,
+    ) -> Steps[list[Any]]:
+        """Ask each partition's leader. What was definitely not done and may succeed later is asked again, with fresh
+        metadata and back-off, until the time is up: a new topic's leaders are just being elected, another's moves.
+        """
+        deadline = time.monotonic() + self._timeout(timeout)
+        results: list[Any] = []
+        wanted = partitions
+        for attempt in itertools.count(1):
+            left = max(0.001, deadline - time.monotonic())
+            wanted, problem = yield from self._ask_leaders(method, topic, wanted, build_request, left, results)
+            if problem is None:
+                return results
+            delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
+            if time.monotonic() + delay >= deadline:
+                raise problem
+            yield Pause(delay)
+        raise AssertionError("unreachable: the count has no end")
+
+    def _ask_leaders(
+        self,
+        method: str,
+        topic: str,
+        wanted: Sequence[int] | None,
+        build_request: BuildRequest,
+        timeout: float,
+        results: list[Any],
+    ) -> Steps[tuple[Sequence[int] | None, HeadraceError | None]]:
+        """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
+        routes = RoutingTable()
+        routes.update((yield from self._calls.metadata(rpc.metadata_request(topic), timeout)))
+        try:
+            plan = rpc.by_leader(routes, topic, wanted)
+        except HeadraceError as error:
+            return wanted, _if_repeatable(error)
+        again: list[int] = []
+        problem: HeadraceError | None = None
+        for address, parts in plan.items():
+            request = build_request(parts, routes.require(topic).topic_id)
+            try:
+                response = yield from self._broker(address, method, request, timeout)
+            except HeadraceError as error:
+                problem = _if_repeatable(error)
+                again.extend(partition for partition, _ in parts)
+                continue
+            for result in response.topics[0].partitions:
+                error_here = rpc.error_of(result)
+                if error_here is None:
+                    results.append(result)
+                else:
+                    problem = _if_repeatable(error_here)
+                    again.append(result.partition)
+        return again, problem
+
+
+def _if_repeatable(error: HeadraceError) -> HeadraceError:
+    """Give an error back if asking again is right; raise any other."""
+    repeatable = error.retriable and (error.outcome == Outcome.NOT_APPLIED or isinstance(error, TransportError))
+    if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
+        raise error
+    return error

@@ -1,0 +1,153 @@
+"""The calls that need no leader: which servers are asked, in which order, and what may be asked elsewhere. No I/O.
+
+Bootstrap addresses may be brokers or coordinators: both serve `GetMetadata`, on services of different names, so the
+first call to an address finds out which it is. What may have been applied and was answered with a lost connection is
+never sent again by itself.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+
+from headrace.client.config import ClientConfig
+from headrace.client.errors import NoBrokersAvailableError
+from headrace.client.steps import Call, Steps
+from headrace.v1 import cluster_pb2
+from headrace.wire.errors import HeadraceError, Outcome, from_rpc_error
+
+PROBE_TIMEOUT_S = 5.0
+"""How long one address may take to answer for metadata while others are left to try."""
+
+
+class ClusterCalls:
+    """Knows the servers of a cluster. Owned by one client, which drives its steps; any thread."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._brokers: list[str] = []
+        self._coordinators: list[str] = []
+        self._kinds: dict[str, str] = {}
+        self._preferred = ""
+
+    def metadata(
+        self, request: cluster_pb2.GetMetadataRequest, timeout: float
+    ) -> Steps[cluster_pb2.GetMetadataResponse]:
+        """Read metadata from the first server that answers; learn the other servers' addresses.
+
+        Args:
+            request: what to ask; `client_id` is filled in.
+            timeout: for all tries together, in seconds.
+
+        Raises:
+            NoBrokersAvailableError: none answered; lists each address with its own cause.
+        """
+        request.client_id = self._config.client_id
+        first = [self._preferred] if self._preferred else []
+        addresses = dict.fromkeys([*first, *self._config.addresses, *self._coordinators, *self._brokers])
+
+        def ask(address: str, left: float) -> Steps[Any]:
+            return self._metadata_at(address, request, left)
+
+        response: cluster_pb2.GetMetadataResponse = yield from self._first(addresses, ask, timeout, True)
+        self._brokers = [broker.address for broker in response.brokers if broker.address]
+        self._coordinators = list(response.coordinators)
+        return response
+
+    def coordinator(self, method: str, request: Any, timeout: float, *, repeatable: bool = True) -> Steps[Any]:
+        """Call `ClusterService.method` at the first coordinator that answers.
+
+        Args:
+            method: the method's name.
+            request: its request; `client_id` is filled in.
+            timeout: for all tries together, in seconds.
+            repeatable: whether sending it twice does no harm. Otherwise an answer that was lost is raised with outcome
+                UNKNOWN, not asked for elsewhere.
+
+        Raises:
+            NoBrokersAvailableError: no coordinator could be reached.
+            HeadraceError: what the coordinator answered.
+        """
+        if not self._coordinators:
+            yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
+        request.client_id = self._config.client_id
+
+        def ask(address: str, left: float) -> Steps[Any]:
+            return (yield Call(address, "cluster", method, request, left))
+
+        brokers = set(self._brokers)
+        known = [*self._coordinators, *(address for address in self._config.addresses if address not in brokers)]
+        return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
+
+    def _metadata_at(self, address: str, request: cluster_pb2.GetMetadataRequest, timeout: float) -> Steps[Any]:
+        known = self._kinds.get(address)
+        kinds = [known] if known else ["cluster", "broker"]
+        for kind in kinds:
+            try:
+                answer = yield Call(address, kind, "GetMetadata", request, timeout)
+            except grpc.RpcError as error:
+                if status_of(error)[0] == grpc.StatusCode.UNIMPLEMENTED and kind != kinds[-1]:
+                    continue
+                raise
+            self._kinds[address] = kind
+            return answer
+        raise AssertionError("unreachable")
+
+    def _first(
+        self, addresses: Iterable[str], ask: Callable[[str, float], Steps[Any]], timeout: float, repeatable: bool
+    ) -> Steps[Any]:
+        """Try addresses in order until one answers, sharing the time."""
+        deadline = time.monotonic() + timeout
+        causes: dict[str, str] = {}
+        remaining = list(addresses)
+        for position, address in enumerate(remaining):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                causes[address] = "not tried: the time was up"
+                continue
+            if position + 1 < len(remaining):
+                left = min(left, max(PROBE_TIMEOUT_S, left / (len(remaining) - position)))
+            try:
+                answer = yield from ask(address, left)
+            except grpc.RpcError as error:
+                typed = from_rpc_error(error)
+                if not _try_elsewhere(typed, error, repeatable):
+                    raise typed from error
+                causes[address] = _cause(error, typed)
+                continue
+            self._preferred = address
+            return answer
+        raise NoBrokersAvailableError(causes)
+
+
+def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool) -> bool:
+    """Whether another server may be asked where this one did not answer.
+
+    A connection that was never made has done nothing. An answer that was lost may have done something.
+    """
+    if typed.outcome == Outcome.NOT_APPLIED:
+        return typed.retriable
+    status, details = status_of(error)
+    if status == grpc.StatusCode.UNIMPLEMENTED:
+        return True
+    if status not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+        return False
+    return repeatable or never_connected(details)
+
+
+def status_of(error: BaseException) -> tuple[grpc.StatusCode | None, str]:
+    """Give the gRPC status and the details of a failed call, blocking or asyncio."""
+    code: Any = getattr(error, "code", None)
+    details: Any = getattr(error, "details", None)
+    return (code() if callable(code) else None), ((details() if callable(details) else "") or "")
+
+
+def never_connected(details: str) -> bool:
+    """Whether a call that failed as UNAVAILABLE never left, by gRPC's own words: then it has done nothing."""
+    return "failed to connect" in details.lower() or "name resolution" in details.lower()
+
+
+def _cause(error: grpc.RpcError, typed: HeadraceError) -> str:
+    status, details = status_of(error)
+    return str(typed) if typed.outcome == Outcome.NOT_APPLIED or status is None else f"{status.name}: {details}"
