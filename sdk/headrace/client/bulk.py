@@ -21,6 +21,9 @@ from headrace.wire.encoding import ArrowBuffers, arrow_buffers
 
 Int64s = npt.NDArray[np.int64]
 
+JOINED_BYTES = 64 * 1024 * 1024
+"""Lists of more bytes than this are joined batch by batch."""
+
 
 class Bulk:
     """Records as columns. Immutable.
@@ -124,12 +127,34 @@ def bulk_of(
         SerializationError: an entry that is not bytes, or columns of different lengths.
     """
     times = None if timestamps_ms is None else [None if at is None else int(at) for at in timestamps_ms]
+    joined = _joined(values) if keys is None and value_serializer is None else None
     return Bulk(
-        _taken(values, value_serializer, "value"),
+        joined or _taken(values, value_serializer, "value"),
         None if keys is None else _taken(keys, key_serializer, "key"),
         None if headers is None else list(headers),
         times,
     )
+
+
+def _joined(column: Any) -> ArrowBuffers | None:
+    """Give a plain list of bytes as one buffer with offsets: one join for all batches of it; None: take it as it is.
+
+    Not where records have keys, which part them, and not where so much would be held twice.
+    """
+    if type(column) is not list:
+        return None
+    try:
+        ends = np.cumsum(np.fromiter(map(len, column), np.int64, len(column)))
+        if not len(ends) or ends[-1] > JOINED_BYTES:
+            return None
+        data = b"".join(column)
+    except TypeError:
+        return None
+    if len(data) != ends[-1]:
+        return None  # Something that is not bytes has another length than it has bytes.
+    offsets = np.zeros(len(column) + 1, np.int32)
+    offsets[1:] = ends
+    return ArrowBuffers(offsets, data)
 
 
 def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes | None] | ArrowBuffers:

@@ -95,7 +95,7 @@ class ProducerConfig(ClientConfig):
     )
     batch_records: int = _setting(10_000, "A batch is sent when it has this many records.", low=1, high=1_000_000)
     max_request_bytes: int = _setting(
-        4 * MiB, "The most that one request carries, batches of several partitions together.", low=KiB, high=24 * MiB
+        2 * MiB, "The most that one request carries, batches of several partitions together.", low=KiB, high=24 * MiB
     )
     max_in_flight_requests: int = _setting(5, "Requests in flight to one broker.", low=1, high=5)
     buffer_memory: int = _setting(64 * MiB, "The most that records on their way may take, in bytes.", low=64 * KiB)
