@@ -21,14 +21,15 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from headrace.client.accumulator import RECORD_OVERHEAD, Budget, Headers, PartitionBuffer, record_cost
 from headrace.client.bulk import Bulk, bulk_of
+from headrace.client.cluster_calls import ClusterCalls, never_connected, status_of
 from headrace.client.config import ProducerConfig, build
-from headrace.client.connection import ClusterClient, Connections, never_connected, status_of
+from headrace.client.connection import Connections
 from headrace.client.errors import BufferFullError, ClosedError, DeliveryError, ForkedError
 from headrace.client.forking import ForkGuard
 from headrace.client.housekeeping import Housekeeper
@@ -41,6 +42,7 @@ from headrace.client.records import RecordMetadata
 from headrace.client.retry import Backoff
 from headrace.client.routing import RoutingTable, TopicRoute
 from headrace.client.serializers import resolve_serializer, serialize
+from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.columns import encode_batch
 from headrace.wire.compression import Codec, compress
@@ -64,6 +66,14 @@ KEPT_FAILURES = 100
 ATEXIT_TIMEOUT_S = 5.0
 TOPIC_GRACE_S = 2.0
 """How long a topic may be unknown before that is believed: a server may not have heard of a new one yet."""
+
+
+class TakeMemory(NamedTuple):
+    """A step: take bytes from the budget, waiting for them."""
+
+    amount: int
+    deadline: float
+    """In seconds of the monotonic clock."""
 
 
 class _Topic:
@@ -105,7 +115,7 @@ class Producer:
         self._topics_lock = threading.Lock()
         self._budget = Budget(config.buffer_memory)
         self._connections = Connections("Producer")
-        self._cluster = ClusterClient(config, self._connections)
+        self._cluster = ClusterCalls(config)
         self._random = random.Random()
         self._routes = RoutingTable()
         self._dispatcher = Dispatcher(
@@ -249,9 +259,20 @@ class Producer:
         Raises:
             As `send`. When it raises, records before the one that failed may have been taken.
         """
+        return drive(self._send_many(topic, values, keys, headers, timestamps_ms, partition), self._perform)
+
+    def _send_many(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any,
+        headers: Sequence[Headers | None] | None,
+        timestamps_ms: Any,
+        partition: int | None,
+    ) -> Steps[ManyReceipt]:
         bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer)
         parts: list[tuple[Receipt, int]] = []
-        found = self._topic(topic)
+        found = yield from self._topic_steps(topic)
         count = len(found.buffers)
         if partition is not None:
             self._check_partition(found, partition)
@@ -261,7 +282,7 @@ class Producer:
         else:
             plan = [(None, bulk)]
         for chosen, share in plan:
-            self._send_bulk(topic, chosen, share, parts)
+            yield from self._send_bulk(topic, chosen, share, parts)
         return ManyReceipt(parts)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -353,31 +374,48 @@ class Producer:
         None: look for a buffer again; this one is out of use, or was sealed and records that are `sticky` move on.
         """
         cost = record_cost(value, key, headers)
+        while True:
+            done = self._append_now(buffer, value, key, headers, timestamp_ms, cost, sticky)
+            if isinstance(done, Receipt):
+                return done
+            if done:
+                self._take_memory(done, deadline)
+                with Uninterrupted():
+                    self._grow(buffer, done)
+            elif buffer.retired or sticky:
+                return None
+
+    def _append_now(
+        self,
+        buffer: PartitionBuffer,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp_ms: int | None,
+        cost: int,
+        sticky: bool,
+    ) -> Receipt | int:
+        """Append one record without waiting, or give how many bytes must be taken from the budget first.
+
+        0: nothing was appended; the buffer is retired, or it was full and is sealed now.
+        """
         if cost > buffer.largest:
             raise BatchTooLargeError(
                 f"a record of {cost} bytes is over the {buffer.largest} that {buffer.where.topic} takes"
             )
-        while True:
-            piece = 0
-            with buffer.lock:
-                buffer.stop_appender()
-                if buffer.retired:
-                    return None
-                if not buffer.is_full_for(cost):
-                    if buffer.room >= cost and buffer.pending is not None:
-                        receipt = receipt_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
-                        if sticky and self._plain:
-                            self._open[buffer.where.topic] = buffer.start_appender(receipts=self._receipts)
-                        return receipt
-                    piece = buffer.piece_for(cost)
-            if piece:
-                self._take_memory(piece, deadline)
-                with Uninterrupted():
-                    self._grow(buffer, piece)
-                continue
-            self._seal_now(buffer, cost)
-            if sticky:
-                return None
+        with buffer.lock:
+            buffer.stop_appender()
+            if buffer.retired:
+                return 0
+            if not buffer.is_full_for(cost):
+                if buffer.room >= cost and buffer.pending is not None:
+                    receipt = receipt_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
+                    if sticky and self._plain:
+                        self._open[buffer.where.topic] = buffer.start_appender(receipts=self._receipts)
+                    return receipt
+                return buffer.piece_for(cost)
+        self._seal_now(buffer, cost)
+        return 0
 
     def _grow(self, buffer: PartitionBuffer, piece: int) -> None:
         """Give a piece of memory to the open batch, or open one with it."""
@@ -404,17 +442,17 @@ class Producer:
             self._budget.give_back(amount)
             raise ClosedError("Producer")
 
-    def _send_bulk(self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[Receipt, int]]) -> None:
+    def _send_bulk(self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[Receipt, int]]) -> Steps[None]:
         """Turn columns into batches without a step a record, behind what is open in the partition."""
         deadline = time.monotonic() + self._config.max_block_ms / 1000
         start = 0
         while start < len(bulk):
-            found = self._topic(topic)
+            found = yield from self._topic_steps(topic)
             buffer = found.buffers[found.sticky if chosen is None else chosen]
             end, cost = bulk.cut(start, buffer.batch_limit, self._config.batch_records)
             if cost > buffer.largest:
                 raise BatchTooLargeError(f"a record of {cost} bytes is over the {buffer.largest} that {topic} takes")
-            self._take_memory(cost, deadline)
+            yield TakeMemory(cost, deadline)
             pending = PendingBatch(buffer.where, _now_ms(), self._expedite)
             pending.timestamps_ms = bulk.timestamps(start, end)
             encode = partial(
@@ -643,8 +681,15 @@ class Producer:
         """Give a topic's buffers; the first time, ask for its metadata."""
         self._check_usable()
         found = self._topics.get(name)
-        if found is not None:
-            return found
+        return drive(self._find_topic(name), self._perform) if found is None else found
+
+    def _topic_steps(self, name: str) -> Steps[_Topic]:
+        self._check_usable()
+        found = self._topics.get(name)
+        return (yield from self._find_topic(name)) if found is None else found
+
+    def _find_topic(self, name: str) -> Steps[_Topic]:
+        """Ask for a topic's metadata until it is there, or is not for longer than a new topic may take."""
         deadline = time.monotonic() + self._config.max_block_ms / 1000
         grace = time.monotonic() + min(TOPIC_GRACE_S, self._config.max_block_ms / 1000)
         attempt = 0
@@ -652,17 +697,25 @@ class Producer:
             attempt += 1
             left = max(0.001, deadline - time.monotonic())
             try:
-                self._read_metadata([name], min(left, self._config.request_timeout_ms / 1000))
+                yield from self._read_metadata([name], min(left, self._config.request_timeout_ms / 1000))
                 route = self._require_route(name)
             except HeadraceError as error:
                 until = deadline if error.retriable else grace
                 if (not error.retriable and not _is_unknown_topic(error)) or time.monotonic() >= until:
                     raise
                 delay = self._config.retry_backoff_ms * min(attempt, 10) / 1000
-                self._housekeeper.pause(min(delay, max(0.0, until - time.monotonic())))
+                yield Pause(min(delay, max(0.0, until - time.monotonic())))
                 self._check_usable()
                 continue
             return self._install(route)
+
+    def _perform(self, step: Any) -> Any:
+        """Do one step; a pause ends with the producer."""
+        if isinstance(step, Pause):
+            return self._housekeeper.pause(step.seconds)
+        if isinstance(step, TakeMemory):
+            return self._take_memory(*step)
+        return self._connections.perform(step)
 
     def _require_route(self, name: str) -> TopicRoute:
         with self._lock:
@@ -744,22 +797,24 @@ class Producer:
 
     # Metadata and the producer id, run by the housekeeper or by the first sender to a topic.
 
-    def _read_metadata(self, names: list[str], timeout: float) -> None:
+    def _read_metadata(self, names: list[str], timeout: float) -> Steps[None]:
         refs = [topics_pb2.TopicRef(name=name) for name in names]
-        response = self._cluster.get_metadata(
-            cluster_pb2.GetMetadataRequest(topics=refs, brokers_only=not refs), timeout
-        )
+        request = cluster_pb2.GetMetadataRequest(topics=refs, brokers_only=not refs)
+        response = yield from self._cluster.metadata(request, timeout)
         with self._lock:
             self._routes.update(response)
             finished = self._dispatcher.metadata_changed()
         self._finish(finished)
 
     def _refresh(self) -> bool:
+        return drive(self._refresh_steps(), self._perform)
+
+    def _refresh_steps(self) -> Steps[bool]:
         """Read metadata and the producer id where they are wanted; whether nothing is wanted any more."""
         timeout = self._config.request_timeout_ms / 1000
         with self._lock:
             queued = self._dispatcher.waiting_topics()
-        self._read_metadata(list(dict.fromkeys([*self._topics, *queued])), timeout)
+        yield from self._read_metadata(list(dict.fromkeys([*self._topics, *queued])), timeout)
         for name in [] if self._closed else list(self._topics):
             route = self._routes.topic(name)
             if route is not None:
@@ -770,7 +825,9 @@ class Producer:
                     if gone is not None:
                         self._retire(gone)
         if self._config.idempotent and not self._dispatcher.has_identity:
-            answer = self._cluster.call_coordinator("InitProducerId", cluster_pb2.InitProducerIdRequest(), timeout)
+            answer = yield from self._cluster.coordinator(
+                "InitProducerId", cluster_pb2.InitProducerIdRequest(), timeout
+            )
             with self._lock:
                 self._dispatcher.set_identity(answer.producer_id, answer.producer_epoch)
         self._dispatch()
