@@ -1,8 +1,8 @@
-"""Order, no loss, no duplicate: the pure dispatcher against a model of brokers, under every order of answers and faults.
+"""Order, no loss, no duplicate: the pure dispatcher against a model of brokers, under any order of answers and faults.
 
-The model appends by the broker's rule for sequences, moves leaders, loses requests and answers, forgets producers, and lets a
-request that was given up arrive late. What the client calls delivered is there once and in order; what it calls definitely
-failed is not there (PROTOCOL I20 to I22).
+The model appends by the broker's rule for sequences, moves leaders, loses requests and answers, forgets producers, and
+lets a request that was given up arrive late. What the client calls delivered is there once and in order; what it calls
+definitely failed is not there (PROTOCOL I20 to I22).
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Every setting of the SDK, as data. A class each, frozen and validated whole; an unknown name raises and names the nearest.
+"""Every setting of the SDK, as data: a class each, frozen, validated whole; an unknown name raises, with the nearest.
 
 `describe(cls)` gives the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or
 `_memory`.
@@ -83,7 +83,7 @@ class ProducerConfig(ClientConfig):
 
     acks: str | int = _setting(
         "all",
-        "When a record counts as delivered: `all` in-sync replicas have it, `1` the leader has appended it, `0` at once.",
+        "When a record counts as delivered: `all` in-sync replicas have it, `1` the leader has appended, `0` at once.",
         one_of=("all", 0, 1, "0", "1"),
     )
     enable_idempotence: bool | None = _setting(

@@ -1,4 +1,4 @@
-"""What applications send and receive: records one by one, and batches of them that stay columns until they are looked at.
+"""What applications receive: records one by one, and batches of them that stay columns until they are looked at.
 
 A `RecordBatch` is a sequence of `Record`s over the columns that came from the broker. Its objects are made by C loops,
 a batch at a time, when they are asked for; `to_arrow` never makes them.

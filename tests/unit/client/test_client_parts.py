@@ -1,4 +1,4 @@
-"""The parts without I/O: settings, serializers, partitioners, back-off, routes, sequences, buffers, bulk columns, requests."""
+"""The parts without I/O: settings, serializers, partitioners, back-off, routes, sequences, buffers, columns, requests."""
 
 import random
 import threading
