@@ -4,8 +4,8 @@ They are a shell around the same parts, driven by the same calls on gRPC's threa
 sum, and waits for no lock longer than an append. What may wait is awaited; what cannot is a plain method.
 """
 
-from headrace.client.aio_admin import Admin
 from headrace.client.aio_consumer import Consumer, Reader
-from headrace.client.aio_producer import Producer, Receipt
+from headrace.client.loop.admin import Admin
+from headrace.client.loop.producer import ManyReceipt, Producer, Receipt
 
-__all__ = ["Admin", "Consumer", "Producer", "Reader", "Receipt"]
+__all__ = ["Admin", "Consumer", "ManyReceipt", "Producer", "Reader", "Receipt"]

@@ -1,0 +1,1 @@
+"""The asyncio shells over the client's parts; `headrace.aio` names what is public."""

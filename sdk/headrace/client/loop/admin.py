@@ -1,0 +1,171 @@
+"""The asyncio `Admin`: topics, settings, offsets, logs. One event loop.
+
+The same steps as the blocking class's, awaited. Arguments, results and errors are documented at `headrace.Admin`.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import grpc
+
+from headrace.client import admin_rpc as rpc
+from headrace.client.admin_rpc import (
+    ClusterDescription,
+    ConfigValue,
+    DeletedRecords,
+    LogInfo,
+    MetadataEntry,
+    OffsetAt,
+    TopicDescription,
+)
+from headrace.client.admin_steps import AdminSteps
+from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.config import AdminConfig, build
+from headrace.client.loop.connection import LoopConnections
+from headrace.client.steps import Steps, drive_async
+from headrace.wire.errors import from_rpc_error
+from headrace.wire.ids import TopicPartition
+
+Result = TypeVar("Result")
+
+
+class Admin:
+    """Looks at and changes a cluster from the coroutines of one event loop.
+
+    Cancelling a change that is on its way does not undo it.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """See `AdminConfig` for the settings. Connects when first used.
+
+        Raises:
+            ConfigError: an unknown setting or a value out of range.
+        """
+        config = build(AdminConfig, settings)
+        self._connections = LoopConnections("Admin")
+        self._steps = AdminSteps(config, ClusterCalls(config))
+
+    async def __aenter__(self) -> "Admin":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; what waits raises ClosedError. Calling it again does nothing."""
+        await self._connections.close()
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 0,
+        replication_factor: int = 0,
+        config: Mapping[str, Any] | None = None,
+        *,
+        assignments: Sequence[Sequence[int]] | None = None,
+        validate_only: bool = False,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> TopicDescription:
+        """Create a topic and give what was created."""
+        return await self._run(
+            self._steps.create_topic(
+                name,
+                partitions,
+                replication_factor,
+                config,
+                assignments,
+                validate_only=validate_only,
+                exist_ok=exist_ok,
+                timeout=timeout,
+            )
+        )
+
+    async def delete_topic(self, name: str, *, validate_only: bool = False, timeout: float | None = None) -> None:
+        """Delete a topic and all its records."""
+        await self._run(self._steps.delete_topic(name, validate_only=validate_only, timeout=timeout))
+
+    async def list_topics(self, *, timeout: float | None = None) -> list[str]:
+        """Give the names of all topics, ascending."""
+        return sorted(topic.name for topic in await self.describe_topics(timeout=timeout))
+
+    async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
+        """Give a topic's id, partitions, leaders, replicas."""
+        return (await self.describe_topics([name], timeout=timeout))[0]
+
+    async def describe_topics(
+        self, names: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> list[TopicDescription]:
+        """Describe some topics in the order given, or all by name."""
+        return await self._run(self._steps.describe_topics(names, timeout))
+
+    async def create_partitions(
+        self,
+        name: str,
+        total_partitions: int,
+        *,
+        assignments: Sequence[Sequence[int]] | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Raise the number of a topic's partitions to `total_partitions`; gives warnings. Keys map anew."""
+        return await self._run(
+            self._steps.create_partitions(
+                name, total_partitions, assignments, validate_only=validate_only, timeout=timeout
+            )
+        )
+
+    async def alter_config(
+        self,
+        name: str,
+        set: Mapping[str, Any] | None = None,
+        unset: Sequence[str] = (),
+        *,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Change a topic's settings; `unset` names go back to their defaults."""
+        await self._run(self._steps.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
+
+    async def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
+        """Give every setting of a topic: value, whether it is set or the default, and what it does."""
+        return await self._run(self._steps.describe_config(name, timeout))
+
+    async def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
+        """Give the cluster's id, controller, brokers, coordinators and counts."""
+        return await self._run(self._steps.describe_cluster(timeout))
+
+    async def list_offsets(
+        self,
+        topic: str,
+        at: str | int | float | datetime = "latest",
+        *,
+        by: str = "record",
+        partitions: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, OffsetAt]:
+        """Find offsets of a topic's partitions."""
+        return await self._run(self._steps.list_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))
+
+    async def delete_records(
+        self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
+    ) -> list[DeletedRecords]:
+        """Delete the records of partitions below offsets; -1 stands for the high watermark."""
+        return await self._run(self._steps.delete_records(topic, before, timeout))
+
+    async def describe_logs(self, topic: str | None = None, *, timeout: float | None = None) -> list[LogInfo]:
+        """Give size and offsets of every replica on every broker, or of one topic's."""
+        return await self._run(self._steps.describe_logs(topic, timeout))
+
+    async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
+        """Give every key of the cluster in etcd with its decoded value, for administrators."""
+        stream = await self._run(self._steps.dump(prefix, timeout))
+        try:
+            async for entry in stream:
+                yield rpc.metadata_entry(entry)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def _run(self, steps: Steps[Result]) -> Result:
+        return await drive_async(steps, self._connections.perform)
