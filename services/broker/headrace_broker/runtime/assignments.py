@@ -33,7 +33,9 @@ from headrace_server.topic_configs import Durability, TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
 from headrace_broker.core.replica import Role
-from headrace_broker.runtime.partition import Partition, PartitionServices, log_settings
+from headrace_broker.runtime.partition import Partition, log_settings
+from headrace_broker.runtime.producer_state import rebuild_producers
+from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.storage.directory import DataDirectory, LogId
 from headrace_broker.storage.log import PartitionLog
 
@@ -267,9 +269,11 @@ class Assignments:
         partition = Partition(
             topic.name, topic_id, number, partition_log, config=config, services=self._services, spawn=self._spawn_start
         )
-        if error is None:
+        if partition_log is not None:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._services.executor, partition.rebuild_producers)
+                await asyncio.get_running_loop().run_in_executor(
+                    self._services.executor, rebuild_producers, partition.replica.producers, partition_log
+                )
             except HeadraceError as met:
                 error = met
         if error is not None:

@@ -1,9 +1,10 @@
 """One partition at work: the core's decisions, the log, and those who wait for either.
 
 Called by the RPC layer for appends and reads, by `assignments` for roles and settings, by the flusher and by upkeep.
-The hot path is here: batches are checked once, stamped and written by the log, and the core is told a few integers.
-All of it runs on the event loop; the log's blocking calls run in threads, one at a time under `_log_lock` where the
-log asks for that.
+The hot path is here: batches are checked once (`batch_checks`), stamped and written by the log, and the core is told a
+few integers.
+All of it runs on the event loop; the log's blocking calls run in threads, one at a time under `log_lock` where the log
+asks for that.
 """
 
 from __future__ import annotations
@@ -11,24 +12,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
 import structlog
-from headrace.wire.batch import BatchFlags, BatchHeader, check_batch, sequence_after
+from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import (
     HeadraceError,
     InternalError,
-    InvalidRequestError,
-    InvalidTimestampError,
     NotLeaderError,
     Outcome,
     StorageOfflineError,
     TimedOutError,
 )
-from headrace.wire.ids import BrokerId, LeaderEpoch, Offset
-from headrace_server.clock import Clock
+from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.topic_configs import INT64_MAX, Durability, TopicConfig
 
 from headrace_broker.core.messages import (
@@ -51,10 +47,10 @@ from headrace_broker.core.messages import (
 )
 from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import PartitionReplica, Role
-from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime.flusher import Flusher, FlushState
-from headrace_broker.settings import BrokerSettings
-from headrace_broker.storage.log import PartitionLog, RetentionResult, TimestampedOffset, TimestampKind
+from headrace_broker.runtime.batch_checks import AppendResult, check_run
+from headrace_broker.runtime.flusher import FlushState
+from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.storage.log import PartitionLog, TimestampedOffset, TimestampKind
 from headrace_broker.storage.settings import LogSettings
 from headrace_broker.storage.slices import Slice
 
@@ -62,31 +58,7 @@ log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-_UNAPPENDABLE = BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionServices:
-    """What all partitions of a broker share."""
-
-    broker_id: BrokerId
-    settings: BrokerSettings
-    clock: Clock
-    metrics: BrokerMetrics
-    flusher: Flusher
-    executor: Executor  # for appends that became slow, blocking reads and upkeep
-
-
-@dataclass(slots=True)
-class AppendResult:
-    """What became of one partition's batches."""
-
-    base_offsets: list[int] = field(default_factory=list)  # one a batch that was appended or was there already
-    end_offset: int = 0  # the high watermark that acknowledges them all; 0: nothing to wait for
-    append_timestamp_ms: int = -1
-    log_start_offset: int = -1
-    leader_epoch: int = -1
-    error: HeadraceError | None = None  # what stopped the append
+__all__ = ["AppendResult", "Partition", "PartitionServices", "log_settings"]
 
 
 class Partition:
@@ -110,7 +82,7 @@ class Partition:
         self.watchers: dict[asyncio.Event, None] = {}
         self.flush_state = FlushState.CLEAN
         self._log = partition_log
-        self._log_lock = asyncio.Lock()
+        self.log_lock = asyncio.Lock()
         self._spawn = spawn
         self._acknowledgements: dict[int, asyncio.Future[HeadraceError | None]] = {}
         self._tokens = itertools.count()
@@ -148,7 +120,7 @@ class Partition:
 
         `committed`: the caller will wait for the high watermark, so too few in-sync replicas refuse it (H13).
         """
-        if self._slow or self._log_lock.locked():
+        if self._slow or self.log_lock.locked():
             return None
         result = AppendResult()
         try:
@@ -160,11 +132,14 @@ class Partition:
     async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
         """As `append_now`, with the writes in a thread and in the order of the calls."""
         result = AppendResult()
-        async with self._log_lock:
+        async with self.log_lock:
             position = 0
             try:
                 while position < len(batches):
-                    pairs, taken = self._check_run(batches, position, known_epoch, committed, result)
+                    pairs, taken = check_run(
+                        batches, position, result, replica=self.replica, config=self.config,
+                        services=self.services, known_epoch=known_epoch, committed=committed,
+                    )  # fmt: skip
                     position += taken
                     if pairs:
                         await self._append_in_thread(pairs, result)
@@ -175,7 +150,7 @@ class Partition:
     async def _append_in_thread(self, pairs: list[tuple[bytes, BatchHeader]], result: AppendResult) -> None:
         self.services.metrics.slow_appends.inc()
         at_ms, leader_epoch = self.services.clock.now_ms(), self.replica.leader_epoch
-        base = await self._in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
+        base = await self.in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
         self._note_run(pairs, base, at_ms, leader_epoch, result)
         if self.replica.role is not Role.LEADING or self.replica.leader_epoch != leader_epoch:
             # It is in the log, and whoever leads next may commit it.
@@ -190,70 +165,14 @@ class Partition:
     ) -> None:
         position = 0
         while position < len(batches):
-            pairs, taken = self._check_run(batches, position, known_epoch, committed, result)
+            pairs, taken = check_run(
+                batches, position, result, replica=self.replica, config=self.config,
+                services=self.services, known_epoch=known_epoch, committed=committed,
+            )  # fmt: skip
             position += taken
             if pairs:
                 at_ms, leader_epoch = self.services.clock.now_ms(), self.replica.leader_epoch
                 self._note_run(pairs, self._write(pairs, at_ms, leader_epoch), at_ms, leader_epoch, result)
-
-    def _check_run(
-        self, batches: Sequence[bytes], position: int, known_epoch: int, committed: bool, result: AppendResult
-    ) -> tuple[list[tuple[bytes, BatchHeader]], int]:
-        """Check batches from `position` on: those that one write appends, and how many were looked at.
-
-        A duplicate ends the run, and so does a bad batch behind good ones, which meets its error as the first of the
-        next.
-        """
-        replica = self.replica
-        replica.check_leading(known_epoch)
-        result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.log_start_offset
-        if committed:
-            replica.check_in_sync()
-        pairs: list[tuple[bytes, BatchHeader]] = []
-        now_ms = self.services.clock.now_ms()
-        previous: BatchHeader | None = None
-        for index in range(position, len(batches)):
-            batch = batches[index]
-            try:
-                header = self._check_batch(batch, now_ms)
-                if previous is None or not _continues(previous, header):
-                    if previous is not None and header.producer_id >= 0:
-                        break  # the window must have seen the run before it can judge this one
-                    duplicate = replica.check_batch(
-                        header.producer_id, header.producer_epoch, header.base_sequence, header.record_count
-                    )
-                    if duplicate is not None:
-                        self.services.metrics.duplicate_batches.inc()
-                        result.base_offsets.append(duplicate.base_offset)
-                        result.end_offset = max(result.end_offset, duplicate.end_offset)
-                        return [], 1
-            except HeadraceError:
-                if pairs:
-                    break
-                raise
-            pairs.append((batch, header))
-            previous = header
-        return pairs, len(pairs)
-
-    def _check_batch(self, batch: bytes, now_ms: int) -> BatchHeader:
-        settings, config = self.services.settings, self.config
-        header = check_batch(
-            batch,
-            max_batch_bytes=config.max_batch_bytes,
-            max_records=settings.max_batch_records,
-            max_payload_bytes=settings.max_payload_bytes,
-        )
-        if header.flags & _UNAPPENDABLE:
-            raise InvalidRequestError("transactional and control batches are not taken from clients")
-        before_ms = now_ms - header.base_timestamp_ms
-        after_ms = header.max_timestamp_ms - now_ms
-        if before_ms > config.timestamp_before_max_ms or after_ms > config.timestamp_after_max_ms:
-            raise InvalidTimestampError(
-                f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are too far from the "
-                f"broker's clock, {now_ms}: at most {config.timestamp_before_max_ms} ms before and "
-                f"{config.timestamp_after_max_ms} ms after"
-            )
-        return header
 
     def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:
         started_ms = self.services.clock.monotonic_ms()
@@ -336,7 +255,7 @@ class Partition:
         """As `locate_now`, in a thread."""
         self.services.metrics.blocking_reads.inc()
         high_watermark = self.replica.high_watermark
-        return await self._in_thread(lambda: self.open_log.read(offset, max_bytes, high_watermark))
+        return await self.in_thread(lambda: self.open_log.read(offset, max_bytes, high_watermark))
 
     async def read(self, found: Slice) -> bytes:
         """The bytes of a slice, from the page cache at once, else from the disk in a thread; closes it."""
@@ -344,12 +263,12 @@ class Partition:
             data = found.try_read_nowait()
             if data is None:
                 self.services.metrics.blocking_reads.inc()
-                data = await self._in_thread(found.read)
+                data = await self.in_thread(found.read)
             return data
 
     async def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
         """The first visible record at or after `timestamp_ms`; None if there is none."""
-        found = await self._in_thread(lambda: self.open_log.offset_for_timestamp(timestamp_ms, kind))
+        found = await self.in_thread(lambda: self.open_log.offset_for_timestamp(timestamp_ms, kind))
         return None if found is None or found.offset >= self.replica.high_watermark else found
 
     async def delete_records(self, before_offset: int) -> Offset:
@@ -358,10 +277,10 @@ class Partition:
         Raises OffsetOutOfRangeError above the high watermark.
         """
         self.replica.check_leading(-1)
-        async with self._log_lock:
+        async with self.log_lock:
             high_watermark = self.replica.high_watermark
             before = high_watermark if before_offset == -1 else before_offset
-            start = await self._in_thread(lambda: self.open_log.delete_records(before, high_watermark))
+            start = await self.in_thread(lambda: self.open_log.delete_records(before, high_watermark))
             self.handle(LogStartRaised(start))
         return start
 
@@ -410,11 +329,11 @@ class Partition:
 
     async def persist_epoch(self, leader_epoch: int) -> None:
         """Make the start of a leader epoch durable and begin to lead (PROTOCOL "Leading")."""
-        async with self._log_lock:
+        async with self.log_lock:
             if self.replica.role is not Role.STARTING or self.replica.leader_epoch != leader_epoch:
                 return
             try:
-                start = await self._in_thread(lambda: self._start_epoch(leader_epoch))
+                start = await self.in_thread(lambda: self._start_epoch(leader_epoch))
             except HeadraceError as error:
                 self.fail(error)
                 return
@@ -470,7 +389,7 @@ class Partition:
     async def update_log_settings(self) -> None:
         """Give the log the settings of `config`."""
         if self._log is not None and self.replica.role is not Role.OFFLINE:
-            async with self._log_lock:
+            async with self.log_lock:
                 self._log.update_settings(log_settings(self.config))
 
     def fail(self, error: BaseException) -> None:
@@ -482,59 +401,6 @@ class Partition:
         self.handle(StorageFailed(str(error)))
         self._wake_watchers()
 
-    # --- upkeep ---
-
-    async def maintain(self) -> None:
-        """One round: checkpoint, roll by time, old producers."""
-        partition_log = self._log
-        if partition_log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
-            return
-        now_ms = self.services.clock.now_ms()
-        self.replica.producers.expire(now_ms)
-        high_watermark = self.replica.high_watermark
-        try:
-            await self._in_thread(lambda: partition_log.checkpoint(now_ms, high_watermark))
-        except HeadraceError as error:
-            self.fail(error)
-
-    async def apply_retention(self) -> RetentionResult | None:
-        """One round of retention; None where the replica has no log to shorten."""
-        if self._log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
-            return None
-        async with self._log_lock:
-            try:
-                result = await self._in_thread(self._retain)
-            except HeadraceError as error:
-                self.fail(error)
-                return None
-            self.handle(LogStartRaised(self._log.log_start_offset))
-        return result
-
-    def _retain(self) -> RetentionResult:
-        now_ms = self.services.clock.now_ms()
-        self.open_log.roll_if_due(now_ms)
-        result = self.open_log.apply_retention(now_ms, self.replica.high_watermark)
-        self.open_log.remove_deleted_files(now_ms)
-        return result
-
-    def rebuild_producers(self) -> None:
-        """Fill the producer windows from the log, before the replica is used (H48). Blocks: call it in a thread."""
-        partition_log, producers = self.open_log, self.replica.producers
-        snapshot = partition_log.load_producer_snapshot()
-        start = int(partition_log.log_start_offset)
-        if snapshot is not None and producers.restore(snapshot[1]):
-            start = max(start, snapshot[0])
-        for header in partition_log.headers(start) if start < partition_log.log_end_offset else ():
-            if header.producer_id >= 0 and header.base_offset >= start:
-                producers.record(
-                    header.producer_id,
-                    header.producer_epoch,
-                    header.base_sequence,
-                    header.record_count,
-                    base_offset=header.base_offset,
-                    at_ms=header.append_timestamp_ms,
-                )
-
     async def prepare_close(self) -> None:
         """Flush and keep the producers: the last use of the log before `assignments` closes it."""
         if self._flush_timer is not None:
@@ -542,9 +408,9 @@ class Partition:
             self._flush_timer = None
         if self._log is None or self.replica.role is Role.OFFLINE:
             return
-        async with self._log_lock:
+        async with self.log_lock:
             try:
-                await self._in_thread(self._keep_producers)
+                await self.in_thread(self._keep_producers)
             except HeadraceError as error:
                 self.fail(error)
 
@@ -552,7 +418,8 @@ class Partition:
         self.open_log.flush()
         self.open_log.store_producer_snapshot(self.open_log.log_end_offset, self.replica.producers.snapshot())
 
-    async def _in_thread(self, call: Callable[[], ResultT]) -> ResultT:
+    async def in_thread(self, call: Callable[[], ResultT]) -> ResultT:
+        """Run a blocking call of the log; what it raises beyond the typed errors becomes InternalError."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self.services.executor, call)
         except HeadraceError:
@@ -576,14 +443,3 @@ def log_settings(config: TopicConfig) -> LogSettings:
 
 def _flushed_only(config: TopicConfig) -> bool:
     return config.durability is Durability.FSYNC or config.flushes_by_policy
-
-
-def _continues(previous: BatchHeader, header: BatchHeader) -> bool:
-    """Whether the producer window will take `header` right behind `previous`, so that one write may append both."""
-    if header.producer_id < 0:
-        return True
-    return (
-        header.producer_id == previous.producer_id
-        and header.producer_epoch == previous.producer_epoch
-        and header.base_sequence == sequence_after(previous.base_sequence, previous.record_count)
-    )

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import structlog
+from headrace.wire.errors import HeadraceError
 
+from headrace_broker.core.messages import LogStartRaised
+from headrace_broker.core.replica import Role
 from headrace_broker.runtime.assignments import Assignments
-from headrace_broker.runtime.partition import PartitionServices
+from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.storage.directory import DataDirectory
+from headrace_broker.storage.log import PartitionLog, RetentionResult
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +30,7 @@ async def maintain(assignments: Assignments, directory: DataDirectory, services:
             refusing = usage.refusing
             log.warning("disk_full" if refusing else "disk_has_room", free_bytes=usage.free_bytes)
         for partition in assignments.partitions:
-            await partition.maintain()
+            await _maintain_partition(partition)
         await assignments.remove_doomed()
 
 
@@ -34,9 +39,50 @@ async def retain(assignments: Assignments, services: PartitionServices) -> None:
     while True:
         await asyncio.sleep(services.settings.retention_interval_ms / 1000)
         for partition in assignments.partitions:
-            result = await partition.apply_retention()
+            result = await _retain_partition(partition)
             if result is None:
                 continue
             services.metrics.deleted_segments.inc(result.deleted_segments)
             if result.clock_jumped:
                 log.error("retention_skipped_clock_jumped", topic=partition.topic, partition=partition.number)
+
+
+def _log_at_work(partition: Partition) -> PartitionLog | None:
+    return None if partition.replica.role in (Role.OFFLINE, Role.DELETED) else partition.log
+
+
+async def _maintain_partition(partition: Partition) -> None:
+    """One round: old producers, a checkpoint."""
+    partition_log = _log_at_work(partition)
+    if partition_log is None:
+        return
+    now_ms = partition.services.clock.now_ms()
+    partition.replica.producers.expire(now_ms)
+    high_watermark = partition.replica.high_watermark
+    try:
+        await partition.in_thread(lambda: partition_log.checkpoint(now_ms, high_watermark))
+    except HeadraceError as error:
+        partition.fail(error)
+
+
+async def _retain_partition(partition: Partition) -> RetentionResult | None:
+    """One round: roll by time, remove what is over; None where the replica has no log to shorten."""
+    partition_log = _log_at_work(partition)
+    if partition_log is None:
+        return None
+
+    def shorten() -> RetentionResult:
+        now_ms = partition.services.clock.now_ms()
+        partition_log.roll_if_due(now_ms)
+        result = partition_log.apply_retention(now_ms, partition.replica.high_watermark)
+        partition_log.remove_deleted_files(now_ms)
+        return result
+
+    async with partition.log_lock:
+        try:
+            result = await partition.in_thread(shorten)
+        except HeadraceError as error:
+            partition.fail(error)
+            return None
+        partition.handle(LogStartRaised(partition_log.log_start_offset))
+    return result
