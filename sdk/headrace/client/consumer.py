@@ -4,7 +4,7 @@ One thread reads with it. Fetching goes on in the background, bounded in bytes; 
 which this thread has received, exactly, also in the middle of `for record in consumer`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import length_hint
@@ -13,10 +13,11 @@ from typing import Any
 
 from headrace.client.config import ConsumerConfig, build
 from headrace.client.errors import ConfigError
-from headrace.client.fetching import Fetcher, now_ms
+from headrace.client.fetching import Fetcher, NextChunk, now_ms
 from headrace.client.positions import Chunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.segments import deserializers_of, segments_of
+from headrace.client.steps import Steps, drive
 from headrace.wire.errors import UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 
@@ -50,12 +51,22 @@ class Consumer:
             NoBrokersAvailableError: no address answered.
             UnknownTopicError: one of the topics is not there.
         """
+        self._set_up(topics, settings, Fetcher)
+        try:
+            drive(self._open(), self._fetcher.perform)
+            self._fetcher.start()
+        except BaseException:
+            self._fetcher.close()
+            raise
+
+    def _set_up(self, topics: Sequence[str], settings: Mapping[str, Any], make_fetcher: Callable[..., Fetcher]) -> None:
+        """Check the settings; asks nobody yet."""
         self._config = build(ConsumerConfig, settings)
         if not all(isinstance(topic, str) and topic for topic in topics):
             raise ConfigError("a topic is not a name", action='Write Consumer("clicks", "views", ...).')
         self._deserializers = deserializers_of(self._config)
         self._topics = frozenset(topics)
-        self._fetcher = Fetcher(
+        self._fetcher = make_fetcher(
             self._config,
             "Consumer",
             auto_offset_reset=self._config.auto_offset_reset,
@@ -65,14 +76,12 @@ class Consumer:
         self._segments: Iterator[Segment] = iter(())
         self._rest: Segment | None = None
         self._current: _Current | None = None
-        try:
-            if topics:
-                counts = self._fetcher.read_metadata(set(topics))
-                self._assign([TopicPartition(name, n) for name, count in counts.items() for n in range(count)])
-            self._fetcher.start()
-        except BaseException:
-            self._fetcher.close()
-            raise
+
+    def _open(self) -> Steps[None]:
+        """Find where to start."""
+        if self._topics:
+            counts = yield from self._fetcher.read_metadata(set(self._topics))
+            yield from self._assign([TopicPartition(name, n) for name, count in counts.items() for n in range(count)])
 
     def __enter__(self) -> "Consumer":
         return self
@@ -87,11 +96,15 @@ class Consumer:
     def __iter__(self) -> Iterator[Record]:
         """Give records one by one, for ever; waits where there is none."""
         while True:
-            self._settle()  # Also what an earlier loop was left in the middle of.
-            segment = self._next_segment(None, None)
-            assert segment is not None, "a wait without end ends with a segment or an error"
-            current = self._current = _Current(segment, self._generation_of(segment))
-            yield from current.records()
+            yield from drive(self._next_records(), self._fetcher.perform)
+
+    def _next_records(self) -> Steps[Iterator[Record]]:
+        """Wait for the next records; the iterator is at their first, and `position` moves with it."""
+        self._settle()  # Also what an earlier loop was left in the middle of.
+        segment = yield from self._next_segment(None, None)
+        assert segment is not None, "a wait without end ends with a segment or an error"
+        self._current = _Current(segment, self._generation_of(segment))
+        return self._current.records()
 
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
         """Give what is there, waiting up to `timeout` seconds for the first record (None: without end).
@@ -105,6 +118,9 @@ class Consumer:
             OffsetOutOfRangeError, LogTruncationError: the position is gone, and auto_offset_reset is `error`.
             WakeupError: another thread called `wakeup`.
         """
+        return drive(self._poll(timeout, max_records), self._fetcher.perform)
+
+    def _poll(self, timeout: float | None, max_records: int | None) -> Steps[RecordBatch]:
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records} is not at least 1")
         self._settle()
@@ -112,7 +128,7 @@ class Consumer:
         left = max_records
         wait = timeout
         while left is None or left > 0:
-            segment = self._next_segment(wait, left, first=not segments)
+            segment = yield from self._next_segment(wait, left, first=not segments)
             if segment is None:
                 break
             segments.append(segment)
@@ -132,10 +148,13 @@ class Consumer:
             UnknownTopicError, UnknownPartitionError: one is not there.
             ConfigError: the consumer was made with topics.
         """
+        drive(self._assign_only(partitions), self._fetcher.perform)
+
+    def _assign_only(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> Steps[None]:
         if self._topics:
             raise ConfigError("this consumer reads all partitions of its topics", action="Use Consumer() and assign().")
         wanted = [TopicPartition(*where) for where in partitions]
-        counts = self._fetcher.read_metadata({where.topic for where in wanted})
+        counts = yield from self._fetcher.read_metadata({where.topic for where in wanted})
         for where in wanted:
             if not 0 <= where.partition < counts[where.topic]:
                 raise UnknownPartitionError(f"{where.topic} has the partitions 0 to {counts[where.topic] - 1}")
@@ -144,7 +163,7 @@ class Consumer:
             for where in positions.assigned():
                 if where not in wanted:
                     positions.drop(where)
-        self._assign(wanted, partitions if isinstance(partitions, Mapping) else None)
+        yield from self._assign(wanted, partitions if isinstance(partitions, Mapping) else None)
 
     def assignment(self) -> list[TopicPartition]:
         """Give the partitions that are read, ascending."""
@@ -172,15 +191,15 @@ class Consumer:
 
     def seek_to_timestamp(self, when: datetime | float, *partitions: TopicPartition) -> None:
         """Go on from the first record at or after `when` (a datetime, or ms since 1970) in some partitions, or all."""
-        self._seek_to(when, partitions)
+        drive(self._seek_to(when, partitions), self._fetcher.perform)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Go on from the log start of some partitions, or of all."""
-        self._seek_to("earliest", partitions)
+        drive(self._seek_to("earliest", partitions), self._fetcher.perform)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Go on from what comes next in some partitions, or in all."""
-        self._seek_to("latest", partitions)
+        drive(self._seek_to("latest", partitions), self._fetcher.perform)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Receive nothing of some partitions until `resume`; their positions stay."""
@@ -244,7 +263,7 @@ class Consumer:
 
     # --- inside ---
 
-    def _next_segment(self, timeout: float | None, most: int | None, *, first: bool = True) -> Segment | None:
+    def _next_segment(self, timeout: float | None, most: int | None, *, first: bool = True) -> Steps[Segment | None]:
         """The next records, at most `most`; waits for the first only; None: nothing came in time."""
         while True:
             segment, self._rest = self._rest, None
@@ -259,7 +278,7 @@ class Consumer:
                 return None  # What one fetch brought is given; more is another poll's.
             if self._fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
-            self._chunk = self._fetcher.next_chunk(timeout)
+            self._chunk = yield NextChunk(timeout)
             if self._chunk is None:
                 return None
             self._segments = segments_of(self._chunk, self._deserializers, self._config.max_payload_bytes)
@@ -302,29 +321,33 @@ class Consumer:
         if self._chunk is not None and where in (None, self._chunk.where):
             self._chunk, self._segments, self._rest = None, iter(()), None
 
-    def _assign(self, wanted: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int] | None = None) -> None:
+    def _assign(
+        self, wanted: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int] | None = None
+    ) -> Steps[None]:
         starts = dict(offsets or {})
         missing = [where for where in wanted if where not in starts]
         if missing:
             at = "earliest" if self._config.auto_offset_reset == "earliest" else "latest"
-            starts.update(self._look_up(missing, at))
+            starts.update((yield from self._look_up(missing, at)))
         with self._fetcher.changing() as positions:
             for where in wanted:
                 positions.assign(where, starts[where])
 
-    def _look_up(self, partitions: Sequence[TopicPartition], at: str | float | datetime) -> dict[TopicPartition, int]:
+    def _look_up(
+        self, partitions: Sequence[TopicPartition], at: str | float | datetime
+    ) -> Steps[dict[TopicPartition, int]]:
         found: dict[TopicPartition, int] = {}
         for topic in dict.fromkeys(where.topic for where in partitions):
             numbers = [where.partition for where in partitions if where.topic == topic]
-            answers = self._fetcher.admin.list_offsets(topic, at, partitions=numbers)
+            answers = yield from self._fetcher.admin.list_offsets(topic, at, partitions=numbers)
             found.update({where: answer.offset for where, answer in answers.items()})
         return found
 
-    def _seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> None:
-        for where, offset in self._look_up(partitions or self.assignment(), at).items():
+    def _seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> Steps[None]:
+        for where, offset in (yield from self._look_up(partitions or self.assignment(), at)).items():
             self.seek(where, offset)
 
-    def _take_new_partitions(self, topic: str, partitions: int) -> None:
+    def _take_new_partitions(self, topic: str, partitions: int) -> Steps[None]:
         """Read partitions that were added to a topic, from their beginning: nothing in them is skipped."""
         if topic not in self._topics:
             return
@@ -332,7 +355,7 @@ class Consumer:
             new = [TopicPartition(topic, n) for n in range(partitions) if TopicPartition(topic, n) not in positions]
         if not new:
             return
-        starts = self._look_up(new, "earliest")
+        starts = yield from self._look_up(new, "earliest")
         with self._fetcher.changing() as positions:
             for where in new:
                 positions.assign(where, starts[where])

@@ -15,19 +15,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 
-from headrace.client.admin import Admin
 from headrace.client.admin_rpc import by_name
-from headrace.client.config import ClientConfig, FetchConfig
-from headrace.client.connection import ClusterClient, Connections
+from headrace.client.admin_steps import AdminSteps
+from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.config import FetchConfig
+from headrace.client.connection import Connections
 from headrace.client.errors import ClosedError, ForkedError, LogTruncationError, WakeupError
 from headrace.client.forking import ForkGuard
 from headrace.client.positions import Chunk, FetchPlan, Positions
 from headrace.client.retry import Backoff
 from headrace.client.routing import RoutingTable
+from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, from_rpc_error
 from headrace.wire.ids import TopicPartition
@@ -37,10 +39,17 @@ log = logging.getLogger("headrace.consumer")
 STOP_TIMEOUT_S = 5.0
 
 
-class NewPartitions(Protocol):
-    """Called on the engine's thread when a topic turns out to have more partitions than are read."""
+class NextChunk(NamedTuple):
+    """A step: wait for the next chunk. Answered with it, or with None when the time is up or all is read."""
 
-    def __call__(self, topic: str, partitions: int) -> None:
+    timeout: float | None
+    """In seconds; None: without end."""
+
+
+class NewPartitions(Protocol):
+    """The steps that the engine takes when it has read how many partitions a topic has."""
+
+    def __call__(self, topic: str, partitions: int) -> Steps[None]:
         """`partitions` is the topic's number now."""
 
 
@@ -56,7 +65,7 @@ class Fetcher:
         self._auto_offset_reset = auto_offset_reset
         self._on_metadata = on_metadata
         self._connections = Connections(what)
-        self._cluster = ClusterClient(config, self._connections)
+        self._cluster = ClusterCalls(config)
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
         self._lock = threading.Lock()
         self._data = threading.Condition(self._lock)
@@ -74,14 +83,14 @@ class Fetcher:
         self._forked = False
         self._fork_guard = ForkGuard(self._after_fork)
         self.positions = Positions(config, self._backoff)
-        self.admin = Admin(**{name: getattr(config, name) for name in ClientConfig.__dataclass_fields__})
+        self.admin = AdminSteps(config, self._cluster)
         self.last_error: HeadraceError | None = None
         """What keeps metadata from being read, or None while it works."""
         self.last_answer_ms = now_ms()
 
     # --- for the application's thread ---
 
-    def read_metadata(self, topics: set[str]) -> dict[str, int]:
+    def read_metadata(self, topics: set[str]) -> Steps[dict[str, int]]:
         """Read metadata of `topics` and give their numbers of partitions.
 
         Raises:
@@ -89,11 +98,17 @@ class Fetcher:
             UnknownTopicError: one of them is not there.
         """
         self.check()
-        answer = self._ask_metadata(topics)
+        answer = yield from self._ask_metadata(topics)
         with self._lock:
             self._routes.update(answer)
             self._topics = set(topics)
             return {name: self._routes.require(name).partitions for name in sorted(topics)}
+
+    def perform(self, step: Any) -> Any:
+        """Do one step, and give what came of it."""
+        if isinstance(step, NextChunk):
+            return self.next_chunk(step.timeout)
+        return self._connections.perform(step)
 
     def start(self) -> None:
         """Begin to fetch."""
@@ -107,7 +122,13 @@ class Fetcher:
         self.check()
         with self._lock:
             yield self.positions
-            self._work.notify()
+            self._wake_engine()
+
+    def _wake_engine(self) -> None:
+        self._work.notify()
+
+    def _wake_application(self) -> None:
+        self._data.notify()
 
     def next_chunk(self, timeout: float | None) -> Chunk | None:
         """Wait for the next chunk; None when the time is up or all partitions have reached their end.
@@ -120,18 +141,24 @@ class Fetcher:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:
-                self.check()
-                if self._wakeup:
-                    self._wakeup = False
-                    raise WakeupError
-                chunk = self.positions.pop()
+                chunk = self._pop()
                 if chunk is not None:
-                    self._work.notify()
                     return chunk
                 left = None if deadline is None else deadline - time.monotonic()
                 if (left is not None and left <= 0) or self.positions.is_finished():
                     return None
                 self._data.wait(left)
+
+    def _pop(self) -> Chunk | None:
+        """Give the next chunk if there is one now. Under the lock."""
+        self.check()
+        if self._wakeup:
+            self._wakeup = False
+            raise WakeupError
+        chunk = self.positions.pop()
+        if chunk is not None:
+            self._wake_engine()
+        return chunk
 
     def wakeup(self) -> None:
         """End the wait of the application's thread, now or the next."""
@@ -158,7 +185,6 @@ class Fetcher:
             for condition in (self._data, self._work, self._planned):
                 condition.notify_all()
         self._connections.close()
-        self.admin.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for thread in threads:
             if thread is not threading.current_thread():
@@ -178,10 +204,15 @@ class Fetcher:
                 if not resets and not refresh:
                     self._work.wait(self._idle_seconds(now))
                     continue
-            if refresh:
-                self._refresh()
-            for where in resets:
-                self._reset(where)
+            with contextlib.suppress(ClosedError):  # The loop ends at its next turn.
+                drive(self._turn(refresh, resets), self.perform)
+
+    def _turn(self, refresh: bool, resets: list[TopicPartition]) -> Steps[None]:
+        """Ask the servers what the engine wants to know."""
+        if refresh:
+            yield from self._refresh()
+        for where in resets:
+            yield from self._guarded(self._find_position(where), where)
 
     def _refresh_due(self, now: int) -> bool:
         if now >= self._metadata_at_ms:
@@ -236,24 +267,29 @@ class Fetcher:
             raise ClosedError(self._what) from failure
         with self._lock:
             now = now_ms()
-            if error is not None:
-                news = self.positions.take_failure(plan, error, self._routes, now)
-            else:
-                assert answer is not None
-                self.last_answer_ms = now
-                news = self.positions.take_answer(plan, answer, self._routes, now)
-            if news:
-                self._data.notify()
+            self._take(plan, answer, error, now)
             self._idle_fetchers += 1  # This thread is free again, and takes the next plan itself.
             self._plan(now)
             if self.positions.stale_topics or error is not None or self.positions.resets():
                 self._work.notify()
 
-    def _refresh(self) -> None:
+    def _take(self, plan: FetchPlan, answer: Any, error: HeadraceError | None, now: int) -> None:
+        """Take in what came of a fetch. Under the lock."""
+        if error is not None:
+            news = self.positions.take_failure(plan, error, self._routes, now)
+        else:
+            self.last_answer_ms = now
+            news = self.positions.take_answer(plan, answer, self._routes, now)
+        if news:
+            self._wake_application()
+
+    def _refresh(self) -> Steps[None]:
         with self._lock:
             topics = set(self._topics)
         try:
-            answer = self._ask_metadata(topics)
+            answer = yield from self._ask_metadata(topics)
+        except ClosedError:
+            raise
         except HeadraceError as error:
             with self._lock:
                 self._metadata_failures += 1
@@ -270,7 +306,7 @@ class Fetcher:
             self._fail_missing(topics)
         for name, partitions in sorted(counts.items()):
             if self._on_metadata is not None:
-                self._guarded(lambda name=name, partitions=partitions: self._on_metadata(name, partitions))  # type: ignore[misc]
+                yield from self._guarded(self._on_metadata(name, partitions))
 
     def _fail_missing(self, topics: set[str]) -> None:
         """Tell the application of a topic that was deleted under it."""
@@ -278,19 +314,17 @@ class Fetcher:
             error = self._routes.error(where.topic) if where.topic in topics else None
             if error is not None and not error.retriable:
                 self.positions.fail(where, error, now_ms())
-                self._data.notify()
+                self._wake_application()
 
-    def _ask_metadata(self, topics: set[str]) -> cluster_pb2.GetMetadataResponse:
+    def _ask_metadata(self, topics: set[str]) -> Steps[cluster_pb2.GetMetadataResponse]:
         request = cluster_pb2.GetMetadataRequest(topics=[by_name(name) for name in sorted(topics)])
-        return self._cluster.get_metadata(request, self._config.request_timeout_ms / 1000)
+        return self._cluster.metadata(request, self._config.request_timeout_ms / 1000)
 
-    def _reset(self, where: TopicPartition) -> None:
+    def _find_position(self, where: TopicPartition) -> Steps[None]:
         """Find where to go on in a partition whose position is not in its log."""
-        self._guarded(lambda: self._find_position(where), where)
-
-    def _find_position(self, where: TopicPartition) -> None:
-        earliest = self.admin.list_offsets(where.topic, "earliest", partitions=[where.partition])[where].offset
-        latest = self.admin.list_offsets(where.topic, "latest", partitions=[where.partition])[where].offset
+        wanted = [where.partition]
+        earliest = (yield from self.admin.list_offsets(where.topic, "earliest", partitions=wanted))[where].offset
+        latest = (yield from self.admin.list_offsets(where.topic, "latest", partitions=wanted))[where].offset
         with self._lock:
             if where not in self.positions:
                 return
@@ -300,7 +334,7 @@ class Fetcher:
                 return
             if self._auto_offset_reset == "error":
                 self.positions.fail(where, _gone(where, position, earliest, latest), now_ms())
-                self._data.notify()
+                self._wake_application()
                 return
             target = earliest if self._auto_offset_reset == "earliest" else latest
             self.positions.seek(where, target)
@@ -308,20 +342,20 @@ class Fetcher:
             "%s: offset %d is not in the log (%d to %d); going on at %d", where, position, earliest, latest, target
         )
 
-    def _guarded(self, act: Callable[[], None], where: TopicPartition | None = None) -> None:
+    def _guarded(self, steps: Steps[None], where: TopicPartition | None = None) -> Steps[None]:
         """Do what asks servers; an error that a retry may mend is waited out, another is the application's."""
         try:
-            act()
+            yield from steps
         except ClosedError:
-            return
+            raise
         except HeadraceError as error:
             with self._lock:
                 self.last_error = error
                 if where is not None and not error.retriable:
                     self.positions.fail(where, error, now_ms())
-                    self._data.notify()
+                    self._wake_application()
                     return
-            time.sleep(self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
+            yield Pause(self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
 
     def _after_fork(self) -> None:
         self._forked = True

@@ -4,16 +4,17 @@ with headrace.Reader("clicks", start=timedelta(hours=-1), end="current") as read
     table = reader.to_arrow()
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from headrace.client.config import ReaderConfig, build
 from headrace.client.errors import ConfigError
-from headrace.client.fetching import Fetcher
+from headrace.client.fetching import Fetcher, NextChunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.segments import deserializers_of, segments_of
+from headrace.client.steps import Steps, drive
 from headrace.wire.errors import TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 
@@ -50,23 +51,46 @@ class Reader:
             NoBrokersAvailableError: no address answered.
             UnknownTopicError, UnknownPartitionError: there is none such.
         """
-        self._config = build(ReaderConfig, settings)
-        if last is not None and (last < 1 or start != "earliest"):
-            raise ConfigError("last is at least 1 and goes without start")
-        self._deserializers = deserializers_of(self._config)
-        self._fetcher = Fetcher(self._config, "Reader", auto_offset_reset="error")
+        self._set_up(settings, start, last, Fetcher)
         try:
-            count = self._fetcher.read_metadata({topic})[topic]
-            numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
-            if not numbers:
-                raise ConfigError("partitions is empty", action="Leave it out to read all.")
-            if any(not 0 <= number < count for number in numbers):
-                raise UnknownPartitionError(f"{topic} has the partitions 0 to {count - 1}")
-            self._place(topic, numbers, start, end, last)
+            drive(self._open(topic, start, end, last, partitions), self._fetcher.perform)
             self._fetcher.start()
         except BaseException:
             self._fetcher.close()
             raise
+
+    def _set_up(
+        self,
+        settings: Mapping[str, Any],
+        start: Edge | Mapping[int, Edge],
+        last: int | None,
+        make_fetcher: Callable[..., Fetcher],
+    ) -> None:
+        """Check the settings; asks nobody yet."""
+        self._config = build(ReaderConfig, settings)
+        if last is not None and (last < 1 or start != "earliest"):
+            raise ConfigError("last is at least 1 and goes without start")
+        self._deserializers = deserializers_of(self._config)
+        self._fetcher = make_fetcher(self._config, "Reader", auto_offset_reset="error")
+        self._starts: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+
+    def _open(
+        self,
+        topic: str,
+        start: Edge | Mapping[int, Edge],
+        end: Edge | Mapping[int, Edge],
+        last: int | None,
+        partitions: Sequence[int] | None,
+    ) -> Steps[None]:
+        """Find where to start and to end."""
+        count = (yield from self._fetcher.read_metadata({topic}))[topic]
+        numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
+        if not numbers:
+            raise ConfigError("partitions is empty", action="Leave it out to read all.")
+        if any(not 0 <= number < count for number in numbers):
+            raise UnknownPartitionError(f"{topic} has the partitions 0 to {count - 1}")
+        yield from self._place(topic, numbers, start, end, last)
 
     def __enter__(self) -> "Reader":
         return self
@@ -119,13 +143,18 @@ class Reader:
             yield from segments
 
     def _chunks(self, timeout: float | None) -> Iterator[list[Segment]]:
+        while (segments := drive(self._next_segments(timeout), self._fetcher.perform)) is not None:
+            yield segments
+
+    def _next_segments(self, timeout: float | None) -> Steps[list[Segment] | None]:
+        """Wait for one chunk's segments, at least one; None: the end is reached."""
         while True:
-            chunk = self._fetcher.next_chunk(timeout)
+            chunk = yield NextChunk(timeout)
             if chunk is None:
                 with self._fetcher.changing() as positions:
                     finished = positions.is_finished()
                 if finished:
-                    return
+                    return None
                 raise TimedOutError(f"nothing was received for {timeout:g} s, and the end is not reached")
             segments = []
             for segment in segments_of(chunk, self._deserializers, self._config.max_payload_bytes):
@@ -133,7 +162,7 @@ class Reader:
                 with self._fetcher.changing() as positions:
                     positions.deliver(chunk.where, chunk.generation, segment.end_offset)
             if segments:
-                yield segments
+                return segments
 
     def _place(
         self,
@@ -142,15 +171,14 @@ class Reader:
         start: Edge | Mapping[int, Edge],
         end: Edge | Mapping[int, Edge],
         last: int | None,
-    ) -> None:
+    ) -> Steps[None]:
         """Find start and end of every partition, once."""
-        earliest = self._offsets(topic, numbers, "earliest")
-        self._ends = self._resolve(topic, numbers, end, "end")
+        earliest = yield from self._offsets(topic, numbers, "earliest")
+        self._ends = yield from self._resolve(topic, numbers, end, "end")
         if last is not None:
             starts = {where: self._ends[where] - last for where in self._ends}
         else:
-            starts = self._resolve(topic, numbers, start, "start")
-        self._starts: dict[TopicPartition, int] = {}
+            starts = yield from self._resolve(topic, numbers, start, "start")
         with self._fetcher.changing() as positions:
             for where in sorted(starts):
                 self._starts[where] = max(starts[where], earliest[where])
@@ -159,24 +187,26 @@ class Reader:
 
     def _resolve(
         self, topic: str, numbers: Sequence[int], edge: Edge | Mapping[int, Edge], what: str
-    ) -> dict[TopicPartition, int]:
+    ) -> Steps[dict[TopicPartition, int]]:
         if not isinstance(edge, Mapping):
-            return self._resolve_one(topic, numbers, edge, what)
+            return (yield from self._resolve_one(topic, numbers, edge, what))
         missing = [number for number in numbers if number not in edge]
         if missing:
             raise ConfigError(f"{what} says nothing of partition {missing[0]}", action="Name every partition read.")
         found: dict[TopicPartition, int] = {}
         for number in numbers:
-            found.update(self._resolve_one(topic, [number], edge[number], what))
+            found.update((yield from self._resolve_one(topic, [number], edge[number], what)))
         return found
 
-    def _resolve_one(self, topic: str, numbers: Sequence[int], edge: Edge, what: str) -> dict[TopicPartition, int]:
+    def _resolve_one(
+        self, topic: str, numbers: Sequence[int], edge: Edge, what: str
+    ) -> Steps[dict[TopicPartition, int]]:
         if isinstance(edge, bool) or not isinstance(edge, str | int | datetime | timedelta):
             raise ConfigError(f"{what}={edge!r} is not a word, an offset or a time")
         if isinstance(edge, int):
             if edge < 0:
                 raise ConfigError(f"{what}={edge} is negative", action="Use last=N for the last N records.")
-            latest = self._offsets(topic, numbers, "latest")
+            latest = yield from self._offsets(topic, numbers, "latest")
             return {where: min(edge, latest[where]) for where in latest}
         if isinstance(edge, timedelta):
             edge = datetime.now(UTC) - abs(edge)
@@ -185,8 +215,8 @@ class Reader:
             if edge not in words:
                 raise ConfigError(f"{what}={edge!r} is not one of {', '.join(words)}, an offset or a time")
             edge = words[edge]
-        return self._offsets(topic, numbers, edge)
+        return (yield from self._offsets(topic, numbers, edge))
 
-    def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> dict[TopicPartition, int]:
-        found = self._fetcher.admin.list_offsets(topic, at, partitions=numbers)
+    def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> Steps[dict[TopicPartition, int]]:
+        found = yield from self._fetcher.admin.list_offsets(topic, at, partitions=numbers)
         return {where: answer.offset for where, answer in found.items()}
