@@ -1,11 +1,12 @@
-"""The asyncio classes: `Producer`, `Consumer`, `Reader`, `Admin`, with the settings and the meaning of the blocking ones.
+"""The asyncio `Producer`, `Consumer`, `Reader` and `Admin`, with the settings and guarantees of the blocking classes.
 
-They are a shell around the same parts, driven by the same calls on gRPC's threads: the event loop encodes nothing, checks no
-sum, and waits for no lock longer than an append. What may wait is awaited; what cannot is a plain method.
+They run on gRPC channels of the running loop and start no thread; the decisions are the blocking classes' own. What may
+wait is a coroutine, what cannot is a plain method. A cancelled await loses no record and leaves nothing half done.
 """
 
-from headrace.client.aio_consumer import Consumer, Reader
 from headrace.client.loop.admin import Admin
+from headrace.client.loop.consumer import Consumer
 from headrace.client.loop.producer import ManyReceipt, Producer, Receipt
+from headrace.client.loop.reader import Reader
 
 __all__ = ["Admin", "Consumer", "ManyReceipt", "Producer", "Reader", "Receipt"]

@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Any
 
 from headrace.client.config import ConsumerConfig, build
-from headrace.client.errors import ConfigError
+from headrace.client.errors import ConfigError, WakeupError
 from headrace.client.fetching import Fetcher, NextChunk, now_ms
 from headrace.client.positions import Chunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.segments import deserializers_of, segments_of
 from headrace.client.steps import Steps, drive
-from headrace.wire.errors import UnknownPartitionError
+from headrace.wire.errors import CorruptBatchError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 
 
@@ -128,7 +128,17 @@ class Consumer:
         left = max_records
         wait = timeout
         while left is None or left > 0:
-            segment = yield from self._next_segment(wait, left, first=not segments)
+            try:
+                segment = yield from self._next_segment(wait, left, first=not segments)
+            except CorruptBatchError:
+                if not segments:
+                    raise
+                break  # What is before the damage is given; the next poll comes upon it again.
+            except WakeupError:
+                if not segments:
+                    raise
+                self._fetcher.wakeup()  # What has been received is given; the next wait ends.
+                break
             if segment is None:
                 break
             segments.append(segment)
@@ -274,7 +284,7 @@ class Consumer:
                     self._rest = segment.cut(most, segment.end - segment.start)
                     segment = segment.cut(0, most)
                 return segment
-            if not first and most is None:
+            if not first and (most is None or not self._has_chunks()):
                 return None  # What one fetch brought is given; more is another poll's.
             if self._fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
@@ -282,6 +292,10 @@ class Consumer:
             if self._chunk is None:
                 return None
             self._segments = segments_of(self._chunk, self._deserializers, self._config.max_payload_bytes)
+
+    def _has_chunks(self) -> bool:
+        with self._fetcher.changing() as positions:
+            return bool(positions.has_chunks())
 
     def _decode_next(self) -> Segment | None:
         chunk = self._chunk

@@ -276,6 +276,10 @@ class Positions:
                 return chunk
         return None
 
+    def has_chunks(self) -> bool:
+        """Whether `pop` would give a chunk, and no error."""
+        return not self._problems and any(part.chunks and not part.paused for part in self._partitions.values())
+
     def deliver(self, where: TopicPartition, generation: int, position: int) -> None:
         """Note that the application has received the records below `position`; nothing for another generation."""
         partition = self._partitions.get(where)

@@ -15,7 +15,7 @@ from headrace.client.fetching import Fetcher, NextChunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.segments import deserializers_of, segments_of
 from headrace.client.steps import Steps, drive
-from headrace.wire.errors import TimedOutError, UnknownPartitionError
+from headrace.wire.errors import CorruptBatchError, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 
 Edge: TypeAlias = str | int | datetime | timedelta
@@ -156,11 +156,17 @@ class Reader:
                 if finished:
                     return None
                 raise TimedOutError(f"nothing was received for {timeout:g} s, and the end is not reached")
-            segments = []
-            for segment in segments_of(chunk, self._deserializers, self._config.max_payload_bytes):
-                segments.append(segment)
-                with self._fetcher.changing() as positions:
-                    positions.deliver(chunk.where, chunk.generation, segment.end_offset)
+            segments: list[Segment] = []
+            try:
+                for segment in segments_of(chunk, self._deserializers, self._config.max_payload_bytes):
+                    segments.append(segment)
+                    with self._fetcher.changing() as positions:
+                        positions.deliver(chunk.where, chunk.generation, segment.end_offset)
+            except CorruptBatchError:
+                with self._fetcher.changing() as positions:  # Fetch it again: nobody passes damage unaware.
+                    positions.seek(chunk.where, positions.position(chunk.where))
+                if not segments:
+                    raise
             if segments:
                 return segments
 

@@ -1,0 +1,177 @@
+"""The asyncio `Consumer`: an endless stream of the records of some partitions. One event loop, one task that reads.
+
+The blocking class's steps, driven on the loop: the position is that of the records which the task has received,
+exactly, also in the middle of `async for`; a wait that is cancelled has received nothing.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from headrace.client.consumer import Consumer as BlockingConsumer
+from headrace.client.consumer import ConsumerHealth
+from headrace.client.errors import ConfigError
+from headrace.client.loop.fetching import LoopFetcher
+from headrace.client.records import Record, RecordBatch
+from headrace.client.steps import Steps
+from headrace.wire.ids import TopicPartition
+
+
+class Consumer:
+    """Reads partitions for ever; settings and errors are `headrace.Consumer`'s. `async with` connects.
+
+    What may wait is a coroutine; what cannot is a plain method.
+    """
+
+    def __init__(self, *topics: str, **settings: Any) -> None:
+        """Check the settings; make it where the loop runs. See `ConsumerConfig` for the settings.
+
+        Raises:
+            ConfigError: an unknown setting or a value out of range.
+        """
+        self._core = _Core(topics, settings)
+        self._records: Iterator[Record] = iter(())
+        self._is_open = False
+        self._reads = False
+
+    async def __aenter__(self) -> "Consumer":
+        """Connect, and find where to start.
+
+        Raises:
+            NoBrokersAvailableError: no address answered.
+            UnknownTopicError: one of the topics is not there.
+        """
+        if not self._is_open:
+            try:
+                await self._core.engine.run(self._core._open())
+            except BaseException:
+                await self.close()
+                raise
+            self._is_open = True
+            self._core.engine.begin()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> "Consumer":
+        return self
+
+    async def __anext__(self) -> Record:
+        """Give the next record; waits where there is none. A wait that is cancelled can be made again."""
+        if self._core._current is not None:
+            try:
+                record = next(self._records, None)
+            except Exception:
+                self._core._settle()  # The next call goes on behind the record that could not be read.
+                raise
+            if record is not None:
+                self._core._fetcher.check()
+                return record
+        while True:
+            self._records = await self._read(self._core._next_records())
+            record = next(self._records, None)
+            if record is not None:
+                return record
+
+    async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
+        """Give what is there, waiting up to `timeout` seconds for the first record (None: without end).
+
+        Args:
+            timeout: in seconds; 0 only looks.
+            max_records: at most so many; None: what one fetch brought.
+
+        Raises:
+            CorruptBatchError: a batch is damaged; `next_offset` says where to seek to go on behind it.
+            OffsetOutOfRangeError, LogTruncationError: the position is gone, and auto_offset_reset is `error`.
+            WakeupError: another task called `wakeup`.
+        """
+        batch: RecordBatch = await self._read(self._core._poll(timeout, max_records))
+        return batch
+
+    async def assign(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> None:
+        """Read exactly these partitions, from the offsets given or where `auto_offset_reset` says."""
+        await self._run(self._core._assign_only(partitions))
+
+    async def seek_to_timestamp(self, when: datetime | float, *partitions: TopicPartition) -> None:
+        """Go on from the first record at or after `when` (a datetime, or ms since 1970) in some partitions, or all."""
+        await self._run(self._core._seek_to(when, partitions))
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on from the log start of some partitions, or of all."""
+        await self._run(self._core._seek_to("earliest", partitions))
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on from what comes next in some partitions, or in all."""
+        await self._run(self._core._seek_to("latest", partitions))
+
+    def seek(self, where: TopicPartition, offset: int) -> None:
+        """Go on from `offset` in one partition."""
+        self._core.seek(where, offset)
+
+    def assignment(self) -> list[TopicPartition]:
+        """Give the partitions that are read, ascending."""
+        return self._core.assignment()
+
+    def position(self, where: TopicPartition) -> int:
+        """Give the offset of the next record that the application will receive of a partition."""
+        return self._core.position(where)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Receive nothing of some partitions until `resume`; their positions stay."""
+        self._core.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Receive records of paused partitions again."""
+        self._core.resume(*partitions)
+
+    def paused(self) -> list[TopicPartition]:
+        """Give the partitions that are paused, ascending."""
+        return self._core.paused()
+
+    def lag(self) -> dict[TopicPartition, int | None]:
+        """Give, by partition, how many records are still ahead, as far as the last fetch tells; None: not known yet."""
+        return self._core.lag()
+
+    def health(self) -> ConsumerHealth:
+        """Say whether this consumer can work; cheap."""
+        return self._core.health()
+
+    def wakeup(self) -> None:
+        """End the current or the next wait of the reading task with a WakeupError. From this loop."""
+        self._core.wakeup()
+
+    async def close(self) -> None:
+        """End fetching and close the connections; what waits raises ClosedError. Again: nothing."""
+        await self._core.engine.shut()
+
+    async def _read(self, steps: Steps[Any]) -> Any:
+        """Drive steps that receive records: one task's at a time, else each would receive what the other should."""
+        if self._reads:
+            steps.close()
+            raise ConfigError("another task is reading with this Consumer", action="Make a Consumer for each task.")
+        self._reads = True
+        try:
+            return await self._run(steps)
+        finally:
+            self._reads = False
+
+    async def _run(self, steps: Steps[Any]) -> Any:
+        if not self._is_open:
+            with contextlib.closing(steps):
+                self._core._fetcher.check()
+                raise ConfigError("this Consumer is not open", action="Write `async with Consumer(...) as consumer:`.")
+        return await self._core.engine.run(steps)
+
+
+class _Core(BlockingConsumer):
+    """The blocking consumer over the loop's engine; only its steps and what does not wait are used."""
+
+    def __init__(self, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
+        self._set_up(topics, settings, LoopFetcher)
+
+    @property
+    def engine(self) -> LoopFetcher:
+        assert isinstance(self._fetcher, LoopFetcher)
+        return self._fetcher

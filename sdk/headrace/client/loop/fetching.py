@@ -1,0 +1,136 @@
+"""The engine of asyncio readers: tasks that keep fetches in flight, and a queue that the application empties. One loop.
+
+What to fetch, what an answer means and where to go on are the blocking engine's; here its threads are tasks, and its
+waits are awaited. The tasks belong to the engine and end with `shut`.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+
+from headrace.client.errors import ClosedError
+from headrace.client.fetching import Fetcher, NextChunk, log, now_ms
+from headrace.client.loop.connection import LoopConnections
+from headrace.client.positions import Chunk, FetchPlan
+from headrace.client.steps import Steps, drive_async
+from headrace.wire.errors import from_rpc_error
+
+
+class LoopFetcher(Fetcher):
+    """Owned by one consumer or reader; its loop alone touches it."""
+
+    def __init__(self, config: Any, what: str, **rest: Any) -> None:
+        """As `Fetcher`. Connects when first used."""
+        super().__init__(config, what, **rest)
+        self._channels = LoopConnections(what)
+        self._work_there = asyncio.Event()
+        self._data_there = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Begin to fetch."""
+        self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
+        self._own(self._run_engine())
+
+    async def run(self, steps: Steps[Any]) -> Any:
+        """Drive steps of the owner."""
+        return await drive_async(steps, self.perform_async)
+
+    async def perform_async(self, step: Any) -> Any:
+        """Do one step, and give what came of it."""
+        if isinstance(step, NextChunk):
+            return await self.wait_chunk(step.timeout)
+        return await self._channels.perform(step)
+
+    async def wait_chunk(self, timeout: float | None) -> Chunk | None:
+        """Wait for the next chunk, as `Fetcher.next_chunk`; with timeout 0 it awaits nothing.
+
+        No await stands between taking the chunk and returning it, so a cancelled wait loses none.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._data_there.clear()
+            chunk = self._pop()
+            if chunk is not None:
+                return chunk
+            left = None if deadline is None else deadline - time.monotonic()
+            if (left is not None and left <= 0) or self.positions.is_finished():
+                return None
+            try:
+                async with asyncio.timeout(left):
+                    await self._data_there.wait()
+            except TimeoutError:
+                continue
+
+    def wakeup(self) -> None:
+        """End the wait of the application's task, now or the next."""
+        self._wakeup = True
+        self._data_there.set()
+
+    async def shut(self) -> None:
+        """End all tasks and close the connections. Again: nothing."""
+        if self._forked or self._closed:
+            return
+        self._closed = True
+        self._data_there.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.shield(asyncio.ensure_future(self._end()))
+
+    async def _end(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._channels.close()
+
+    def _wake_engine(self) -> None:
+        self._work_there.set()
+
+    def _wake_application(self) -> None:
+        self._data_there.set()
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"headrace-{self._what.lower()}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the %s failed", self._what, exc_info=task.exception())
+
+    async def _run_engine(self) -> None:
+        while True:
+            self._work_there.clear()
+            now = now_ms()
+            self._plan(now)
+            resets = self.positions.resets()
+            refresh = self._refresh_due(now)
+            if refresh or resets:
+                await self.run(self._turn(refresh, resets))
+                continue
+            try:
+                async with asyncio.timeout(self._idle_seconds(now)):
+                    await self._work_there.wait()
+            except TimeoutError:
+                continue
+
+    def _plan(self, now: int) -> None:
+        for plan in self.positions.plan(self._routes, now):
+            self._own(self._fetch_plan(plan))
+
+    async def _fetch_plan(self, plan: FetchPlan) -> None:
+        """Make one call and take its answer in."""
+        timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
+        answer, error = None, None
+        try:
+            fetch = self._channels.endpoint(plan.address).fetch
+            answer = await self._channels.answer(fetch(plan.request, timeout=timeout))
+        except grpc.RpcError as failure:
+            error = from_rpc_error(failure)
+        except ClosedError:
+            return
+        self._take(plan, answer, error, now_ms())
+        self._wake_engine()
