@@ -40,7 +40,7 @@ def test_a_failure_is_raised_where_it_is_awaited(fake_cluster, faults):
     fake_cluster.create_topic("t")
 
     async def work():
-        producer = headrace.aio.Producer(bootstrap_servers=fake_cluster.address, max_block_ms=100)
+        producer = headrace.aio.Producer(bootstrap_servers=fake_cluster.address, max_block_ms=1500)
         await producer.send_and_wait("t", b"fine")
         fake_cluster.faults.append(faults.refused_with(CorruptBatchError("bad")))
         with pytest.raises(CorruptBatchError):

@@ -128,7 +128,7 @@ def test_the_buffer_is_bounded_and_says_so(fake_cluster):
     fake_cluster.create_topic("t")
 
     async def work():
-        settings = {"buffer_memory": 128 * 1024, "batch_bytes": 32 * 1024, "max_block_ms": 200}
+        settings = {"buffer_memory": 128 * 1024, "batch_bytes": 32 * 1024, "max_block_ms": 1000}
         async with producer_for(fake_cluster, **settings) as producer:
             await producer.send_and_wait("t", b"warm")
             fake_cluster.hold.clear()
@@ -202,7 +202,7 @@ def test_wrong_input_is_refused_at_the_call(fake_cluster):
     async def work():
         with pytest.raises(headrace.ConfigError, match="linger_ms"):
             producer_for(fake_cluster, linger=3)
-        async with producer_for(fake_cluster, max_block_ms=100) as producer:
+        async with producer_for(fake_cluster, max_block_ms=1500) as producer:
             with pytest.raises(headrace.SerializationError, match="value_serializer"):
                 await producer.send("t", "text")
             with pytest.raises(UnknownPartitionError, match="0 to 0, not 7"):

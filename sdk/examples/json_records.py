@@ -1,0 +1,31 @@
+"""Objects in and out by serializers, and a partitioner of one's own: python json_records.py [host:port [topic]]."""
+
+import sys
+
+import headrace
+
+
+def by_length(topic: str, key: bytes | None, partitions: int) -> int:
+    """Put keys of the same length together."""
+    return len(key or b"") % partitions
+
+
+def main(cluster: str = "localhost:7170", topic: str = "example-json") -> None:
+    """Send objects, read them, and see what a wrong one says."""
+    with headrace.Admin(bootstrap_servers=cluster) as admin:
+        admin.create_topic(topic, partitions=2, exist_ok=True)
+    settings = {"key_serializer": "str", "value_serializer": "json", "partitioner": by_length}
+    with headrace.Producer(bootstrap_servers=cluster, **settings) as producer:
+        for name in ("ann", "bert", "cleo"):
+            producer.send(topic, {"user": name, "visits": len(name)}, key=name)
+        try:
+            producer.send(topic, {1, 2}, key="a set is not JSON")
+        except headrace.SerializationError as error:
+            print("refused:", error)
+    with headrace.Reader(topic, bootstrap_servers=cluster, key_deserializer="str", value_deserializer="json") as reader:
+        for record in reader:
+            print(record.partition, record.key, record.value["visits"])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
