@@ -6,11 +6,10 @@ from typing import Any
 
 import grpc
 
-from headrace.client.cluster_calls import ClusterCalls, never_connected, status_of
-from headrace.client.config import MAX_MESSAGE_BYTES, ClientConfig
+from headrace.client.config import MAX_MESSAGE_BYTES
 from headrace.client.errors import ClosedError
-from headrace.client.steps import Call, Pause, drive
-from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc
+from headrace.client.steps import Call, Pause
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc
 from headrace.wire.envelopes import parse_fetch_response
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -104,23 +103,3 @@ class Connections:
                 time.sleep(step.seconds)
                 return None
         raise AssertionError(f"no such step: {step!r}")
-
-
-class ClusterClient:
-    """`ClusterCalls` for callers that block. Owned by one client; any thread."""
-
-    def __init__(self, config: ClientConfig, connections: Connections) -> None:
-        self._calls = ClusterCalls(config)
-        self._connections = connections
-
-    def get_metadata(self, request: cluster_pb2.GetMetadataRequest, timeout: float) -> cluster_pb2.GetMetadataResponse:
-        """Read metadata; see `ClusterCalls.metadata`."""
-        return drive(self._calls.metadata(request, timeout), self._connections.perform)
-
-    def call_coordinator(self, method: str, request: Any, timeout: float, *, repeatable: bool = True) -> Any:
-        """Ask a coordinator; see `ClusterCalls.coordinator`."""
-        steps = self._calls.coordinator(method, request, timeout, repeatable=repeatable)
-        return drive(steps, self._connections.perform)
-
-
-__all__ = ["PRODUCE", "ClusterClient", "Connections", "Endpoint", "never_connected", "status_of"]

@@ -210,29 +210,6 @@ class Producer:
                         return receipt_for(pending, index) if self._receipts else None  # type: ignore[return-value]
         return self._send(topic, value, key, headers, partition, timestamp_ms)
 
-    def try_send(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        headers: Headers | None,
-        partition: int | None,
-        timestamp_ms: int | None,
-    ) -> Receipt | None:
-        """Take one record as `send` does, if that needs no waiting; None: it would. For the asyncio shell."""
-        found = self._topics.get(topic)
-        if found is None:
-            return None
-        data = serialize(self._value_serializer, value, "value")
-        key_data = serialize(self._key_serializer, key, "key")
-        buffer = found.buffers[self._choose(found, key_data, partition)]
-        cost = record_cost(data, key_data, headers)
-        with buffer.lock:
-            buffer.stop_appender()
-            if buffer.pending is None or buffer.retired or buffer.is_full_for(cost) or buffer.room < cost:
-                return None
-            return receipt_for(buffer.pending, buffer.append(data, key_data, headers, timestamp_ms, cost))
-
     def send_many(
         self,
         topic: str,
