@@ -1,0 +1,182 @@
+"""A broker's session on the in-memory metastore: lost answers, what was there before, new sessions (H76)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from headrace_broker.runtime import registration as module
+from headrace_broker.runtime.registration import Registration
+from headrace_server.clock import ManualClock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import Keyspace
+from headrace_server.metastore.api import MetastoreUnknownOutcomeError, Put
+from headrace_server.metastore.memory import MemoryLeaseRenewer, MemoryMetastore
+
+KEYS = Keyspace("c", 1)
+TTL_MS = 10_000
+
+
+class FaultyMetastore:
+    """Passes on to the fake; `faults` says of the next transactions: "" (none), "answer lost" or "never arrived"."""
+
+    def __init__(self, inner: MemoryMetastore, faults: list[str]) -> None:
+        self._inner = inner
+        self.faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def txn(self, *operations: Any, **more: Any) -> Any:
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "never arrived":
+            raise MetastoreUnknownOutcomeError(fault)
+        result = await self._inner.txn(*operations, **more)
+        if fault == "answer lost":
+            raise MetastoreUnknownOutcomeError(fault)
+        return result
+
+
+class Bench:
+    """One etcd, and processes that register there."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.memory = MemoryMetastore(clock=self.clock)
+        self.made: list[Registration] = []
+
+    def registration(self, boot: int, storage: int = 1, faults: list[str] | None = None) -> Registration:
+        made = Registration(
+            FaultyMetastore(self.memory, faults or []),
+            KEYS,
+            metadata_pb2.BrokerLive(broker_id=1, boot_id=bytes([boot]) * 16, address=f"boot-{boot}"),
+            bytes([storage]) * 16,
+            lease_ttl_ms=TTL_MS,
+            clock=self.clock,
+            make_renewer=lambda: MemoryLeaseRenewer(self.memory, asyncio.get_running_loop()),
+            on_lease_change=lambda _: None,
+        )
+        self.made.append(made)
+        return made
+
+    async def live(self) -> tuple[metadata_pb2.BrokerLive, int, int]:
+        """What is published: (value, epoch, lease)."""
+        found = (await self.memory.get(KEYS.live(1))).key_value
+        assert found is not None
+        return metadata_pb2.BrokerLive.FromString(found.value), found.create_revision, found.lease_id
+
+
+def run(scenario: Callable[[Bench], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+
+    async def whole() -> None:
+        bench = Bench()
+        try:
+            async with asyncio.timeout(20):
+                await scenario(bench)
+        finally:
+            for each in bench.made:
+                await each.end(revoke=False)
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"], ["answer lost", "answer lost"]])
+def test_a_lost_answer_leaves_one_session(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
+    """UNKNOWN is resolved: whatever became of the transaction, the epoch returned is the one that is published."""
+
+    async def scenario(bench: Bench) -> None:
+        made = bench.registration(1, faults=list(faults))
+        epoch = await made.register(clean=False)
+        live, published, lease_id = await bench.live()
+        assert (live.boot_id, published) == (bytes([1]) * 16, epoch)
+        assert made.session is not None
+        assert (made.session.broker_epoch, made.session.keeper.lease_id) == (epoch, lease_id)
+
+    run(scenario, monkeypatch)
+
+
+def test_the_own_registration_on_the_same_lease_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The own boot id on the own lease is our transaction that etcd applied though the client sent it again."""
+
+    async def scenario(bench: Bench) -> None:
+        made = bench.registration(1)
+        lease = await bench.memory.grant_lease(TTL_MS)
+        value = made._live.SerializeToString()
+        put = await bench.memory.txn([], [Put(KEYS.live(1), value, lease.lease_id)])
+        assert await made._put(lease.lease_id, clean=True) == put.revision
+        assert (await bench.live())[1:] == (put.revision, lease.lease_id)
+
+    run(scenario, monkeypatch)
+
+
+def test_another_process_with_a_live_session_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another data directory under the same broker id is not pushed out: its lease decides."""
+
+    async def scenario(bench: Bench) -> None:
+        other = bench.registration(1, storage=1)
+        before = await other.register(clean=False)
+        second = bench.registration(2, storage=2)
+        waiting = asyncio.create_task(second.register(clean=False))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        assert (await bench.live())[1] == before
+        await other.end(revoke=True)
+        after = await waiting
+        live, published, _ = await bench.live()
+        assert after == published > before
+        assert live.address == "boot-2"
+        assert live.resumes == 0  # another storage holds nothing of what the session before held
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_the_process_before_on_the_same_directory_is_ended(monkeypatch: pytest.MonkeyPatch, clean: bool) -> None:
+    """We hold the directory's lock, so its session is a dead process's: no wait for its lease, and it is resumed."""
+
+    async def scenario(bench: Bench) -> None:
+        before = await bench.registration(1).register(clean=False)
+        after = await bench.registration(2).register(clean=clean)
+        live, published, _ = await bench.live()
+        assert after == published > before
+        assert (live.address, live.resumes, live.clean) == ("boot-2", before, clean)
+
+    run(scenario, monkeypatch)
+
+
+def test_after_a_lost_lease_a_later_session_resumes_unbroken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H76: each session is later than the one before, and clean ones go back to the first unbroken one."""
+
+    async def scenario(bench: Bench) -> None:
+        made = bench.registration(1)
+        epochs = [await made.register(clean=False)]
+        for _ in range(2):
+            await bench.memory.revoke_lease((await bench.live())[2])
+            await made.end(revoke=False)
+            epochs.append(await made.register(clean=True))
+            live, published, _ = await bench.live()
+            assert published == epochs[-1]
+            assert (live.resumes, live.clean) == (epochs[0], True)
+        assert epochs == sorted(set(epochs))
+
+    run(scenario, monkeypatch)
+
+
+def test_an_end_deletes_the_own_session_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`end` of a session that a later one has replaced leaves that one alone."""
+
+    async def scenario(bench: Bench) -> None:
+        first = bench.registration(1)
+        await first.register(clean=False)
+        second = bench.registration(2)
+        after = await second.register(clean=False)
+        await first.end(revoke=True)
+        assert (await bench.live())[1] == after
+        await second.end(revoke=True)
+        assert (await bench.memory.get(KEYS.live(1))).key_value is None
+
+    run(scenario, monkeypatch)
