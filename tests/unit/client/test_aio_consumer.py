@@ -110,6 +110,22 @@ def test_a_cancelled_wait_can_be_made_again(clicks):
     run(work())
 
 
+def test_a_poll_that_finds_records_cannot_be_cancelled_out_of_them(clicks):
+    """Between taking records and giving them nothing is awaited."""
+    fill(clicks, 10)
+
+    async def work():
+        async with consumer_for(clicks, "clicks") as consumer:
+            while not consumer._core._fetcher.positions.has_chunks():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            polling = asyncio.create_task(consumer.poll(None, max_records=1))
+            await asyncio.sleep(0)
+            polling.cancel()
+            assert [record.offset for record in await polling] == [0]
+
+    run(work())
+
+
 @pytest.mark.parametrize("how", ["iterate", "poll", "poll some"])
 def test_a_damaged_batch_names_itself_and_hides_nothing_before_it(clicks, how):
     """Bytes that fail their checksum are never delivered; all before them are; one can go on behind (I17)."""
@@ -151,7 +167,8 @@ def test_a_reader_raises_at_damage_after_what_is_before_it(clicks):
 
 
 def test_an_unreadable_value_is_passed_by_the_next_call(clicks):
-    clicks.append("clicks", batch("[1]", "nonsense", "[3]"))
+    headers = [[("n", b"%d" % number)] for number in range(3)]
+    clicks.append("clicks", encode_batch([b"[1]", b"nonsense", b"[3]"], base_timestamp_ms=1, headers=headers))
 
     async def work():
         async with consumer_for(clicks, "clicks", value_deserializer="json") as consumer:
@@ -159,7 +176,7 @@ def test_an_unreadable_value_is_passed_by_the_next_call(clicks):
             with pytest.raises(headrace.SerializationError, match="clicks"):
                 await anext(consumer)
             record = await anext(consumer)
-            assert (record.offset, record.value) == (2, [3])
+            assert (record.offset, record.value, record.headers) == (2, [3], (("n", b"2"),))
 
     run(work())
 

@@ -99,6 +99,23 @@ def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster):
     assert [value[:4] for value in values] == [b"%04d" % number for number in range(len(values))]
 
 
+def test_a_send_that_need_not_wait_cannot_be_cancelled_out_of_its_memory(fake_cluster):
+    """Between taking memory and appending nothing is awaited: what was taken from the budget comes back."""
+    fake_cluster.create_topic("t")
+
+    async def work():
+        async with producer_for(fake_cluster) as producer:
+            await producer.send_and_wait("t", b"warm")
+            sending = asyncio.create_task(producer.send("t", b"x"))
+            await asyncio.sleep(0)
+            sending.cancel()
+            assert (await (await sending)).offset == 1
+            await producer.flush(WAIT)
+            assert producer._core._budget.used == 0
+
+    run(work())
+
+
 async def until(condition):
     while not condition():  # noqa: ASYNC110  (what it looks at belongs to the code under test)
         await asyncio.sleep(0.001)
