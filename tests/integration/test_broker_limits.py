@@ -1,0 +1,171 @@
+"""A running broker at its bounds: memory for requests used up, a volume that is really full, damaged index files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from headrace.v1 import broker_pb2 as pb
+from headrace.v1 import topics_pb2
+from headrace.wire.batch import iter_batches
+from headrace.wire.columns import decode_batch
+from headrace.wire.encoding import encode_batch
+from headrace.wire.errors import ErrorCode, Outcome, from_rpc_error
+
+VOLUME_BYTES = 24 << 20
+
+
+def batch(value: bytes) -> bytes:
+    return encode_batch([value], base_timestamp_ms=time.time_ns() // 1_000_000)
+
+
+def produce_request(topic_id: bytes, *batches: bytes, timeout_ms: int = 5000) -> pb.ProduceRequest:
+    part = pb.PartitionProduce(partition=0, batches=batches)
+    topics = [pb.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[part])]
+    return pb.ProduceRequest(timeout_ms=timeout_ms, topics=topics)
+
+
+def produce(broker: Any, topic_id: bytes, *batches: bytes) -> pb.PartitionProduceResult:
+    return broker.stub.Produce(produce_request(topic_id, *batches), timeout=10).topics[0].partitions[0]
+
+
+def fetch(broker: Any, topic_id: bytes, offset: int) -> pb.PartitionFetchResult:
+    topics = [
+        pb.TopicFetch(
+            topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[pb.PartitionFetch(partition=0, offset=offset)]
+        )
+    ]
+    return broker.stub.Fetch(pb.FetchRequest(topics=topics), timeout=10).topics[0].partitions[0]
+
+
+def read_all(broker: Any, topic_id: bytes) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    while True:
+        found = fetch(broker, topic_id, len(values))
+        assert not found.HasField("error"), found.error
+        if not found.batches:
+            return values
+        for _, view in iter_batches(found.batches):
+            values += decode_batch(view, max_payload_bytes=1 << 24).values()
+
+
+def until(condition: Any, what: str) -> Any:
+    """Ask again until `condition()` is true, at most 20 s; its value."""
+    deadline = time.monotonic() + 20
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, what
+
+
+def start_leading(broker: Any, **configs: object) -> bytes:
+    """Start the broker with a topic that it leads; the topic's id."""
+    broker.start()
+    topic_id = asyncio.run(broker.create_topic("t", **configs))
+    until(lambda: not fetch(broker, topic_id, 0).HasField("error"), "the broker leads")
+    return topic_id
+
+
+def test_requests_beyond_the_memory_budget_are_throttled(broker_process: Any) -> None:
+    """Issue 2, 5: what waits for its acknowledgement counts; the next call is refused whole, with the time to wait."""
+    broker_process.overrides = {"max_inflight_bytes": 32 << 20}
+    topic_id = start_leading(broker_process, durability="async", flush_messages=100_000)
+    large = [batch(os.urandom(1_000_000))] * 20
+    holding = broker_process.stub.Produce.future(produce_request(topic_id, *large, timeout_ms=30_000), timeout=60)
+
+    def refused() -> grpc.RpcError | None:
+        try:
+            broker_process.stub.Produce(produce_request(topic_id, *large, timeout_ms=1), timeout=10)
+        except grpc.RpcError as error:
+            return error
+        return None
+
+    error = from_rpc_error(until(refused, "a refusal"))
+    assert (error.code, error.outcome, error.retriable) == (ErrorCode.THROTTLED, Outcome.NOT_APPLIED, True)
+    assert error.retry_after_ms > 0
+    holding.cancel()
+    until(lambda: refused() is None, "room again after the cancelled call")
+
+
+@pytest.fixture
+def small_volume(tmp_path: Path) -> Iterator[Path]:
+    """A file system of VOLUME_BYTES, where this user may mount one."""
+    path = tmp_path / "volume"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "tmpfs", str(path)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except FileNotFoundError:
+        pytest.skip("a full volume needs mount, which is not here")
+    if mounted.returncode:
+        pytest.skip(f"a full volume needs the right to mount one: {mounted.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], timeout=30, check=True)
+
+
+def test_a_volume_that_fills_up_and_empties(broker_process: Any, small_volume: Path) -> None:
+    """H35: the real ENOSPC is STORAGE_FULL, definite; reads go on, room is noticed, and no part of a batch stays."""
+    broker_process.data_dir = small_volume / "data"
+    broker_process.overrides = {
+        "disk_reserve_bytes": 1 << 20,
+        "disk_refuse_below_bytes": 0,
+        "disk_resume_above_bytes": 4 << 20,
+    }
+    topic_id = start_leading(broker_process)
+    ballast = small_volume / "ballast"
+    ballast.write_bytes(bytes(8 << 20))
+    sent: list[bytes] = []
+    while True:
+        value = b"%d " % len(sent) + os.urandom(700_000)
+        result = produce(broker_process, topic_id, batch(value))
+        if result.HasField("error"):
+            break
+        sent.append(value)
+        assert len(sent) < 40
+    error = result.error
+    assert (error.code, error.outcome, error.retriable) == (ErrorCode.STORAGE_FULL, Outcome.NOT_APPLIED, True)
+    assert len(sent) > 5
+    assert read_all(broker_process, topic_id) == sent
+    ballast.unlink()
+    until(lambda: not produce(broker_process, topic_id, batch(b"more")).HasField("error"), "room is noticed")
+    assert read_all(broker_process, topic_id) == [*sent, b"more"]
+    broker_process.kill()
+    broker_process.start()
+    asyncio.run(broker_process.elect(topic_id))
+    until(lambda: not fetch(broker_process, topic_id, 0).HasField("error"), "the broker leads")
+    assert read_all(broker_process, topic_id) == [*sent, b"more"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
+def test_damaged_indexes_and_checkpoints_are_made_again(broker_process: Any, damage: str) -> None:
+    """H37, H38: indexes and checkpoints follow from the segments, so their damage costs a scan and no record."""
+    topic_id = start_leading(broker_process, segment_bytes=1 << 20, index_interval_bytes=4096)
+    values = [b"%d " % number + bytes(100_000) for number in range(30)]
+    for value in values:
+        assert not produce(broker_process, topic_id, batch(value)).HasField("error")
+    assert broker_process.stop() == 0
+    (directory,) = broker_process.data_dir.glob(f"**/{topic_id.hex()}-0")
+    hit = [path for path in directory.iterdir() if path.suffix != ".log" and path.stat().st_size]
+    assert any("index" in path.suffix for path in hit), hit
+    assert any("checkpoint" in path.name for path in hit), hit
+    for path in hit:
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2 + 1] if damage == "truncated" else b"\xa5" * len(data))
+    broker_process.start()
+    asyncio.run(broker_process.elect(topic_id))
+    until(lambda: not fetch(broker_process, topic_id, 0).HasField("error"), "the broker leads")
+    assert read_all(broker_process, topic_id) == values
+    for offset in (0, 7, 29):
+        header, _ = next(iter_batches(fetch(broker_process, topic_id, offset).batches))
+        assert header.base_offset == offset
+    assert list(produce(broker_process, topic_id, batch(b"on")).base_offsets) == [30]
