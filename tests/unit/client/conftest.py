@@ -1,7 +1,7 @@
 """A cluster over lists, behind real gRPC: one broker and one coordinator on one port, with faults on order.
 
-The broker checks batches as the real one does, keeps sequences by its own, simpler rule (every batch ever appended by producer,
-epoch and partition), and appends under one lock. Faults are taken from a queue, one a Produce call.
+The broker checks batches as the real one does, keeps sequences by its own, simpler rule (every batch ever appended by
+producer, epoch and partition), and appends under one lock. Faults are taken from a queue, one a Produce call.
 """
 
 import threading
@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc
 from headrace.wire.batch import STAMP_BYTES, BatchHeader, check_batch, iter_batches, stamp
 from headrace.wire.columns import decode_batch
@@ -167,7 +166,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             self.appended.notify_all()
         return base
 
-    def GetMetadata(  # noqa: N802
+    def GetMetadata(
         self, request: cluster_pb2.GetMetadataRequest, context: grpc.ServicerContext
     ) -> cluster_pb2.GetMetadataResponse:
         self.calls["GetMetadata"] += 1
@@ -189,7 +188,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                 )
         return response
 
-    def InitProducerId(  # noqa: N802
+    def InitProducerId(
         self, request: cluster_pb2.InitProducerIdRequest, context: grpc.ServicerContext
     ) -> cluster_pb2.InitProducerIdResponse:
         self.calls["InitProducerId"] += 1
@@ -199,9 +198,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             self.producer_ids += 1
             return cluster_pb2.InitProducerIdResponse(producer_id=self.producer_ids, producer_epoch=0)
 
-    def Produce(  # noqa: N802
-        self, request: broker_pb2.ProduceRequest, context: grpc.ServicerContext
-    ) -> broker_pb2.ProduceResponse:
+    def Produce(self, request: broker_pb2.ProduceRequest, context: grpc.ServicerContext) -> broker_pb2.ProduceResponse:
         self.arrived.release()
         assert self.hold.wait(30)
         with self.lock:
@@ -241,9 +238,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                     result.error.CopyFrom(to_detail(error))
         return response
 
-    def Fetch(  # noqa: N802
-        self, request: broker_pb2.FetchRequest, context: grpc.ServicerContext
-    ) -> broker_pb2.FetchResponse:
+    def Fetch(self, request: broker_pb2.FetchRequest, context: grpc.ServicerContext) -> broker_pb2.FetchResponse:
         self.calls["Fetch"] += 1
         with self.appended:
             self.appended.wait_for(
@@ -281,7 +276,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                 result.batches = b"".join(chosen)
         return response
 
-    def ListOffsets(  # noqa: N802
+    def ListOffsets(
         self, request: broker_pb2.ListOffsetsRequest, context: grpc.ServicerContext
     ) -> broker_pb2.ListOffsetsResponse:
         self.calls["ListOffsets"] += 1

@@ -1,4 +1,4 @@
-"""The parts without I/O: settings, serializers, partitioners, back-off, routes, sequences, buffers, columns, requests."""
+"""The parts without I/O: settings, serializers, partitioners, back-off, routes, sequences, buffers, requests."""
 
 import random
 import threading

@@ -7,9 +7,8 @@ import socket
 import threading
 import zlib
 
-import pytest
-
 import headrace
+import pytest
 from headrace.wire.errors import (
     BatchTooLargeError,
     CorruptBatchError,
@@ -112,7 +111,7 @@ def test_a_lost_answer_neither_loses_nor_doubles(fake_cluster, faults):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, faults, seed):
-    """Order and exactly once under lost answers, lost requests, refusals and hints, many requests in flight (I20, I21)."""
+    """Order and exactly once under lost answers and requests, refusals and hints, many in flight (I20, I21)."""
     topic = fake_cluster.create_topic("t", 2)
     rng = random.Random(seed)
     kinds = [
