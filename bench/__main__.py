@@ -1,8 +1,11 @@
 """`python -m bench`: what headrace moves, beside what plain gRPC calls move with the same bytes in the same run.
 
-One broker and one coordinator on loopback, one topic of one partition, `durability=async`, `acks=1`, no compression. In
-every round the limit and each case are measured once, so that a slow minute of the machine slows all of them; medians
-over the rounds are printed, and everything is written as JSON.
+One broker and one coordinator on loopback, one topic of one partition, `durability=async`, `acks=1`, no compression.
+In every round the limit and each case are measured once, so that a slow minute of the machine slows all of them;
+medians over the rounds are printed, and everything is written as JSON.
+
+What a case has written is removed before the next one writes. On a virtual machine the page cache is several times
+slower where it has to take memory that the machine never touched before, so a growing one would measure that.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import cases, limit
+
+REMOVAL_SECONDS = 30
 
 TARGETS = {
     "send": "1,500,000 records/s",
@@ -73,7 +78,7 @@ def measure(
     pid = cluster.brokers[0].pid
     assert pid is not None
     broker = psutil.Process(pid)
-    task = progress.add_task("measuring", total=rounds * (2 + len(cases.PRODUCE) + len(cases.CONSUME)))
+    task = progress.add_task("measuring", total=rounds * (3 + len(cases.PRODUCE) + len(cases.CONSUME)))
 
     def note(name: str, seconds: float) -> None:
         rates.setdefault(name, []).append(load.records / seconds)
@@ -83,16 +88,17 @@ def measure(
     with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
         for number in range(rounds):
             note("limit in", limit.measure_in(bare, batch, calls))
+            note("page cache", limit.measure_page_cache(cluster.directory, batch, calls))
             for name, run in cases.PRODUCE.items():
                 target = new_topic(admin, cluster, number, name)
                 note(name, run(target, load))
                 if name != "send_many":
-                    admin.delete_topic(target.topic)
+                    remove_topic(admin, cluster, target)
             full = cases.Target(cluster.bootstrap_servers, topic_name(number, "send_many"))
             note("limit out", limit.measure_out(bare, calls))
             for name, run in cases.CONSUME.items():
                 note(name, run(full, load))
-            admin.delete_topic(full.topic)
+            remove_topic(admin, cluster, full)
     results: dict[str, dict[str, Any]] = {name: {"rates": values} for name, values in rates.items()}
     for name, result in results.items():
         bound = rates["limit out" if name in cases.CONSUME or name == "limit out" else "limit in"]
@@ -110,8 +116,21 @@ def topic_name(number: int, case: str) -> str:
 def new_topic(admin: headrace.Admin, cluster: LocalCluster, number: int, case: str) -> cases.Target:
     """Create the topic of a case: one partition, acknowledged from the page cache."""
     name = topic_name(number, case)
-    admin.create_topic(name, partitions=1, replication_factor=1, config={"durability": "async"})
+    admin.create_topic(
+        name, partitions=1, replication_factor=1, config={"durability": "async", "file_delete_delay_ms": 0}
+    )
     return cases.Target(cluster.bootstrap_servers, name)
+
+
+def remove_topic(admin: headrace.Admin, cluster: LocalCluster, target: cases.Target) -> None:
+    """Delete a case's topic and wait until the broker has removed its files."""
+    topic_id = admin.describe_topic(target.topic).topic_id
+    admin.delete_topic(target.topic)
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    while any(cluster.directory.rglob(f"{topic_id.hex()}-*")):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the broker did not remove the files of {target.topic} in {REMOVAL_SECONDS} s")
+        time.sleep(0.05)
 
 
 def machine() -> dict[str, Any]:

@@ -8,12 +8,14 @@ calls reach against this server, so that a slow minute of the machine slows both
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 from headrace.v1 import broker_pb2, broker_pb2_grpc
@@ -109,6 +111,20 @@ def measure_out(stub: broker_pb2_grpc.BrokerServiceStub, calls: int) -> float:
             pass
     following.result()
     return time.perf_counter() - started
+
+
+def measure_page_cache(directory: Path, batch: bytes, calls: int) -> float:
+    """Return the seconds that `calls` plain writes of `batch` to a file take, which is removed."""
+    path = directory / "page-cache"
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
+    try:
+        started = time.perf_counter()
+        for number in range(calls):
+            os.pwrite(descriptor, batch, number * len(batch))
+        return time.perf_counter() - started
+    finally:
+        os.close(descriptor)
+        path.unlink()
 
 
 if __name__ == "__main__":
