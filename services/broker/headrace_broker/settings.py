@@ -80,7 +80,7 @@ class BrokerSettings:
             le=16 << 20,
             description="Bytes of one fetch answer, whatever it asks for; a first batch may exceed it.",
         ),
-    ] = 8 << 20
+    ] = 4 << 20
     max_fetch_wait_ms: Annotated[int, Field(ge=0, description="Milliseconds that a fetch may wait.")] = 60_000
     max_producers: Annotated[int, Field(ge=1, description="Idempotent producers remembered a partition.")] = 10_000
     producer_expiry_ms: Annotated[
