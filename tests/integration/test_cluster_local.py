@@ -102,7 +102,7 @@ def test_kept_data_is_there_again(tmp_path: Path) -> None:
 
 
 def test_up_status_down(tmp_path: Path) -> None:
-    """`up` returns when it is healthy, a second one says so, `status` lists the parts, `down` ends them all."""
+    """`up` returns when it is healthy, a second one says so and starts what was killed, `down` ends them all."""
     options = ["--data-dir", str(tmp_path)]
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -117,6 +117,14 @@ def test_up_status_down(tmp_path: Path) -> None:
         assert [part["name"] for part in state["parts"]] == ["etcd", "coordinator-a", "broker-1"]
         pids = [state["pid"], *(part["pid"] for part in state["parts"])]
         assert all(psutil.pid_exists(pid) for pid in pids)
+        broker = state["parts"][2]
+        os.kill(broker["pid"], signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(broker["pid"])], timeout=30)
+        mended = command("up", *options)
+        assert "started again: broker-1" in mended.stdout, mended.stderr
+        again = json.loads(command("status", *options, "--json").stdout)["parts"][2]
+        assert (again["address"], process_state(again["pid"])) == (broker["address"], "running")
+        pids.append(again["pid"])
     finally:
         down = command("down", *options)
     assert down.stdout == "stopped\n"

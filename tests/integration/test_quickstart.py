@@ -29,10 +29,10 @@ def test_quickstart(headrace_cluster: LocalCluster, topic_name: str) -> None:
     assert len(blocks) >= 8
     names: dict[str, object] = {"__name__": "quickstart"}
     for code, expected, line in blocks:
-        here = code.replace("localhost:7170", headrace_cluster.bootstrap_servers).replace('"clicks"', f'"{topic_name}"')
+        here = code.replace("localhost:7170", headrace_cluster.bootstrap_servers).replace('"visits"', f'"{topic_name}"')
         # Line numbers of a failure are those of the page.
         compiled = compile("\n" * line + here, str(PAGE), "exec")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compiled, names)
-        assert re.sub(re.escape(topic_name), "clicks", printed.getvalue()) == expected, f"{PAGE.name}, line {line}"
+        assert re.sub(re.escape(topic_name), "visits", printed.getvalue()) == expected, f"{PAGE.name}, line {line}"

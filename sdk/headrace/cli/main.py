@@ -92,7 +92,7 @@ def _usage_error(error: Exception) -> int:
         print(message, file=sys.stderr, flush=True)
         return ExitCode.USAGE
     path = context.command_path if context is not None else PROGRAM
-    sentence = one_line(message)
+    sentence = one_line(message).replace("Value error, ", "")
     tell(f"{sentence if sentence.endswith(('.', '?', ')')) else sentence + '.'} Try '{path} --help'.")
     return ExitCode.USAGE if isinstance(error, USAGE_ERROR) else ExitCode.FAILED
 

@@ -98,7 +98,7 @@ class ProducerConfig(ClientConfig):
         2 * MiB, "The most that one request carries, batches of several partitions together.", low=KiB, high=24 * MiB
     )
     max_in_flight_requests: int = _setting(5, "Requests in flight to one broker.", low=1, high=5)
-    buffer_memory: int = _setting(64 * MiB, "The most that records on their way may take, in bytes.", low=64 * KiB)
+    buffer_memory: int = _setting(32 * MiB, "The most that records on their way may take, in bytes.", low=64 * KiB)
     max_block_ms: int = _setting(60_000, "How long `send` waits for room in the buffer or for metadata.", low=0)
     delivery_timeout_ms: int = _setting(
         120_000, "How long a record may take from `send` to its acknowledgement, retries included.", low=1

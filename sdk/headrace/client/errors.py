@@ -111,7 +111,7 @@ class NoBrokersAvailableError(HeadraceError):
             f"no broker or coordinator answered ({tried})",
             outcome=Outcome.NOT_APPLIED,
             retriable=True,
-            action="Check bootstrap_servers and that the cluster is up (`headrace cluster health`).",
+            action="Check bootstrap_servers and that the cluster is up; `headrace local up` starts one here.",
         )
         self.causes = dict(causes)
 

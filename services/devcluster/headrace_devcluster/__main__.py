@@ -19,7 +19,7 @@ from headrace.wire.errors import HeadraceError
 from rich.console import Console
 from rich.table import Table
 
-from headrace_devcluster.background import process_state, start_in_background, stop_in_background
+from headrace_devcluster.background import mend_in_background, process_state, start_in_background, stop_in_background
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import serve_control, watch_parts
 from headrace_devcluster.demo.command import demo
@@ -46,10 +46,13 @@ def up(
     any_port: AnyPort = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an earlier cluster left.")] = False,
 ) -> None:
-    """Start a cluster in the background and return when it is healthy."""
+    """Start a cluster in the background and return when it is healthy; where one runs, start its dead parts again."""
     pid = owner_pid(data_dir)
     if pid is not None:
-        print(f"a cluster runs already (process {pid}); `status` shows it, `down` stops it")
+        running = read_state(data_dir)
+        mended = [] if running is None else mend_in_background(data_dir, running)
+        said = f"; started again: {', '.join(mended)}" if mended else ""
+        print(f"a cluster runs already (process {pid}){said}; `status` shows it, `down` stops it")
         return
     if fresh:
         shutil.rmtree(data_dir, ignore_errors=True)
@@ -117,7 +120,12 @@ def run(
             serve_control(cluster, sys.stdin, sys.stdout)
         else:
             print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}; Ctrl-C stops it", flush=True)
-            watch_parts(cluster)
+
+            def write_again() -> None:
+                if directory is not None:
+                    write_state(directory, describe_state(cluster, pid=os.getpid(), started_at=started_at))
+
+            watch_parts(cluster, write_again)
 
 
 def _stop_on_signal(number: int, _frame: object) -> None:

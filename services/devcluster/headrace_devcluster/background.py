@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from headrace_devcluster.control import MEND_SIGNAL
 from headrace_devcluster.errors import ClusterNotStoppingError, PartStartError
 from headrace_devcluster.state import ClusterState, owner_pid, read_state
 
@@ -54,6 +55,29 @@ def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterSta
             owner.wait(STOP_TIMEOUT_SECONDS)
         raise
     return state
+
+
+def mend_in_background(directory: Path, state: ClusterState) -> list[str]:
+    """Have the owner start the parts again that ended; the names of those that run again now.
+
+    Raises:
+        PartStartError: one does not; the message says where its log is.
+    """
+    ended = {part.name: part for part in state.parts if process_state(part.pid) == "stopped"}
+    if not ended:
+        return []
+    os.kill(state.pid, MEND_SIGNAL)
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while True:
+        now = read_state(directory)
+        left = [part for part in (now.parts if now else ()) if process_state(part.pid) == "stopped"]
+        if now is not None and now.parts != state.parts:
+            if left:
+                raise PartStartError(f"{left[0].name} cannot be started again; see {left[0].log_file}")
+            return sorted(ended)
+        if time.monotonic() > deadline:
+            raise PartStartError(f"{', '.join(sorted(ended))} did not start again within {START_TIMEOUT_SECONDS:g} s")
+        time.sleep(POLL_SECONDS)
 
 
 def stop_in_background(directory: Path) -> bool:

@@ -8,6 +8,7 @@ parent that dies takes it along.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,17 +19,41 @@ from headrace.wire.errors import HeadraceError
 from headrace_devcluster.cluster import LocalCluster
 
 WATCH_SECONDS = 0.5
+MEND_SIGNAL = signal.SIGUSR1
+"""Sent to the owner by `up`, where a cluster runs with parts that ended."""
 
 
-def watch_parts(cluster: LocalCluster) -> None:
-    """Say which part ended by itself; returns when a signal raises through it, or when all parts have ended."""
+def watch_parts(cluster: LocalCluster, on_mended: Callable[[], None]) -> None:
+    """Say which part ended by itself; at MEND_SIGNAL start those that ended again, then call `on_mended`.
+
+    Returns when a signal raises through it, or when all parts have ended.
+    """
+    asked: list[int] = []
+    signal.signal(MEND_SIGNAL, lambda number, _frame: asked.append(number))
     alive = {part.name for part in cluster.parts}
     while alive:
         time.sleep(WATCH_SECONDS)
+        if asked:
+            asked.clear()
+            _mend(cluster)
+            alive = {part.name for part in cluster.parts if part.pid is not None}
+            on_mended()
         for part in cluster.parts:
             if part.name in alive and part.pid is None:
                 alive.discard(part.name)
                 print(f"{part.name} ended; the end of {part.log_file}:\n{part.log_tail()}", file=sys.stderr, flush=True)
+
+
+def _mend(cluster: LocalCluster) -> None:
+    """Start every part that ended again, etcd first; what cannot be started is said and left."""
+    if cluster.etcd.pid is None:
+        cluster.restart_etcd()
+    for part in cluster.parts:
+        if part.pid is None:
+            try:
+                cluster.restart(part)
+            except HeadraceError as error:
+                print(f"{part.name} cannot be started again: {error}", file=sys.stderr, flush=True)
 
 
 def serve_control(cluster: LocalCluster, commands: IO[str], answers: IO[str]) -> None:
