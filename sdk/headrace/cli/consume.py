@@ -1,5 +1,8 @@
 """`headrace consume`: records of one topic, from and to offsets or times."""
 
+import errno
+import os
+import select
 import sys
 import time
 from collections.abc import Sequence
@@ -117,6 +120,22 @@ class RecordSink:
         self.written += len(records)
 
 
+def check_pipe() -> None:
+    """Notice while nothing is written that nobody reads any more: `consume | head -2` ends also where no record comes.
+
+    Raises:
+        BrokenPipeError: standard output is a pipe whose other end is closed.
+    """
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # Not a file of the system's: nobody can close its other end.
+    watch = select.poll()
+    watch.register(descriptor, 0)
+    if any(events & select.POLLERR for _, events in watch.poll(0)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def _wanted(offsets: str | None, last: int | None, *, stop_at_end: bool) -> OffsetRange:
     if last is not None:
         if offsets is not None:
@@ -170,6 +189,8 @@ def _read(
             collected.add(records)
         elif records:
             sink.write(records)
+        else:
+            check_pipe()
         for where, stop in list(stops.items()):
             if stop is not None and consumer.position(where) >= stop:
                 del stops[where]

@@ -178,7 +178,10 @@ def _send_all(
         what = (
             f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) and problem.filename else problem
         )
-        raise CommandFailed(ExitCode.FAILED, f"{what}; the {tally.records} records before it were delivered") from None
+        before = {0: "nothing was sent", 1: "the record before it was delivered"}.get(
+            tally.records, f"the {tally.records} records before it were delivered"
+        )
+        raise CommandFailed(ExitCode.FAILED, f"{what}; {before}") from None
     producer.flush()
 
 

@@ -96,7 +96,7 @@ def test_bad_input_says_where(
     assert (ended.code, ended.err.count("\n")) == (code, 1)
     assert says in ended.err
     if "standard input:2" in says:
-        assert "the 1 records before it were delivered" in ended.err
+        assert "the record before it was delivered" in ended.err
         assert len(values(held)) == 1
 
 
@@ -132,7 +132,7 @@ def test_a_line_may_not_grow_without_bound(
     (tmp_path / "long").write_bytes(b"short\n" + b"x" * 100)
     ended = headrace("produce", "clicks", str(tmp_path / "long"))
     assert (ended.code, values(held)) == (ExitCode.FAILED, [b"short"])
-    assert "from line 2 on is longer than 10 bytes; the 1 records before it were delivered" in ended.err
+    assert "from line 2 on is longer than 10 bytes; the record before it was delivered" in ended.err
 
 
 @pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 1000])

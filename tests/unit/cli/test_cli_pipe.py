@@ -1,0 +1,27 @@
+"""`consume` behind a pipe whose reader has gone."""
+
+import os
+import sys
+
+import pytest
+from headrace.cli.consume import check_pipe
+
+
+def test_a_closed_pipe_is_noticed_without_writing(monkeypatch):
+    """While the other end is open nothing happens; once it is closed the command learns it without a write."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        check_pipe()
+        os.close(reading)
+        with pytest.raises(BrokenPipeError):
+            check_pipe()
+
+
+def test_other_outputs_are_left_alone(monkeypatch, tmp_path):
+    """A file, and an output that is no file of the system's, have nobody to go away."""
+    with (tmp_path / "out").open("w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        check_pipe()
+    monkeypatch.setattr(sys, "stdout", stdout)  # closed: no descriptor any more
+    check_pipe()
