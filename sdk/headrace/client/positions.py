@@ -47,6 +47,8 @@ class Wanted(NamedTuple):
     """One partition of a fetch."""
 
     where: TopicPartition
+    topic_id: bytes
+    """As it was when the fetch was planned; metadata may have moved on when the answer comes."""
     generation: int
     offset: int
     leader_epoch: int
@@ -187,14 +189,15 @@ class Positions:
             broker_id, address, epoch = leader
             if self._in_flight.get(broker_id, 0) >= FETCHES_PER_BROKER:
                 continue
-            wanted = Wanted(where, partition.generation, partition.fetch_offset, epoch)
+            topic_id = routes.require(where.topic).topic_id
+            wanted = Wanted(where, topic_id, partition.generation, partition.fetch_offset, epoch)
             by_broker.setdefault(broker_id, (address, []))[1].append(wanted)
         plans = []
         for broker_id, (address, parts) in by_broker.items():
             self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
             for part in parts:
                 self._partitions[part.where].in_flight = True
-            plans.append(FetchPlan(broker_id, address, tuple(parts), self._request(routes, parts)))
+            plans.append(FetchPlan(broker_id, address, tuple(parts), self._request(parts)))
         self._turn.rotate(-1)
         return plans
 
@@ -208,7 +211,7 @@ class Positions:
         self._end_flight(plan)
         batches = iter(answer.batches)
         wanted = {part.where: part for part in plan.partitions}
-        names = {routes.require(part.where.topic).topic_id: part.where.topic for part in plan.partitions}
+        names = {part.topic_id: part.where.topic for part in plan.partitions}
         news = False
         for topic in answer.message.topics:
             name = topic.name or names.get(topic.topic_id, "")
@@ -298,7 +301,7 @@ class Positions:
             or (partition.end_offset is not None and partition.fetch_offset >= partition.end_offset)
         )
 
-    def _request(self, routes: RoutingTable, parts: Iterable[Wanted]) -> broker_pb2.FetchRequest:
+    def _request(self, parts: Iterable[Wanted]) -> broker_pb2.FetchRequest:
         config = self._config
         request = broker_pb2.FetchRequest(
             client_id=config.client_id,
@@ -310,8 +313,8 @@ class Positions:
         for part in parts:
             entry = entries.get(part.where.topic)
             if entry is None:
-                topic_id = routes.require(part.where.topic).topic_id
-                entry = entries[part.where.topic] = request.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
+                reference = topics_pb2.TopicRef(topic_id=part.topic_id)
+                entry = entries[part.where.topic] = request.topics.add(topic=reference)
             entry.partitions.add(
                 partition=part.where.partition,
                 offset=part.offset,
