@@ -35,7 +35,7 @@ def generate(into: Path) -> dict[str, bytes]:
     protoc("-Iproto", f"--python_out={sdk}", f"--pyi_out={sdk}", f"--grpc_python_out={sdk}", *public)
     # Mapped onto the path below the member, so that the generated module lies inside the package that uses it.
     mapped = "-Iheadrace_server/internal_v1=proto/headrace/internal/v1"
-    protoc(mapped, f"--python_out={common}", f"--pyi_out={common}", *internal)
+    protoc(mapped, "-Iproto", f"--python_out={common}", f"--pyi_out={common}", *internal)
     generated = {str(path.relative_to(into)): path.read_bytes() for path in sorted(into.rglob("*_pb2*"))}
     return {
         path: content

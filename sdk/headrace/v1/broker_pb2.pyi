@@ -138,16 +138,20 @@ class TopicFetch(_message.Message):
     def __init__(self, topic: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[PartitionFetch, _Mapping]]] = ...) -> None: ...
 
 class PartitionFetch(_message.Message):
-    __slots__ = ("partition", "offset", "max_bytes", "leader_epoch")
+    __slots__ = ("partition", "offset", "max_bytes", "leader_epoch", "last_epoch", "found_damage")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FOUND_DAMAGE_FIELD_NUMBER: _ClassVar[int]
     partition: int
     offset: int
     max_bytes: int
     leader_epoch: int
-    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
+    last_epoch: int
+    found_damage: bool
+    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., last_epoch: _Optional[int] = ..., found_damage: bool = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("topics", "throttle_ms")
@@ -168,7 +172,7 @@ class TopicFetchResult(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionFetchResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionFetchResult(_message.Message):
-    __slots__ = ("partition", "batches", "records", "high_watermark", "log_start_offset", "leader_epoch", "preferred_replica", "error", "next_offset")
+    __slots__ = ("partition", "batches", "records", "high_watermark", "log_start_offset", "leader_epoch", "preferred_replica", "error", "next_offset", "diverged")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +182,7 @@ class PartitionFetchResult(_message.Message):
     PREFERRED_REPLICA_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_FIELD_NUMBER: _ClassVar[int]
     partition: int
     batches: bytes
     records: _containers.RepeatedCompositeFieldContainer[_topics_pb2.Record]
@@ -187,7 +192,16 @@ class PartitionFetchResult(_message.Message):
     preferred_replica: int
     error: _errors_pb2.ErrorDetail
     next_offset: int
-    def __init__(self, partition: _Optional[int] = ..., batches: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., preferred_replica: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+    diverged: EpochEnd
+    def __init__(self, partition: _Optional[int] = ..., batches: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., preferred_replica: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., diverged: _Optional[_Union[EpochEnd, _Mapping]] = ...) -> None: ...
+
+class EpochEnd(_message.Message):
+    __slots__ = ("leader_epoch", "end_offset")
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    leader_epoch: int
+    end_offset: int
+    def __init__(self, leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
 
 class ListOffsetsRequest(_message.Message):
     __slots__ = ("client_id", "topics")
@@ -320,7 +334,7 @@ class DescribeLogsResponse(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[LogDescription, _Mapping]]] = ..., disk_total_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ...) -> None: ...
 
 class LogDescription(_message.Message):
-    __slots__ = ("name", "topic_id", "partition", "log_start_offset", "log_end_offset", "high_watermark", "flushed_offset", "size_bytes", "segments", "leader_epoch", "is_leader", "offline_reason")
+    __slots__ = ("name", "topic_id", "partition", "log_start_offset", "log_end_offset", "high_watermark", "flushed_offset", "size_bytes", "segments", "leader_epoch", "is_leader", "offline_reason", "is_follower", "followers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +347,8 @@ class LogDescription(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     IS_LEADER_FIELD_NUMBER: _ClassVar[int]
     OFFLINE_REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: bytes
     partition: int
@@ -345,4 +361,24 @@ class LogDescription(_message.Message):
     leader_epoch: int
     is_leader: bool
     offline_reason: str
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., flushed_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., is_leader: bool = ..., offline_reason: _Optional[str] = ...) -> None: ...
+    is_follower: bool
+    followers: _containers.RepeatedCompositeFieldContainer[FollowerDescription]
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., flushed_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., is_leader: bool = ..., offline_reason: _Optional[str] = ..., is_follower: bool = ..., followers: _Optional[_Iterable[_Union[FollowerDescription, _Mapping]]] = ...) -> None: ...
+
+class FollowerDescription(_message.Message):
+    __slots__ = ("broker_id", "broker_epoch", "log_end_offset", "durable_offset", "behind_ms", "in_sync", "suspicion")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BROKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_MS_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    SUSPICION_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    broker_epoch: int
+    log_end_offset: int
+    durable_offset: int
+    behind_ms: int
+    in_sync: bool
+    suspicion: float
+    def __init__(self, broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., behind_ms: _Optional[int] = ..., in_sync: bool = ..., suspicion: _Optional[float] = ...) -> None: ...

@@ -55,6 +55,26 @@ class ClusterServiceStub(object):
                 request_serializer=headrace_dot_v1_dot_cluster__pb2.InitProducerIdRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_cluster__pb2.InitProducerIdResponse.FromString,
                 )
+        self.ReassignPartitions = channel.unary_unary(
+                '/headrace.v1.ClusterService/ReassignPartitions',
+                request_serializer=headrace_dot_v1_dot_cluster__pb2.ReassignPartitionsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_cluster__pb2.ReassignPartitionsResponse.FromString,
+                )
+        self.ListReassignments = channel.unary_unary(
+                '/headrace.v1.ClusterService/ListReassignments',
+                request_serializer=headrace_dot_v1_dot_cluster__pb2.ListReassignmentsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_cluster__pb2.ListReassignmentsResponse.FromString,
+                )
+        self.ElectLeaders = channel.unary_unary(
+                '/headrace.v1.ClusterService/ElectLeaders',
+                request_serializer=headrace_dot_v1_dot_cluster__pb2.ElectLeadersRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_cluster__pb2.ElectLeadersResponse.FromString,
+                )
+        self.DrainBroker = channel.unary_unary(
+                '/headrace.v1.ClusterService/DrainBroker',
+                request_serializer=headrace_dot_v1_dot_cluster__pb2.DrainBrokerRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_cluster__pb2.DrainBrokerResponse.FromString,
+                )
         self.DumpMetadata = channel.unary_stream(
                 '/headrace.v1.ClusterService/DumpMetadata',
                 request_serializer=headrace_dot_v1_dot_cluster__pb2.DumpMetadataRequest.SerializeToString,
@@ -115,6 +135,34 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReassignPartitions(self, request, context):
+        """Moves replicas to other brokers, changes or cancels a move. Copying goes on after the answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReassignments(self, request, context):
+        """The moves under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ElectLeaders(self, request, context):
+        """Lets the preferred replicas lead again, or, explicitly, a replica that may lack records.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainBroker(self, request, context):
+        """Takes leadership and new replicas away from a broker, or gives it back its place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DumpMetadata(self, request, context):
         """Every key below the cluster's prefix in etcd, decoded. For administrators.
         """
@@ -164,6 +212,26 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.InitProducerId,
                     request_deserializer=headrace_dot_v1_dot_cluster__pb2.InitProducerIdRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_cluster__pb2.InitProducerIdResponse.SerializeToString,
+            ),
+            'ReassignPartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReassignPartitions,
+                    request_deserializer=headrace_dot_v1_dot_cluster__pb2.ReassignPartitionsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_cluster__pb2.ReassignPartitionsResponse.SerializeToString,
+            ),
+            'ListReassignments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReassignments,
+                    request_deserializer=headrace_dot_v1_dot_cluster__pb2.ListReassignmentsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_cluster__pb2.ListReassignmentsResponse.SerializeToString,
+            ),
+            'ElectLeaders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ElectLeaders,
+                    request_deserializer=headrace_dot_v1_dot_cluster__pb2.ElectLeadersRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_cluster__pb2.ElectLeadersResponse.SerializeToString,
+            ),
+            'DrainBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainBroker,
+                    request_deserializer=headrace_dot_v1_dot_cluster__pb2.DrainBrokerRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_cluster__pb2.DrainBrokerResponse.SerializeToString,
             ),
             'DumpMetadata': grpc.unary_stream_rpc_method_handler(
                     servicer.DumpMetadata,
@@ -314,6 +382,74 @@ class ClusterService(object):
         return grpc.experimental.unary_unary(request, target, '/headrace.v1.ClusterService/InitProducerId',
             headrace_dot_v1_dot_cluster__pb2.InitProducerIdRequest.SerializeToString,
             headrace_dot_v1_dot_cluster__pb2.InitProducerIdResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ReassignPartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/headrace.v1.ClusterService/ReassignPartitions',
+            headrace_dot_v1_dot_cluster__pb2.ReassignPartitionsRequest.SerializeToString,
+            headrace_dot_v1_dot_cluster__pb2.ReassignPartitionsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListReassignments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/headrace.v1.ClusterService/ListReassignments',
+            headrace_dot_v1_dot_cluster__pb2.ListReassignmentsRequest.SerializeToString,
+            headrace_dot_v1_dot_cluster__pb2.ListReassignmentsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ElectLeaders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/headrace.v1.ClusterService/ElectLeaders',
+            headrace_dot_v1_dot_cluster__pb2.ElectLeadersRequest.SerializeToString,
+            headrace_dot_v1_dot_cluster__pb2.ElectLeadersResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DrainBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/headrace.v1.ClusterService/DrainBroker',
+            headrace_dot_v1_dot_cluster__pb2.DrainBrokerRequest.SerializeToString,
+            headrace_dot_v1_dot_cluster__pb2.DrainBrokerResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

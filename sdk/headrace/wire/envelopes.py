@@ -1,12 +1,12 @@
 """Produce and Fetch messages whose batches stay where they are: the same bytes as the generated code, fewer copies.
 
 protobuf copies a `bytes` field when it parses a message and again when the field is read, and twice more when one is
-written. For the two messages that carry batches, an `Envelope` keeps the rest of the message as protobuf and the
+written. For the messages that carry batches, an `Envelope` keeps the rest of the message as protobuf and the
 batches beside it: parsed, they are views into the bytes that came; written, they are joined once. Nothing on the wire
 differs: clients and servers with generated code do not notice.
 
-The fields are `ProduceRequest.topics.partitions.batches` and `FetchResponse.topics.partitions.batches`; their numbers
-are looked up in the descriptors.
+The fields are `topics.partitions.batches` of `ProduceRequest`, `FetchResponse` and, between brokers,
+`ReplicaFetchResponse`; their numbers are looked up in the descriptors.
 """
 
 from collections.abc import Iterator
@@ -33,15 +33,40 @@ class Envelope:
         self.batches = batches
 
 
-def _path(message: Any) -> tuple[int, int, int]:
-    """The numbers of the fields `topics`, `partitions`, `batches` on the way to the batches."""
-    topics = message.DESCRIPTOR.fields_by_name["topics"]
-    partitions = topics.message_type.fields_by_name["partitions"]
-    return topics.number, partitions.number, partitions.message_type.fields_by_name["batches"].number
+class BatchCarrier:
+    """Reads and writes one message type that carries batches, as envelopes."""
+
+    def __init__(self, message_type: Any) -> None:
+        """`message_type` has its batches in the field `topics.partitions.batches`."""
+        self._message_type = message_type
+        topics = message_type.DESCRIPTOR.fields_by_name["topics"]
+        partitions = topics.message_type.fields_by_name["partitions"]
+        batches = partitions.message_type.fields_by_name["batches"]
+        self._path = (topics.number, partitions.number, batches.number)
+
+    def parse(self, data: bytes) -> Envelope:
+        """Parse a message; the batches of a partition are as many buffers as the field has values.
+
+        Raises:
+            google.protobuf.message.DecodeError: it is none.
+        """
+        if len(data) >= SMALL_BYTES:
+            lifted = _lift_all(data, self._path)
+            if lifted is not None:
+                return Envelope(self._message_type.FromString(lifted[0]), lifted[1])
+        message = self._message_type.FromString(data)
+        in_order = (part.batches for topic in message.topics for part in topic.partitions)
+        return Envelope(message, [[found] if isinstance(found, bytes) else list(found) for found in in_order])
+
+    def write(self, envelope: Envelope) -> bytes:
+        """Write a message."""
+        skeleton = memoryview(envelope.message.SerializeToString())
+        pieces, _ = _embed(skeleton, self._path, iter(envelope.batches))
+        return b"".join(pieces)
 
 
-_PRODUCE_PATH = _path(broker_pb2.ProduceRequest)
-_FETCH_PATH = _path(broker_pb2.FetchResponse)
+_PRODUCE = BatchCarrier(broker_pb2.ProduceRequest)
+_FETCH = BatchCarrier(broker_pb2.FetchResponse)
 
 
 def parse_produce_request(data: bytes) -> Envelope:
@@ -50,12 +75,7 @@ def parse_produce_request(data: bytes) -> Envelope:
     Raises:
         google.protobuf.message.DecodeError: it is none.
     """
-    if len(data) >= SMALL_BYTES:
-        lifted = _lift_all(data, _PRODUCE_PATH)
-        if lifted is not None:
-            return Envelope(broker_pb2.ProduceRequest.FromString(lifted[0]), lifted[1])
-    message = broker_pb2.ProduceRequest.FromString(data)
-    return Envelope(message, [list(part.batches) for topic in message.topics for part in topic.partitions])
+    return _PRODUCE.parse(data)
 
 
 def parse_fetch_response(data: bytes) -> Envelope:
@@ -64,24 +84,19 @@ def parse_fetch_response(data: bytes) -> Envelope:
     Raises:
         google.protobuf.message.DecodeError: it is none.
     """
-    if len(data) >= SMALL_BYTES:
-        lifted = _lift_all(data, _FETCH_PATH)
-        if lifted is not None:
-            return Envelope(
-                broker_pb2.FetchResponse.FromString(lifted[0]), [found[-1:] or [b""] for found in lifted[1]]
-            )
-    message = broker_pb2.FetchResponse.FromString(data)
-    return Envelope(message, [[part.batches] for topic in message.topics for part in topic.partitions])
+    envelope = _FETCH.parse(data)
+    envelope.batches = [found[-1:] or [b""] for found in envelope.batches]
+    return envelope
 
 
 def produce_request_bytes(envelope: Envelope) -> bytes:
     """Write a ProduceRequest."""
-    return _write(envelope, _PRODUCE_PATH)
+    return _PRODUCE.write(envelope)
 
 
 def fetch_response_bytes(envelope: Envelope) -> bytes:
     """Write a FetchResponse."""
-    return _write(envelope, _FETCH_PATH)
+    return _FETCH.write(envelope)
 
 
 def _lift_all(data: bytes, path: tuple[int, ...]) -> tuple[bytes, list[Buffers]] | None:
@@ -125,12 +140,6 @@ def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers]) -> lis
             raise ValueError("a field goes past the end")
     pieces.append(view[kept:])
     return pieces
-
-
-def _write(envelope: Envelope, path: tuple[int, ...]) -> bytes:
-    skeleton = memoryview(envelope.message.SerializeToString())
-    pieces, _ = _embed(skeleton, path, iter(envelope.batches))
-    return b"".join(pieces)
 
 
 def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Buffers]) -> tuple[list[ReadableBuffer], int]:

@@ -100,6 +100,14 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "Replicas, leader, leader epoch and in-sync set of a partition.",
     ),
     KeyFamily(
+        "drain",
+        "drain/{broker_id}",
+        "coordinators, on an administrator's word",
+        metadata_pb2.DrainedBroker,
+        "persistent",
+        "The broker gets no leadership and no new replicas; what it holds stays in sync.",
+    ),
+    KeyFamily(
         "pid",
         "pid",
         "coordinators, by compare-and-swap",
@@ -161,12 +169,27 @@ class PartitionKey:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainKey:
+    """`drain/{broker_id}`."""
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
 class ProducerIdsKey:
     """`pid`."""
 
 
 ParsedKey = (
-    LiveKey | SessionKey | ControllerKey | CoordinatorKey | TopicKey | TopicIdKey | PartitionKey | ProducerIdsKey
+    LiveKey
+    | SessionKey
+    | ControllerKey
+    | CoordinatorKey
+    | TopicKey
+    | TopicIdKey
+    | PartitionKey
+    | DrainKey
+    | ProducerIdsKey
 )
 
 
@@ -212,6 +235,10 @@ class Keyspace:
     def session(self, broker_id: int) -> str:
         """Key of a broker's last session."""
         return f"{self.prefix}sess/{broker_id}"
+
+    def drained(self, broker_id: int) -> str:
+        """Key of an administrator's word that a broker is out of service."""
+        return f"{self.prefix}drain/{broker_id}"
 
     def controller(self) -> str:
         """Key of the elected controller."""
@@ -273,6 +300,8 @@ class Keyspace:
                 return LiveKey(BrokerId(int(broker)))
             case ["sess", broker] if _is_number(broker):
                 return SessionKey(BrokerId(int(broker)))
+            case ["drain", broker] if _is_number(broker):
+                return DrainKey(BrokerId(int(broker)))
             case ["coord", coordinator_id] if coordinator_id:
                 return CoordinatorKey(coordinator_id)
             case ["topic", name] if name:

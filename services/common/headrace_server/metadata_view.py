@@ -29,6 +29,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import (
     ControllerKey,
     CoordinatorKey,
+    DrainKey,
     LiveKey,
     ParsedKey,
     PartitionKey,
@@ -121,6 +122,7 @@ class ClusterView:
         self.brokers: dict[BrokerId, Broker] = {}
         self.coordinators: dict[str, Coordinator] = {}
         self.controller: Coordinator | None = None
+        self.drained: dict[BrokerId, KeyValue] = {}
         self.undecodable: dict[str, str] = {}
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
@@ -199,7 +201,7 @@ class ClusterView:
             cluster_id=self.identity.cluster_id,
             revision=self.source.revision,
             age_ms=self.source.age_ms(),
-            brokers=[broker_metadata(self.brokers[broker_id]) for broker_id in sorted(self.brokers)],
+            brokers=self.broker_metadata(),
             coordinators=[self.coordinators[name].live.address for name in sorted(self.coordinators)],
             max_batch_bytes=max_batch_bytes,
             answered_by=answered_by,
@@ -215,6 +217,26 @@ class ClusterView:
             except HeadraceError as error:
                 response.topics.add(name=reference.name, topic_id=reference.topic_id, error=to_detail(error))
         return response
+
+    def broker_metadata(self) -> list[cluster_pb2.BrokerMetadata]:
+        """The public description of all registered brokers, by id."""
+        return [
+            cluster_pb2.BrokerMetadata(
+                broker_id=broker_id,
+                address=broker.live.address,
+                rack=broker.live.rack,
+                host=broker.live.host,
+                broker_epoch=broker.broker_epoch,
+                draining=self.is_draining(broker_id),
+                version=broker.live.version,
+            )
+            for broker_id, broker in sorted(self.brokers.items())
+        ]
+
+    def is_draining(self, broker_id: int) -> bool:
+        """Whether a broker is to have no leadership: it stops, or an administrator said so."""
+        broker = self.brokers.get(BrokerId(broker_id))
+        return BrokerId(broker_id) in self.drained or (broker is not None and broker.live.draining)
 
     def _topic_metadata(self, topic: Topic) -> cluster_pb2.TopicMetadata:
         return cluster_pb2.TopicMetadata(
@@ -246,6 +268,8 @@ class ClusterView:
                 _set(self.brokers, broker_id, key_value, lambda found: _broker(broker_id, found))
             case CoordinatorKey(coordinator_id):
                 _set(self.coordinators, coordinator_id, key_value, _coordinator)
+            case DrainKey(broker_id):
+                _set(self.drained, broker_id, key_value, lambda found: found)
             case ControllerKey():
                 self.controller = None if key_value is None else _coordinator(key_value)
             case TopicKey(name):
@@ -266,19 +290,6 @@ class ClusterView:
             self._names[topic.topic_id] = name
 
 
-def broker_metadata(broker: Broker) -> cluster_pb2.BrokerMetadata:
-    """The public description of a broker."""
-    return cluster_pb2.BrokerMetadata(
-        broker_id=broker.broker_id,
-        address=broker.live.address,
-        rack=broker.live.rack,
-        host=broker.live.host,
-        broker_epoch=broker.broker_epoch,
-        draining=broker.live.draining,
-        version=broker.live.version,
-    )
-
-
 def _partition_metadata(partition: Partition) -> cluster_pb2.PartitionMetadata:
     state = partition.state
     return cluster_pb2.PartitionMetadata(
@@ -288,6 +299,10 @@ def _partition_metadata(partition: Partition) -> cluster_pb2.PartitionMetadata:
         replicas=state.replicas,
         in_sync_replicas=_ids(state.in_sync),
         eligible_leaders=_ids(state.eligible_leaders),
+        adding_replicas=state.adding,
+        removing_replicas=state.removing,
+        unclean=state.unclean,
+        min_insync_replicas=state.min_insync_replicas,
     )
 
 

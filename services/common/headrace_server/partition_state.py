@@ -8,7 +8,7 @@ are those of `docs/protocols` and KIP-966 (eligible leader replicas).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from headrace_server.internal_v1 import metadata_pb2
 
@@ -45,7 +45,15 @@ class PartitionState:
     #: Brokers being removed by a reassignment.
     removing: tuple[int, ...] = ()
     #: The election that made this leader may have lost records.
-    unclean: bool = field(default=False)
+    unclean: bool = False
+    #: The last leader epoch that began so; 0: none. Logs that end before it may be cut below their high watermark.
+    unclean_epoch: int = 0
+    #: How fast a replica in `adding` may copy, in bytes a second; 0: as fast as it can.
+    copy_bytes_per_second: int = 0
+
+    def replica_of(self, broker_id: int) -> Replica | None:
+        """The entry of a broker in `in_sync`, or None."""
+        return next((entry for entry in self.in_sync if entry.broker_id == broker_id), None)
 
 
 def from_proto(message: metadata_pb2.PartitionState) -> PartitionState:
@@ -61,6 +69,8 @@ def from_proto(message: metadata_pb2.PartitionState) -> PartitionState:
         adding=tuple(message.adding),
         removing=tuple(message.removing),
         unclean=message.unclean,
+        unclean_epoch=message.unclean_epoch,
+        copy_bytes_per_second=message.copy_bytes_per_second,
     )
 
 
@@ -76,6 +86,8 @@ def to_proto(state: PartitionState) -> metadata_pb2.PartitionState:
         min_insync_replicas=state.min_insync_replicas,
         unclean=state.unclean,
         partition_epoch=state.partition_epoch,
+        unclean_epoch=state.unclean_epoch,
+        copy_bytes_per_second=state.copy_bytes_per_second,
     )
     if state.leader is not None:
         message.leader.CopyFrom(_message(state.leader))
@@ -101,6 +113,7 @@ def change(
     eligible_leaders: Sequence[Replica] | None = None,
     min_insync_replicas: int | None = None,
     unclean: bool | None = None,
+    move: Move | None = None,
 ) -> PartitionState:
     """Compute the next value of a partition key: every write of a key goes through here (H15).
 
@@ -108,30 +121,73 @@ def change(
     session they had, iff the new set is smaller than `min_insync_replicas` and they are not `doubtful` (broker ids
     whose data may be incomplete). `eligible_leaders` are the entries to keep from before (default: all of them); they
     stay under the same condition. With enough in-sync members the eligible set is empty (I4). `leader_epoch` rises by
-    one iff `leader` changes, `partition_epoch` always.
+    one iff `leader` changes, `partition_epoch` always. `unclean` (default: False where the leader changes, else as it
+    was) says that the election may lose records. `move` replaces the replicas; who is not among them leaves all sets.
     """
     minimum = state.min_insync_replicas if min_insync_replicas is None else min_insync_replicas
-    in_sync = _in_replica_order(state.replicas, in_sync)
+    if move is None:
+        move = Move(state.replicas, state.adding, state.removing, state.copy_bytes_per_second)
+    in_sync = _in_replica_order(move.replicas, in_sync)
     kept: tuple[Replica, ...] = ()
     if len(in_sync) < minimum:
         members = {entry.broker_id for entry in in_sync}
-        barred = members | set(doubtful)
+        barred = members | set(doubtful) | (set(state.replicas) - set(move.replicas))
         before = state.eligible_leaders if eligible_leaders is None else eligible_leaders
         candidates = {entry.broker_id: entry for entry in (*before, *state.in_sync) if entry.broker_id not in barred}
-        kept = _in_replica_order(state.replicas, list(candidates.values()))
-    after = replace(
-        state,
+        kept = _in_replica_order(move.replicas, list(candidates.values()))
+    leader_epoch = state.leader_epoch + (leader != state.leader)
+    if unclean is None:
+        unclean = state.unclean and leader == state.leader
+    after = PartitionState(
+        replicas=tuple(move.replicas),
         leader=leader,
-        leader_epoch=state.leader_epoch + (leader != state.leader),
+        leader_epoch=leader_epoch,
         in_sync=in_sync,
         eligible_leaders=kept,
         min_insync_replicas=minimum,
         partition_epoch=state.partition_epoch + 1,
-        unclean=state.unclean if unclean is None else unclean,
+        adding=tuple(move.adding),
+        removing=tuple(move.removing),
+        unclean=unclean,
+        unclean_epoch=leader_epoch if unclean and leader != state.leader else state.unclean_epoch,
+        copy_bytes_per_second=move.copy_bytes_per_second,
     )
     check_shape(after)
     check_step(state, after)
     return after
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Where a partition's replicas are and are going."""
+
+    replicas: Sequence[int]
+    adding: Sequence[int] = ()
+    removing: Sequence[int] = ()
+    copy_bytes_per_second: int = 0
+
+
+def join(state: PartitionState, replica: Replica) -> PartitionState:
+    """Take a replica into the in-sync set, in place of an earlier session of its broker (the leader: expand)."""
+    others = [entry for entry in state.in_sync if entry.broker_id != replica.broker_id]
+    return change(state, leader=state.leader, in_sync=[*others, replica])
+
+
+def leave(state: PartitionState, broker_ids: Iterable[int], *, doubtful: bool = False) -> PartitionState:
+    """Take brokers out of the in-sync set (shrink); `doubtful`: out of the eligible leaders too, and out of the lead.
+
+    A leader that leaves leads no more; who follows it is the controller's decision.
+    """
+    gone = set(broker_ids)
+    leader = None if state.leader is None or state.leader.broker_id in gone else state.leader
+    eligible = [entry for entry in state.eligible_leaders if not doubtful or entry.broker_id not in gone]
+    return change(
+        state,
+        leader=leader,
+        in_sync=[entry for entry in state.in_sync if entry.broker_id not in gone],
+        eligible_leaders=eligible,
+        doubtful=gone if doubtful else (),
+    )
 
 
 def check_shape(state: PartitionState) -> None:
@@ -145,6 +201,8 @@ def check_shape(state: PartitionState) -> None:
     assert state.leader is None or state.leader in state.in_sync, f"the leader is in sync: {state}"
     assert not in_sync & eligible, f"no replica is both in sync and eligible: {state}"
     assert (in_sync | eligible) <= set(state.replicas), f"members are replicas: {state}"
+    assert set(state.adding) | set(state.removing) <= set(state.replicas), f"moving replicas are replicas: {state}"
+    assert not set(state.adding) & set(state.removing), f"no replica is both added and removed: {state}"
     assert state.min_insync_replicas >= 1, f"min_insync_replicas is at least 1: {state}"
     assert len(in_sync) < state.min_insync_replicas or not eligible, f"enough in sync, so none eligible: {state}"
 

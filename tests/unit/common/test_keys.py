@@ -9,6 +9,7 @@ from headrace_server.keys import (
     KEY_TABLE,
     ControllerKey,
     CoordinatorKey,
+    DrainKey,
     Keyspace,
     LiveKey,
     PartitionKey,
@@ -32,6 +33,7 @@ BUILT = [
     (KEYS.topic("page.views"), "topic/page.views", TopicKey("page.views"), "topic"),
     (KEYS.topic_by_id(TOPIC_ID), f"tid/{TOPIC_ID.hex()}", TopicIdKey(TOPIC_ID), "tid"),
     (KEYS.partition(TOPIC_ID, 7), f"part/{TOPIC_ID.hex()}/7", PartitionKey(TOPIC_ID, 7), "part"),
+    (KEYS.drained(3), "drain/3", DrainKey(3), "drain"),
     (KEYS.producer_ids(), "pid", ProducerIdsKey(), "pid"),
 ]
 

@@ -16,7 +16,7 @@ class ClusterMeta(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ...) -> None: ...
 
 class BrokerLive(_message.Message):
-    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes")
+    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class BrokerLive(_message.Message):
     CLEAN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTED_BROKERS_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     address: str
     internal_address: str
@@ -39,7 +40,8 @@ class BrokerLive(_message.Message):
     clean: bool
     version: str
     max_batch_bytes: int
-    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ...) -> None: ...
+    suspected_brokers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BrokerSession(_message.Message):
     __slots__ = ("boot_id", "storage_id", "unbroken_since")
@@ -93,7 +95,7 @@ class Replica(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ...) -> None: ...
 
 class PartitionState(_message.Message):
-    __slots__ = ("replicas", "adding", "removing", "leader", "leader_epoch", "in_sync", "eligible_leaders", "min_insync_replicas", "unclean", "partition_epoch")
+    __slots__ = ("replicas", "adding", "removing", "leader", "leader_epoch", "in_sync", "eligible_leaders", "min_insync_replicas", "unclean", "partition_epoch", "unclean_epoch", "copy_bytes_per_second")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ADDING_FIELD_NUMBER: _ClassVar[int]
     REMOVING_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,8 @@ class PartitionState(_message.Message):
     MIN_INSYNC_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     UNCLEAN_FIELD_NUMBER: _ClassVar[int]
     PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UNCLEAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedScalarFieldContainer[int]
     adding: _containers.RepeatedScalarFieldContainer[int]
     removing: _containers.RepeatedScalarFieldContainer[int]
@@ -114,7 +118,15 @@ class PartitionState(_message.Message):
     min_insync_replicas: int
     unclean: bool
     partition_epoch: int
-    def __init__(self, replicas: _Optional[_Iterable[int]] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., leader: _Optional[_Union[Replica, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., eligible_leaders: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., min_insync_replicas: _Optional[int] = ..., unclean: bool = ..., partition_epoch: _Optional[int] = ...) -> None: ...
+    unclean_epoch: int
+    copy_bytes_per_second: int
+    def __init__(self, replicas: _Optional[_Iterable[int]] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., leader: _Optional[_Union[Replica, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., eligible_leaders: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., min_insync_replicas: _Optional[int] = ..., unclean: bool = ..., partition_epoch: _Optional[int] = ..., unclean_epoch: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ...) -> None: ...
+
+class DrainedBroker(_message.Message):
+    __slots__ = ("since_ms",)
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    since_ms: int
+    def __init__(self, since_ms: _Optional[int] = ...) -> None: ...
 
 class ProducerIdBlock(_message.Message):
     __slots__ = ("next_producer_id",)

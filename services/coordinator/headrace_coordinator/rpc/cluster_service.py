@@ -14,7 +14,7 @@ from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 from headrace.wire.errors import HeadraceError, InvalidRequestError
 from headrace_server.cluster_identity import FORMAT_VERSION
 from headrace_server.keys import meta_key, value_json
-from headrace_server.metadata_view import ClusterView, Coordinator, broker_metadata
+from headrace_server.metadata_view import ClusterView, Coordinator
 from headrace_server.metastore.api import KeyValue, Metastore
 from headrace_server.rpc import server_streaming, unary
 from headrace_server.topic_configs import TopicConfig
@@ -158,7 +158,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             format_version=FORMAT_VERSION,
             controller_id="" if controller is None else controller.live.coordinator_id,
             controller_epoch=0 if controller is None else controller.create_revision,
-            brokers=[broker_metadata(view.brokers[broker_id]) for broker_id in sorted(view.brokers)],
+            brokers=view.broker_metadata(),
             coordinators=[_coordinator_metadata(view.coordinators[name]) for name in sorted(view.coordinators)],
             topics=len(view.topics),
             partitions=len(states),
