@@ -12,7 +12,8 @@ from headrace.cli.session import CommandFailed, Session, command
 
 if TYPE_CHECKING:
     from headrace.client.admin import Admin
-    from headrace.client.admin_rpc import BrokerDescription, LogInfo
+    from headrace.client.admin_replication import LogInfo
+    from headrace.client.admin_rpc import BrokerDescription
 
 app = typer.Typer(help="Look at the cluster as a whole.", no_args_is_help=True, rich_markup_mode=None)
 

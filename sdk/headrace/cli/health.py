@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.client.admin_rpc import ClusterDescription, LogInfo, PartitionDescription, TopicDescription
+    from headrace.client.admin_replication import LogInfo
+    from headrace.client.admin_rpc import ClusterDescription, PartitionDescription, TopicDescription
 
 MAX_NAMED = 10
 """How many partitions one problem names before it says `and n more`."""

@@ -12,7 +12,8 @@ from headrace.cli.session import CommandFailed, DryRun, Session, UsageProblem, c
 
 if TYPE_CHECKING:
     from headrace.client.admin import Admin
-    from headrace.client.admin_rpc import ConfigValue, LogInfo, PartitionDescription, TopicDescription
+    from headrace.client.admin_replication import LogInfo
+    from headrace.client.admin_rpc import ConfigValue, PartitionDescription, TopicDescription
 
 app = typer.Typer(help="Create, look at, change and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -1,4 +1,4 @@
-"""The blocking `Admin`: topics, settings, offsets, logs. Any thread."""
+"""The blocking `Admin`: topics, settings, offsets, replicas, logs. Any thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -7,11 +7,18 @@ from typing import Any, TypeVar
 import grpc
 
 from headrace.client import admin_rpc as rpc
+from headrace.client.admin_replication import (
+    DiskInfo,
+    DrainResult,
+    ElectionKind,
+    LogInfo,
+    PartitionChange,
+    Reassignment,
+)
 from headrace.client.admin_rpc import (
     ClusterDescription,
     ConfigValue,
     DeletedRecords,
-    LogInfo,
     MetadataEntry,
     OffsetAt,
     TopicDescription,
@@ -33,8 +40,8 @@ class Admin:
     """Looks at and changes a cluster.
 
     Every method takes `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed
-    errors of `headrace.wire.errors`, or `NoBrokersAvailableError`. What changes something is not sent again when its
-    answer was lost: the error's outcome is then UNKNOWN.
+    errors of `headrace.wire.errors`, or `NoBrokersAvailableError`. A change that is not the same twice as once is not
+    sent again when its answer was lost: the error's outcome is then UNKNOWN.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -202,9 +209,97 @@ class Admin:
         """
         return self._run(self._steps.delete_records(topic, before, timeout))
 
-    def describe_logs(self, topic: str | None = None, *, timeout: float | None = None) -> list[LogInfo]:
-        """Give size and offsets of every replica on every broker, or of one topic's."""
-        return self._run(self._steps.describe_logs(topic, timeout))
+    def describe_logs(
+        self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
+    ) -> list[LogInfo]:
+        """Give size and offsets of every replica, or of one topic's, and what leaders know of their followers.
+
+        Args:
+            topic: its name; None for all.
+            brokers: only the replicas on these; None for all that are registered.
+            timeout: in seconds, for each broker.
+
+        Raises:
+            UnknownBrokerError: one of `brokers` is not registered.
+        """
+        return self._run(self._steps.describe_logs(topic, brokers, timeout))
+
+    def describe_disks(self, *, brokers: Sequence[int] | None = None, timeout: float | None = None) -> list[DiskInfo]:
+        """Give size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
+        return self._run(self._steps.describe_disks(brokers, timeout))
+
+    def reassign_partitions(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        *,
+        copy_bytes_per_second: int = 0,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[PartitionChange]:
+        """Move partitions to other brokers; gives what became of each, in order. Copying goes on after the answer.
+
+        A partition that was refused has its `error` in the result and hinders no other. Naming other replicas for a
+        partition that moves changes where it goes; `list_reassignments` shows what is under way.
+
+        Args:
+            moves: the broker ids that are to hold each partition, in order of preference: the first is to lead.
+            copy_bytes_per_second: how fast each new replica may copy; 0: as fast as it can. Given again it replaces
+                the speed in force.
+            validate_only: check everything, change nothing.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: a partition without a replica, or a negative speed.
+        """
+        return self._run(
+            self._steps.reassign_partitions(moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout)
+        )
+
+    def cancel_reassignment(
+        self, partitions: Sequence[TopicPartition], *, validate_only: bool = False, timeout: float | None = None
+    ) -> list[PartitionChange]:
+        """Take moves back: the replicas are again where they were. Gives what became of each partition, in order."""
+        return self._run(self._steps.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout))
+
+    def list_reassignments(
+        self, topics: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> list[Reassignment]:
+        """Give the partitions that move, of all topics or of some."""
+        return self._run(self._steps.list_reassignments(topics, timeout))
+
+    def elect_leaders(
+        self,
+        kind: ElectionKind = "preferred",
+        partitions: Sequence[TopicPartition] | None = None,
+        *,
+        broker_id: int | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[PartitionChange]:
+        """Change who leads; gives what became of each partition, with its `error` where it was refused.
+
+        Args:
+            kind: `preferred`: the first replica in order that is in sync and alive. `unclean`: a replica that is alive
+                and may lack records, where nobody else can lead; what it lacks is lost.
+            partitions: which; None for all, which `unclean` does not allow.
+            broker_id: with `unclean`, who is to lead; None: the first replica that is alive.
+            validate_only: check everything, change nothing.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: these arguments do not go together.
+        """
+        return self._run(
+            self._steps.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
+        )
+
+    def drain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
+        """Take leadership and new replicas away from a broker, which goes on copying. Lasts until `undrain_broker`."""
+        return self._run(self._steps.drain_broker(broker_id, drain=True, timeout=timeout))
+
+    def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
+        """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
+        return self._run(self._steps.drain_broker(broker_id, drain=False, timeout=timeout))
 
     def dump(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[MetadataEntry]:
         """Give every key of the cluster in etcd with its decoded value, for administrators."""

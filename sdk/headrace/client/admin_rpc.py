@@ -29,8 +29,21 @@ class PartitionDescription:
     """-1: no leader."""
     leader_epoch: int
     replicas: tuple[int, ...]
+    """In order of preference, those that a move adds and removes among them."""
     in_sync_replicas: tuple[int, ...]
     eligible_leaders: tuple[int, ...]
+    """Not in sync, and may lead: they hold every committed record too (KIP-966)."""
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+    unclean: bool = False
+    """Its leader was elected although it may lack records."""
+    min_insync_replicas: int = 0
+    """Fewest replicas in sync with which `acks=all` succeeds; 0: not known."""
+
+    @property
+    def target_replicas(self) -> tuple[int, ...]:
+        """The replicas when a move is done; without one, the replicas."""
+        return tuple(broker_id for broker_id in self.replicas if broker_id not in self.removing_replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +61,7 @@ class TopicDescription:
     @property
     def replication_factor(self) -> int:
         """Replicas of the first partition; 0 while nothing is placed."""
-        return len(self.partitions[0].replicas) if self.partitions else 0
+        return len(self.partitions[0].target_replicas) if self.partitions else 0
 
 
 class ConfigValue(NamedTuple):
@@ -115,25 +128,6 @@ class DeletedRecords(NamedTuple):
     topic: str
     partition: int
     log_start_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogInfo:
-    """One replica on one broker's disk."""
-
-    topic: str
-    partition: int
-    broker_id: int
-    is_leader: bool
-    leader_epoch: int
-    log_start_offset: int
-    log_end_offset: int
-    high_watermark: int
-    flushed_offset: int
-    size_bytes: int
-    segments: int
-    offline_reason: str
-    """Empty while the replica is online."""
 
 
 class MetadataEntry(NamedTuple):
@@ -251,6 +245,10 @@ def topic_descriptions(
                 tuple(partition.replicas),
                 tuple(partition.in_sync_replicas),
                 tuple(partition.eligible_leaders),
+                tuple(partition.adding_replicas),
+                tuple(partition.removing_replicas),
+                partition.unclean,
+                partition.min_insync_replicas,
             )
             for partition in sorted(topic.partitions, key=lambda partition: partition.partition)
         )
@@ -342,27 +340,6 @@ def by_leader(routes: RoutingTable, topic: str, partitions: Sequence[int] | None
             raise LeaderNotAvailableError(f"{topic}-{partition} has no leader now")
         plan.setdefault(leader[1], []).append((partition, leader[2]))
     return plan
-
-
-def log_infos(response: broker_pb2.DescribeLogsResponse) -> list[LogInfo]:
-    """Read one broker's logs."""
-    return [
-        LogInfo(
-            log.name,
-            log.partition,
-            response.broker_id,
-            log.is_leader,
-            log.leader_epoch,
-            log.log_start_offset,
-            log.log_end_offset,
-            log.high_watermark,
-            log.flushed_offset,
-            log.size_bytes,
-            log.segments,
-            log.offline_reason,
-        )
-        for log in response.logs
-    ]
 
 
 def metadata_entry(entry: cluster_pb2.DumpMetadataResponse) -> MetadataEntry:

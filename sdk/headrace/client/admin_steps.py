@@ -3,18 +3,19 @@
 import itertools
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import grpc
 
+from headrace.client import admin_replication as replication
 from headrace.client import admin_rpc as rpc
+from headrace.client.admin_replication import DiskInfo, DrainResult, LogInfo, PartitionChange, Reassignment
 from headrace.client.admin_rpc import (
     ClusterDescription,
     ConfigValue,
     DeletedRecords,
-    LogInfo,
     OffsetAt,
     TopicDescription,
 )
@@ -30,6 +31,7 @@ from headrace.wire.errors import (
     NotLeaderError,
     Outcome,
     TransportError,
+    UnknownBrokerError,
     from_rpc_error,
 )
 from headrace.wire.ids import TopicPartition
@@ -176,22 +178,97 @@ class AdminSteps:
         results = yield from self._at_leaders("DeleteRecords", topic, list(before), build_request, timeout)
         return sorted(DeletedRecords(topic, result.partition, result.log_start_offset) for result in results)
 
-    def describe_logs(self, topic: str | None, timeout: float | None) -> Steps[list[LogInfo]]:
-        """Describe every replica on every broker."""
-        everything = cluster_pb2.GetMetadataRequest(brokers_only=True)
-        metadata = yield from self._calls.metadata(everything, self._timeout(timeout))
-        request = broker_pb2.DescribeLogsRequest(client_id=self._config.client_id)
-        if topic is not None:
-            request.topics.append(rpc.by_name(topic))
-        found: list[LogInfo] = []
-        for broker in metadata.brokers:
-            found.extend(rpc.log_infos((yield from self._broker(broker.address, "DescribeLogs", request, timeout))))
+    def describe_logs(
+        self, topic: str | None, brokers: Sequence[int] | None, timeout: float | None
+    ) -> Steps[list[LogInfo]]:
+        """Describe every replica on every broker, or on some."""
+        responses = yield from self._broker_logs(rpc.by_name(topic) if topic is not None else None, brokers, timeout)
+        found = [log for response in responses for log in replication.log_infos(response)]
         return sorted(found, key=lambda log: (log.topic, log.partition, log.broker_id))
+
+    def describe_disks(self, brokers: Sequence[int] | None, timeout: float | None) -> Steps[list[DiskInfo]]:
+        """Describe the volumes that hold the brokers' data."""
+        responses = yield from self._broker_logs(None, brokers, timeout)
+        return sorted(replication.disk_info(response) for response in responses)
+
+    def reassign_partitions(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        copy_bytes_per_second: int,
+        *,
+        validate_only: bool,
+        timeout: float | None,
+    ) -> Steps[list[PartitionChange]]:
+        """Move replicas. Naming the same replicas twice is the same as once, so a lost answer is asked for again."""
+        if not moves:
+            return []
+        request = replication.reassign_request(moves, copy_bytes_per_second, validate_only=validate_only)
+        return replication.partition_changes((yield from self._coordinator("ReassignPartitions", request, timeout)))
+
+    def cancel_reassignment(
+        self, partitions: Sequence[TopicPartition], *, validate_only: bool, timeout: float | None
+    ) -> Steps[list[PartitionChange]]:
+        """Take moves back."""
+        if not partitions:
+            return []
+        request = replication.cancel_request(partitions, validate_only=validate_only)
+        return replication.partition_changes((yield from self._coordinator("ReassignPartitions", request, timeout)))
+
+    def list_reassignments(self, topics: Sequence[str] | None, timeout: float | None) -> Steps[list[Reassignment]]:
+        """Give the moves under way."""
+        if topics is not None and not topics:
+            return []
+        request = cluster_pb2.ListReassignmentsRequest(topics=replication.topic_refs(topics))
+        return replication.reassignments((yield from self._coordinator("ListReassignments", request, timeout)))
+
+    def elect_leaders(
+        self,
+        kind: str,
+        partitions: Iterable[TopicPartition] | None,
+        broker_id: int | None,
+        *,
+        validate_only: bool,
+        timeout: float | None,
+    ) -> Steps[list[PartitionChange]]:
+        """Elect leaders. A second unclean election is refused where the first was done: its answer would mislead."""
+        request = replication.elect_request(kind, partitions, broker_id, validate_only=validate_only)
+        if partitions is not None and not request.topics:
+            return []
+        repeatable = validate_only or kind != "unclean"
+        response = yield from self._coordinator("ElectLeaders", request, timeout, repeatable=repeatable)
+        return replication.partition_changes(response)
+
+    def drain_broker(self, broker_id: int, *, drain: bool, timeout: float | None) -> Steps[DrainResult]:
+        """Take leadership and new replicas away from a broker, or end that."""
+        request = cluster_pb2.DrainBrokerRequest(broker_id=broker_id, drain=drain)
+        response = yield from self._coordinator("DrainBroker", request, timeout)
+        return DrainResult(response.leaders, response.unchanged)
 
     def dump(self, prefix: str, timeout: float | None) -> Steps[Any]:
         """Start the dump; gives the stream of its entries."""
         request = cluster_pb2.DumpMetadataRequest(prefix=prefix)
         return (yield from self._coordinator("DumpMetadata", request, timeout))
+
+    def _broker_logs(
+        self, topic: Any | None, brokers: Sequence[int] | None, timeout: float | None
+    ) -> Steps[list[broker_pb2.DescribeLogsResponse]]:
+        """Ask brokers for their logs, one after the other.
+
+        Raises:
+            UnknownBrokerError: one of `brokers` is not registered.
+        """
+        everyone = cluster_pb2.GetMetadataRequest(brokers_only=True)
+        metadata = yield from self._calls.metadata(everyone, self._timeout(timeout))
+        addresses = {broker.broker_id: broker.address for broker in metadata.brokers}
+        request = broker_pb2.DescribeLogsRequest(client_id=self._config.client_id)
+        if topic is not None:
+            request.topics.append(topic)
+        responses = []
+        for broker_id in addresses if brokers is None else brokers:
+            if broker_id not in addresses:
+                raise UnknownBrokerError(f"broker {broker_id} is not registered")
+            responses.append((yield from self._broker(addresses[broker_id], "DescribeLogs", request, timeout)))
+        return responses
 
     def _timeout(self, timeout: float | None) -> float:
         return self._config.request_timeout_ms / 1000 if timeout is None else timeout

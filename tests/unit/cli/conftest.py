@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from headrace.cli.main import run
+from headrace.client.admin_replication import LogInfo
 from headrace.client.admin_rpc import (
     BrokerDescription,
     ClusterDescription,
     ConfigValue,
     CoordinatorDescription,
-    LogInfo,
     MetadataEntry,
     OffsetAt,
     PartitionDescription,

@@ -1,4 +1,4 @@
-"""The asyncio `Admin`: topics, settings, offsets, logs. One event loop.
+"""The asyncio `Admin`: topics, settings, offsets, replicas, logs. One event loop.
 
 The same steps as the blocking class's, awaited. Arguments, results and errors are documented at `headrace.Admin`.
 """
@@ -10,11 +10,18 @@ from typing import Any, TypeVar
 import grpc
 
 from headrace.client import admin_rpc as rpc
+from headrace.client.admin_replication import (
+    DiskInfo,
+    DrainResult,
+    ElectionKind,
+    LogInfo,
+    PartitionChange,
+    Reassignment,
+)
 from headrace.client.admin_rpc import (
     ClusterDescription,
     ConfigValue,
     DeletedRecords,
-    LogInfo,
     MetadataEntry,
     OffsetAt,
     TopicDescription,
@@ -154,9 +161,66 @@ class Admin:
         """Delete the records of partitions below offsets; -1 stands for the high watermark."""
         return await self._run(self._steps.delete_records(topic, before, timeout))
 
-    async def describe_logs(self, topic: str | None = None, *, timeout: float | None = None) -> list[LogInfo]:
-        """Give size and offsets of every replica on every broker, or of one topic's."""
-        return await self._run(self._steps.describe_logs(topic, timeout))
+    async def describe_logs(
+        self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
+    ) -> list[LogInfo]:
+        """Give size and offsets of every replica, or of one topic's, and what leaders know of their followers."""
+        return await self._run(self._steps.describe_logs(topic, brokers, timeout))
+
+    async def describe_disks(
+        self, *, brokers: Sequence[int] | None = None, timeout: float | None = None
+    ) -> list[DiskInfo]:
+        """Give size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
+        return await self._run(self._steps.describe_disks(brokers, timeout))
+
+    async def reassign_partitions(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        *,
+        copy_bytes_per_second: int = 0,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[PartitionChange]:
+        """Move partitions to other brokers; gives what became of each, in order. Copying goes on after the answer."""
+        return await self._run(
+            self._steps.reassign_partitions(moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout)
+        )
+
+    async def cancel_reassignment(
+        self, partitions: Sequence[TopicPartition], *, validate_only: bool = False, timeout: float | None = None
+    ) -> list[PartitionChange]:
+        """Take moves back: the replicas are again where they were. Gives what became of each partition, in order."""
+        return await self._run(
+            self._steps.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout)
+        )
+
+    async def list_reassignments(
+        self, topics: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> list[Reassignment]:
+        """Give the partitions that move, of all topics or of some."""
+        return await self._run(self._steps.list_reassignments(topics, timeout))
+
+    async def elect_leaders(
+        self,
+        kind: ElectionKind = "preferred",
+        partitions: Sequence[TopicPartition] | None = None,
+        *,
+        broker_id: int | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[PartitionChange]:
+        """Change who leads; gives what became of each partition, with its `error` where it was refused."""
+        return await self._run(
+            self._steps.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
+        )
+
+    async def drain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
+        """Take leadership and new replicas away from a broker, which goes on copying. Lasts until `undrain_broker`."""
+        return await self._run(self._steps.drain_broker(broker_id, drain=True, timeout=timeout))
+
+    async def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
+        """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
+        return await self._run(self._steps.drain_broker(broker_id, drain=False, timeout=timeout))
 
     async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
         """Give every key of the cluster in etcd with its decoded value, for administrators."""
