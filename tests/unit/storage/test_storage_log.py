@@ -135,7 +135,8 @@ def test_replica_holds_the_same_bytes(bench):
         bench.append(2, records=3, epoch=epoch)
     leader, data = bench.log, bench.content()
     follower = bench.directory.open_log(b"f" * 16, 0, bench.settings)
-    assert follower.append_replicated(data) == leader.log_end_offset
+    assert len(follower.append_replicated(data)) > 0
+    assert follower.log_end_offset == leader.log_end_offset
     assert follower.epochs() == leader.epochs()
     assert follower.last_crc == leader.last_crc
     assert bench.disk.content(f"{follower.directory}/{0:020d}.log") == data
@@ -191,3 +192,35 @@ def test_empty_segment_file_that_a_crash_left_is_used_again(bench):
     assert bench.append() == 1
     assert bench.log.segment_count == 2
     assert bench.log.verify() == 2
+
+
+def test_an_epoch_without_records_gives_way_to_the_leaders(bench):
+    """Led epoch 6 without an append, then copies epoch 5 from a later leader: the epochs are what a scan gives (I6)."""
+    bench.open()
+    for epoch in (0, 5, 5):
+        bench.append(1, epoch=epoch)
+    data = bench.content()
+    first = len(data) // 3
+    follower = bench.directory.open_log(b"f" * 16, 0, bench.settings)
+    follower.append_replicated(data[: 2 * first])
+    follower.start_epoch(6)
+    follower.append_replicated(data[2 * first :])
+    assert follower.epochs() == bench.log.epochs() == ((0, 0), (5, 1))
+
+
+def test_a_log_that_starts_over_continues_the_leaders_chain(bench):
+    """After `reset_to` with the leader's chain its batches fit, also after the log was opened again."""
+    bench.open()
+    bench.append(3)
+    data = bench.content()
+    size = len(data) // 3
+    leader = bench.log
+    follower = bench.directory.open_log(b"f" * 16, 0, bench.settings)
+    before = leader.batch_before(2)
+    assert before is not None
+    follower.reset_to(2, before.crc)
+    bench.directory.close_log(follower)
+    follower = bench.directory.open_log(b"f" * 16, 0, bench.settings)
+    assert (follower.log_start_offset, follower.log_end_offset, follower.last_batch_epoch) == (2, 2, -1)
+    assert [header.base_offset for header in follower.append_replicated(data[2 * size :])] == [2]
+    assert follower.first_batch() == (2, before.crc)

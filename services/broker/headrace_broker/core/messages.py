@@ -5,11 +5,13 @@ All are frozen. Whoever drives the replica performs the actions of one `handle` 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import LeaderEpoch, Offset
-from headrace_server.partition_state import PartitionState
+from headrace_server.partition_state import PartitionState, Replica
 
 # --- events ---
 
@@ -47,6 +49,7 @@ class EpochPersisted:
 
     leader_epoch: LeaderEpoch
     start_offset: Offset
+    at_ms: int = 0  # monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,78 @@ class LogStartRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowerFetched:
+    """A follower's fetch was verified: below `offset` its log is this one's (`replica_fetch.judge`)."""
+
+    follower: Replica
+    offset: Offset
+    durable_offset: Offset
+    at_ms: int  # monotonic
+    may_join: bool  # it is registered in this session and does not stop (KIP-841)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed: followers may have fallen behind, a write without an answer may be due again."""
+
+    at_ms: int  # monotonic
+    heard_ms: Mapping[Replica, int]  # when each follower gave its last sign of life
+    may_join: Collection[Replica]  # registered sessions of brokers that do not stop (KIP-841)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalSucceeded:
+    """The write of `Propose` number `number` happened, at `revision`."""
+
+    number: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalFailed:
+    """A compare of the write failed: certainly it did not happen. `state` is the key as it stood then, None: gone."""
+
+    number: int
+    state: PartitionState | None
+    revision: int  # mod_revision of `state`
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalUnanswered:
+    """Whether the write happened, or will, is unknown (C2)."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesReplicated:
+    """Batches of the leader were appended, as an answer said that `PartitionReplica.take_answer` let pass."""
+
+    headers: Sequence[BatchHeader]
+
+
+@dataclass(frozen=True, slots=True)
+class LogCut:
+    """The end of the log was cut, and it and all that was left is on stable storage; `producers` are rebuilt."""
+
+    log_end_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class LogRestarted:
+    """Everything was thrown away: log start, log end and high watermark are `offset` (H8)."""
+
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderReported:
+    """The leader's high watermark, of an answer whose batches, if any, were appended."""
+
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
 class DurabilityChanged:
     """The topic's settings say whether only flushed records count (durability=fsync, or a flush policy is set)."""
 
@@ -116,6 +191,15 @@ Event = (
     | AcknowledgementAwaited
     | AcknowledgementDropped
     | LogStartRaised
+    | FollowerFetched
+    | Ticked
+    | ProposalSucceeded
+    | ProposalFailed
+    | ProposalUnanswered
+    | BatchesReplicated
+    | LogCut
+    | LogRestarted
+    | LeaderReported
     | DurabilityChanged
     | StorageFailed
 )
@@ -167,4 +251,46 @@ class Abandon:
     error: HeadraceError
 
 
-Action = PersistEpoch | LeadershipStarted | LeadershipEnded | HighWatermarkAdvanced | Acknowledge | Abandon
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Write `state` over the version at `base_revision`, comparing the registrations of `sessions` (C1).
+
+    Answered by one of the three `Proposal...` events with the same number.
+    """
+
+    number: int
+    state: PartitionState
+    base_revision: int
+    sessions: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Fetch from `leader`; in place of whom was followed before."""
+
+    leader: Replica
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Unfollow:
+    """Fetch no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveInSync:
+    """Take this broker out of in-sync set, eligible leaders and lead by compare-and-swap: its log cannot be trusted."""
+
+
+Action = (
+    PersistEpoch
+    | LeadershipStarted
+    | LeadershipEnded
+    | HighWatermarkAdvanced
+    | Acknowledge
+    | Abandon
+    | Propose
+    | Follow
+    | Unfollow
+    | LeaveInSync
+)

@@ -2,14 +2,14 @@
 
 Driven by `headrace_broker.runtime.partition` and by the simulator. `handle(event)` gives the actions to perform; the
 `check_*` methods answer for the hot path and change nothing. Keeps I4, I5, I8, I9, I10, I11, I20 for this replica.
-Source: PROTOCOL section 1.2, after Kafka's replication (KIP-101, KIP-320, KIP-497, KIP-966). One replica is in effect
-today: the high watermark's rule is written for n, and a follower's acknowledged offset has its place in
-`_acknowledged`.
+Source: PROTOCOL section 1.2, after Kafka's replication (KIP-101, KIP-320, KIP-497, KIP-841, KIP-903, KIP-966).
+
+Its parts: `producers` (sequences), `acknowledgements` (who waits for the high watermark), `followers` and `proposals`
+(while it leads). `replica_fetch` holds what passes between a leader and a follower.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, assert_never
@@ -31,8 +31,10 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
 )
 from headrace.wire.ids import BrokerId, LeaderEpoch, Offset
-from headrace_server.partition_state import PartitionState, Replica, check_shape
+from headrace_server.partition_state import PartitionState, Replica, change, check_shape, join, leave
 
+from headrace_broker.core.acknowledgements import Acknowledgements
+from headrace_broker.core.followers import Follower, FollowerTable
 from headrace_broker.core.messages import (
     Abandon,
     Acknowledge,
@@ -40,29 +42,46 @@ from headrace_broker.core.messages import (
     AcknowledgementDropped,
     Action,
     Appended,
+    BatchesReplicated,
     DurabilityChanged,
     EpochPersisted,
     Event,
     Flushed,
+    Follow,
+    FollowerFetched,
     HighWatermarkAdvanced,
+    LeaderReported,
     LeadershipEnded,
     LeadershipStarted,
+    LeaveInSync,
+    LogCut,
+    LogRestarted,
     LogStartRaised,
     PersistEpoch,
+    ProposalFailed,
+    ProposalSucceeded,
+    ProposalUnanswered,
     SessionLost,
     SessionStarted,
     StateGone,
     StateSeen,
     StorageFailed,
+    Ticked,
+    Unfollow,
 )
 from headrace_broker.core.producers import Duplicate, ProducerWindows
+from headrace_broker.core.proposals import Proposals
+
+JOIN_RETRY_MS = 1_000
+"""After a refused proposal to take a follower in, it is not proposed again for so long (H23)."""
 
 
 class Role(Enum):
     """What the replica may do."""
 
     FENCED = auto()  # the broker has no session
-    IDLE = auto()  # it has a session; the key names another leader, or none, or was not seen yet
+    IDLE = auto()  # it has a session; the key names no leader, was not seen yet, or has no replica here any more
+    FOLLOWING = auto()  # the key names another broker as leader: it is copied
     STARTING = auto()  # the key names this session; the epoch's start is being made durable
     LEADING = auto()  # serves
     OFFLINE = auto()  # its log failed; stays so for the life of the process
@@ -83,8 +102,12 @@ class PartitionReplica:
         last_epoch: LeaderEpoch,
         flushed_only: bool,
         producers: ProducerWindows,
+        lag_max_ms: int = 10_000,
     ) -> None:
-        """Start fenced over an opened log. `high_watermark` is the checkpointed one, within log start .. log end."""
+        """Start fenced over an opened log. `high_watermark` is the checkpointed one, within log start .. log end.
+
+        `lag_max_ms`: a follower that has not been caught up for longer leaves the in-sync set.
+        """
         self.broker_id = broker_id
         self.role = Role.FENCED
         self.broker_epoch = -1
@@ -99,15 +122,15 @@ class PartitionReplica:
         self.last_epoch = last_epoch
         self.flushed_only = flushed_only
         self.producers = producers
+        self.lag_max_ms = lag_max_ms
         self.offline_reason = ""
+        self.followers = FollowerTable(0)
+        self.proposals = Proposals()
         # The high watermark when unflushed records stopped counting: it never falls.
         self._seen_unflushed = Offset(0)
-        # Offsets that other replicas acknowledged in this leader epoch (H5): empty until followers come.
-        self._acknowledged: dict[Replica, Offset] = {}
-        # Members of proposals to change the in-sync set that are not resolved (H11, H12).
-        self._proposed: tuple[Replica, ...] = ()
-        self._pending: list[tuple[int, int]] = []  # heap of (end offset, token)
-        self._waiting: set[int] = set()  # tokens of `_pending` that somebody still waits for
+        self._acknowledgements = Acknowledgements()
+        self._fetches = 0  # the token of the last fetch
+        self._awaited: int | None = None  # the token of the fetch whose answer may be used (H6)
 
     # --- the hot path: questions ---
 
@@ -120,9 +143,18 @@ class PartitionReplica:
         """
         if self.role is not Role.LEADING:
             raise self._not_leading()
+        self._check_epoch(known_epoch)
+
+    def check_serving(self, known_epoch: int) -> None:
+        """As `check_leading`, for readers that take a follower, too (KIP-392)."""
+        if self.role not in (Role.LEADING, Role.FOLLOWING):
+            raise self._not_leading()
+        self._check_epoch(known_epoch)
+
+    def _check_epoch(self, known_epoch: int) -> None:
         if known_epoch in (-1, self.leader_epoch):
             return
-        hint = LeaderHint(self.broker_id, self.leader_epoch)
+        hint = self.leader_hint()
         message = f"the leader epoch is {self.leader_epoch}, the caller knows {known_epoch}"
         if known_epoch < self.leader_epoch:
             raise FencedLeaderEpochError(message, leader=hint)
@@ -156,8 +188,8 @@ class PartitionReplica:
         """
         if self.log_start_offset <= offset <= self.log_end_offset:
             return
-        if offset > self.log_end_offset and self.high_watermark < self.start_offset:
-            raise OffsetNotAvailableError(f"offset {offset} cannot be judged yet: the leader has just started")
+        if offset > self.log_end_offset and (self.role is Role.FOLLOWING or self.high_watermark < self.start_offset):
+            raise OffsetNotAvailableError(f"offset {offset} cannot be judged here yet")
         raise OffsetOutOfRangeError(
             f"offset {offset} is outside {self.log_start_offset} .. {self.log_end_offset}", outcome=Outcome.NOT_APPLIED
         )
@@ -185,7 +217,7 @@ class PartitionReplica:
         return self._follow_key()
 
     def _lose_session(self, event: SessionLost) -> list[Action]:
-        actions = self._end_leadership("the broker lost its registration")
+        actions = [*self._end_leadership("the broker lost its registration"), *self._unfollow()]
         self.role = Role.FENCED
         return actions
 
@@ -196,13 +228,13 @@ class PartitionReplica:
         if self.state is not None:
             assert event.state.leader_epoch >= self.state.leader_epoch, "leader epochs never fall (I11)"
         self.state, self.revision = event.state, event.revision
-        self._proposed = ()
+        self.proposals.clear()
         if self.role in (Role.FENCED, Role.OFFLINE):
             return []
         return self._follow_key()
 
     def _see_gone(self, event: StateGone) -> list[Action]:
-        actions = self._end_leadership("the topic was deleted")
+        actions = [*self._end_leadership("the topic was deleted"), *self._unfollow()]
         self.role = Role.DELETED
         self.revision = event.revision
         return actions
@@ -213,22 +245,39 @@ class PartitionReplica:
         if state is None:
             return []
         if state.leader != Replica(self.broker_id, self.broker_epoch):
-            actions = self._end_leadership("leadership moved")
-            self.role = Role.IDLE
-            return actions
+            return [*self._end_leadership("leadership moved"), *self._follow_leader(state)]
         if self.role in (Role.STARTING, Role.LEADING) and state.leader_epoch == self.leader_epoch:
             return self._judge_in_sync() if self.role is Role.LEADING else []
-        actions = self._end_leadership("a new leader epoch began")
+        actions = [*self._end_leadership("a new leader epoch began"), *self._unfollow()]
         self.role = Role.STARTING
         self.leader_epoch = LeaderEpoch(state.leader_epoch)
-        self._acknowledged = {}
         actions.append(PersistEpoch(self.leader_epoch))
         return actions
+
+    def _follow_leader(self, state: PartitionState) -> list[Action]:
+        leader = state.leader
+        if leader is None or leader.broker_id == self.broker_id or self.broker_id not in state.replicas:
+            actions = self._unfollow()
+            self.role = Role.IDLE
+            return actions
+        if self.role is Role.FOLLOWING and state.leader_epoch == self.leader_epoch:
+            return []
+        self.role = Role.FOLLOWING
+        self.leader_epoch = LeaderEpoch(state.leader_epoch)
+        self._awaited = None
+        return [Follow(leader, self.leader_epoch)]
+
+    def _unfollow(self) -> list[Action]:
+        if self.role is not Role.FOLLOWING:
+            return []
+        self._awaited = None
+        return [Unfollow()]
 
     def _finish_start(self, event: EpochPersisted) -> list[Action]:
         if event.leader_epoch != self.leader_epoch:
             return []
         self.role = Role.LEADING
+        self.followers = FollowerTable(event.at_ms)
         self.last_epoch = event.leader_epoch
         self.start_offset = self.log_end_offset = event.start_offset
         self.flushed_offset = max(self.flushed_offset, event.start_offset)
@@ -239,6 +288,7 @@ class PartitionReplica:
             return []
         actions: list[Action] = [LeadershipEnded(self.leader_epoch)] if self.role is Role.LEADING else []
         self.start_offset = Offset(-1)
+        self.proposals.clear()
         return [*actions, *self._abandon_all(lambda: self._lost(why))]
 
     def _append(self, event: Appended) -> list[Action]:
@@ -283,15 +333,14 @@ class PartitionReplica:
             return [Abandon(event.token, self._lost("a new leader epoch began"))]
         if event.end_offset <= self.high_watermark:
             return [Acknowledge(event.token)]
-        heapq.heappush(self._pending, (event.end_offset, event.token))
-        self._waiting.add(event.token)
+        self._acknowledgements.add(event.end_offset, event.token)
         return []
 
     def _refuse_await(self, event: AcknowledgementAwaited) -> list[Action]:
         return [Abandon(event.token, self._lost("leadership was lost"))]
 
     def _drop(self, event: AcknowledgementDropped) -> list[Action]:
-        self._waiting.discard(event.token)
+        self._acknowledgements.drop(event.token)
         return []
 
     def _raise_log_start(self, event: LogStartRaised) -> list[Action]:
@@ -306,10 +355,10 @@ class PartitionReplica:
         return self._advance() if self.role is Role.LEADING else []
 
     def _fail(self, event: StorageFailed) -> list[Action]:
-        actions = self._end_leadership("the log failed")
+        actions = [*self._end_leadership("the log failed"), *self._unfollow()]
         self.role = Role.OFFLINE
         self.offline_reason = event.reason
-        return actions
+        return [*actions, LeaveInSync()]
 
     def _judge_in_sync(self) -> list[Action]:
         """After a change of the in-sync set: pending appends may be committed, or cannot be any more (H13)."""
@@ -332,26 +381,161 @@ class PartitionReplica:
             return []
         own = Replica(self.broker_id, self.broker_epoch)
         least = self._own_offset()
-        for member in (*state.in_sync, *self._proposed):
+        for member in (*state.in_sync, *self.proposals.members()):
             if member != own:
-                least = min(least, self._acknowledged.get(member, Offset(0)))
+                least = min(least, self._acknowledged_by(member))
         least = min(least, self.log_end_offset)
         if least <= self.high_watermark:
             return []
         self.high_watermark = least
-        actions: list[Action] = [HighWatermarkAdvanced(least)]
-        while self._pending and self._pending[0][0] <= least:
-            token = heapq.heappop(self._pending)[1]
-            if token in self._waiting:
-                self._waiting.remove(token)
-                actions.append(Acknowledge(token))
-        return actions
+        released = self._acknowledgements.release(least)
+        return [HighWatermarkAdvanced(least), *(Acknowledge(token) for token in released)]
+
+    def _acknowledged_by(self, member: Replica) -> Offset:
+        follower = self.followers.get(member)
+        return Offset(0) if follower is None else follower.acknowledged(self.flushed_only)
 
     def _abandon_all(self, error: Callable[[], HeadraceError]) -> list[Action]:
-        tokens = [token for _, token in sorted(self._pending) if token in self._waiting]
-        self._pending.clear()
-        self._waiting.clear()
-        return [Abandon(token, error()) for token in tokens]
+        return [Abandon(token, error()) for token in self._acknowledgements.take_all()]
+
+    # --- followers, while it leads ---
+
+    def _take_fetch(self, event: FollowerFetched) -> list[Action]:
+        """Count what a follower has; take it into the in-sync set where it has all that is committed (H9, H17)."""
+        assert event.durable_offset <= event.offset <= self.log_end_offset, "verified fetches lie within this log"
+        follower = self.followers.note(
+            event.follower,
+            event.offset,
+            event.durable_offset,
+            event.at_ms,
+            log_end_offset=self.log_end_offset,
+            flushed_only=self.flushed_only,
+        )
+        actions = self._advance()
+        if event.may_join:
+            actions += self._join(follower, event.at_ms)
+        return actions
+
+    def _join(self, follower: Follower, at_ms: int) -> list[Action]:
+        """Propose to take a follower into the in-sync set where it is due."""
+        state = self.state
+        assert state is not None
+        acknowledged = follower.acknowledged(self.flushed_only)
+        if (
+            follower.replica in state.in_sync
+            or follower.replica.broker_id not in state.replicas
+            or acknowledged < max(self.high_watermark, self.start_offset)
+            or at_ms < follower.join_after_ms
+            or self.proposals.under_way
+        ):
+            return []
+        joined = join(state, follower.replica)
+        return [self.proposals.send(joined, self.revision, (self._me(), follower.replica))]
+
+    def _tick(self, event: Ticked) -> list[Action]:
+        """Take late followers out of the in-sync set and others in; resolve a write without an answer by another."""
+        state = self.state
+        assert state is not None
+        self.followers.note_heard(event.heard_ms, log_end_offset=self.log_end_offset, flushed_only=self.flushed_only)
+        if self.proposals.under_way:
+            return []
+        others = [member for member in state.in_sync if member.broker_id != self.broker_id]
+        late = self.followers.behind(others, event.at_ms, self.lag_max_ms)
+        if late:
+            wanted = leave(state, [member.broker_id for member in late])
+            return [self.proposals.send(wanted, self.revision, (self._me(),))]
+        for follower in self.followers:
+            if follower.replica in event.may_join and (actions := self._join(follower, event.at_ms)):
+                return actions
+        if self.proposals.unresolved:
+            wanted = change(state, leader=state.leader, in_sync=state.in_sync)
+            return [self.proposals.send(wanted, self.revision, (self._me(),))]
+        return []
+
+    def _win_proposal(self, event: ProposalSucceeded) -> list[Action]:
+        state = self.proposals.take_answer(event.number)
+        return [] if state is None else self._see_state(StateSeen(state, event.revision))
+
+    def _fail_proposal(self, event: ProposalFailed) -> list[Action]:
+        """Take in what stands there; where that is still what the write was computed from, a session had ended."""
+        proposed = self.proposals.take_answer(event.number)
+        if event.state is not None and event.revision > self.revision:
+            return self._see_state(StateSeen(event.state, event.revision))
+        if proposed is None:
+            return []
+        self.proposals.discard(event.number)
+        for follower in self.followers:
+            if follower.replica in proposed.in_sync:
+                follower.join_after_ms = follower.fetched_ms + JOIN_RETRY_MS
+        return self._advance()
+
+    def _note_unanswered(self, event: ProposalUnanswered) -> list[Action]:
+        self.proposals.take_answer(event.number)
+        return []
+
+    def _me(self) -> Replica:
+        return Replica(self.broker_id, self.broker_epoch)
+
+    # --- copying, while it follows ---
+
+    def begin_fetch(self, *, replace: bool = False) -> int | None:
+        """The token of a fetch to send; None: it does not follow, or awaits an answer (and `replace` is not wanted)."""
+        if self.role is not Role.FOLLOWING or (self._awaited is not None and not replace):
+            return None
+        self._fetches += 1
+        self._awaited = self._fetches
+        return self._fetches
+
+    def end_fetch(self) -> None:
+        """The connection is gone: no answer is awaited any more, and one that comes is not used."""
+        self._awaited = None
+
+    def take_answer(self, token: int, leader_epoch: int) -> bool:
+        """Whether an answer may be used: it is awaited, and neither role nor epoch has changed. Only once (H6)."""
+        if self.role is not Role.FOLLOWING or token != self._awaited or leader_epoch != self.leader_epoch:
+            return False
+        self._awaited = None
+        return True
+
+    def may_cut_committed(self, last_batch_epoch: int) -> bool:
+        """Whether records below the high watermark may go: an unclean election came after the log's last batch."""
+        return self.state is not None and last_batch_epoch < self.state.unclean_epoch
+
+    def _replicate(self, event: BatchesReplicated) -> list[Action]:
+        for header in event.headers:
+            assert header.base_offset == self.log_end_offset, "offsets are contiguous (I6)"
+            self.log_end_offset = Offset(header.end_offset)
+            self.last_epoch = LeaderEpoch(header.leader_epoch)
+            if header.producer_id >= 0:
+                self.producers.record(
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.base_sequence,
+                    header.record_count,
+                    base_offset=header.base_offset,
+                    at_ms=header.append_timestamp_ms,
+                )
+        return []
+
+    def _cut(self, event: LogCut) -> list[Action]:
+        self.log_end_offset = event.log_end_offset
+        self.flushed_offset = event.log_end_offset
+        self.high_watermark = min(self.high_watermark, event.log_end_offset)
+        self._seen_unflushed = min(self._seen_unflushed, event.log_end_offset)
+        return []
+
+    def _restart(self, event: LogRestarted) -> list[Action]:
+        self.log_start_offset = self.log_end_offset = self.flushed_offset = self.high_watermark = event.offset
+        self.last_epoch = LeaderEpoch(-1)
+        return []
+
+    def _report(self, event: LeaderReported) -> list[Action]:
+        """Take the leader's high watermark, as far as the log goes; what was committed once stays so."""
+        high_watermark = min(Offset(event.high_watermark), self.log_end_offset)
+        if self.role is not Role.FOLLOWING or high_watermark <= self.high_watermark:
+            return []
+        self.high_watermark = high_watermark
+        return [HighWatermarkAdvanced(high_watermark)]
 
     # --- errors ---
 
@@ -371,7 +555,7 @@ class PartitionReplica:
                 return FencedBrokerError("this broker has no registration now", outcome=Outcome.NOT_APPLIED)
             case Role.STARTING:
                 return LeaderNotAvailableError("this broker is about to lead", outcome=Outcome.NOT_APPLIED)
-            case Role.IDLE:
+            case Role.IDLE | Role.FOLLOWING:
                 return NotLeaderError(
                     "this broker does not lead the partition", outcome=Outcome.NOT_APPLIED, leader=self.leader_hint()
                 )
@@ -393,8 +577,7 @@ class PartitionReplica:
         """Assert the invariants that one replica can see. Tests and the simulator call it after every event."""
         assert 0 <= self.log_start_offset <= self.high_watermark <= self.log_end_offset, "I8"
         assert self.flushed_offset <= self.log_end_offset
-        assert all(end > self.high_watermark for end, token in self._pending if token in self._waiting), "I9"
-        assert self._waiting <= {token for _, token in self._pending}
+        self._acknowledgements.validate(self.high_watermark)
         if self.role is Role.LEADING:
             assert self.state is not None
             assert self.state.leader == Replica(self.broker_id, self.broker_epoch), "I12"
@@ -403,7 +586,8 @@ class PartitionReplica:
             if self.flushed_only and len(self.state.in_sync) >= self.state.min_insync_replicas:
                 assert self.high_watermark <= max(self.flushed_offset, self.start_offset, self._seen_unflushed), "I9"
         else:
-            assert not self._waiting, f"nobody waits at a replica that is {self.role.name}"
+            assert not self._acknowledgements, f"nobody waits at a replica that is {self.role.name}"
+            assert not self.proposals.unresolved, "only a leader proposes"
         self.producers.validate()
 
 
@@ -420,6 +604,15 @@ _IN_ANY_ROLE: dict[type[Event], _Handler] = {
     AcknowledgementAwaited: PartitionReplica._refuse_await,
     AcknowledgementDropped: PartitionReplica._drop,
     LogStartRaised: PartitionReplica._raise_log_start,
+    FollowerFetched: PartitionReplica._ignore,
+    Ticked: PartitionReplica._ignore,
+    ProposalSucceeded: PartitionReplica._win_proposal,
+    ProposalFailed: PartitionReplica._fail_proposal,
+    ProposalUnanswered: PartitionReplica._note_unanswered,
+    BatchesReplicated: PartitionReplica._replicate,  # the rest: the role may have changed while the disk was at work
+    LogCut: PartitionReplica._cut,
+    LogRestarted: PartitionReplica._restart,
+    LeaderReported: PartitionReplica._report,
     DurabilityChanged: PartitionReplica._change_durability,
     StorageFailed: PartitionReplica._fail,
 }
@@ -435,12 +628,18 @@ _STAYS: dict[type[Event], _Handler] = {
 _CELLS: dict[Role, dict[type[Event], _Handler | None]] = {
     Role.FENCED: {SessionLost: PartitionReplica._ignore},
     Role.IDLE: {SessionStarted: None},
+    Role.FOLLOWING: {SessionStarted: None},
     Role.STARTING: {SessionStarted: None, EpochPersisted: PartitionReplica._finish_start},
     Role.LEADING: {
         SessionStarted: None,
         EpochPersisted: None,
         Appended: PartitionReplica._append,
         AcknowledgementAwaited: PartitionReplica._await,
+        FollowerFetched: PartitionReplica._take_fetch,
+        Ticked: PartitionReplica._tick,
+        BatchesReplicated: None,
+        LogCut: None,
+        LogRestarted: None,
     },
     Role.OFFLINE: {**_STAYS},
     Role.DELETED: {**_STAYS, StateSeen: None, StateGone: None},

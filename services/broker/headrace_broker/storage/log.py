@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headrace.wire.batch import HEADER_BYTES, STAMP_BYTES, BatchHeader, iter_batches, stamp
+from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import CorruptBatchError
 from headrace.wire.ids import LeaderEpoch, Offset
 
@@ -163,6 +164,11 @@ class PartitionLog:
         return LeaderEpoch(self._epochs.last_epoch)
 
     @property
+    def last_batch_epoch(self) -> LeaderEpoch:
+        """The leader epoch of the last batch; -1 when the log has none."""
+        return LeaderEpoch(self._state.end.epoch)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
         return self._segments.size_bytes()
@@ -230,8 +236,8 @@ class PartitionLog:
         self._appended(segment, noted, size_bytes, crc, leader_epoch)
         return Offset(first_offset)
 
-    def append_replicated(self, batches: bytes) -> Offset:
-        """Append whole batches as the leader stamped them (followers); the new log end.
+    def append_replicated(self, batches: ReadableBuffer) -> list[BatchHeader]:
+        """Append whole batches as the leader stamped them (followers); their headers.
 
         Checks both CRCs, the chain, contiguous offsets and epochs of all before the first byte is written: raises
         CorruptBatchError and appends nothing. An empty `batches` appends nothing. Raises as `append`.
@@ -247,18 +253,22 @@ class PartitionLog:
             before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
             headers.append(header)
         if not headers:
-            return self.log_end_offset
+            return headers
         segment = self._segment_for(len(batches), before.offset - state.end.offset, headers[0].append_timestamp_ms)
-        changed = [self._epochs.assign(header.leader_epoch, header.base_offset) for header in headers]
-        if any(changed):
+        with self._lock:
+            # Epochs in which this replica led and appended nothing give way to what the leader has here.
+            changed = self._epochs.last_epoch > headers[0].leader_epoch and self._epochs.cut_end(state.end.offset)
+            for header in headers:
+                changed |= self._epochs.assign(header.leader_epoch, header.base_offset)
+        if changed:
             with state.disk():
                 self._durability.write_epochs()
-        self._write(segment, [batches], len(batches))
+        self._write(segment, [memoryview(batches)], len(batches))
         noted = [
             (h.base_offset, h.end_offset, h.batch_bytes, h.append_timestamp_ms, h.max_timestamp_ms) for h in headers
         ]
         self._appended(segment, noted, len(batches), before.crc, before.epoch)
-        return self.log_end_offset
+        return headers
 
     def _check_writable(self) -> None:
         if self._state.offline_error is not None:
@@ -403,6 +413,20 @@ class PartitionLog:
         """The header of the batch that ends at `offset`; None at log start, or where no batch ends there."""
         return self._reader.batch_before(offset)
 
+    def batch_with(self, offset: int) -> BatchHeader:
+        """The header of the batch that holds `offset`. May block; raises as `read`."""
+        return next(self._reader.headers(offset))
+
+    def first_batch(self) -> tuple[Offset, int]:
+        """Where a copy of this log begins: base offset and `previous_crc` of the batch that holds the log start.
+
+        The log end and `last_crc` where nothing is left. May block; raises as `read`.
+        """
+        if self.log_start_offset >= self.log_end_offset:
+            return self.log_end_offset, self.last_crc
+        header = next(self._reader.headers(self.log_start_offset))
+        return Offset(header.base_offset), header.previous_crc
+
     def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
         """The first record whose timestamp is `timestamp_ms` or later, None if there is none. May block.
 
@@ -477,9 +501,12 @@ class PartitionLog:
         """
         return self._end.truncate_to(offset)
 
-    def reset_to(self, offset: int) -> None:
-        """Throw everything away and start empty at `offset`: log start, log end and flushed offset in one step (H8)."""
-        self._end.reset_to(offset)
+    def reset_to(self, offset: int, previous_crc: int = 0) -> None:
+        """Throw everything away and start empty at `offset`: log start, log end and flushed offset in one step (H8).
+
+        `previous_crc`: the chain that the first batch continues.
+        """
+        self._end.reset_to(offset, previous_crc)
 
     # -- producer snapshots ----------------------------------------------------------------------------------------
 

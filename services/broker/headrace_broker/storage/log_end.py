@@ -46,7 +46,7 @@ class LogEnd:
         state = self._state
         state.check_online()
         if offset < state.log_start_offset:
-            self.reset_to(offset)
+            self.reset_to(offset, 0)
         elif offset < state.end.offset:
             with self._durability.round_lock, state.disk():
                 segment = self._segments.find(offset)
@@ -116,7 +116,7 @@ class LogEnd:
         self._filesystem.unlink(segment.path)
         self._filesystem.fsync_directory(self._state.directory)
 
-    def reset_to(self, offset: int) -> None:
+    def reset_to(self, offset: int, previous_crc: int) -> None:
         """See `PartitionLog.reset_to`."""
         state, segments = self._state, self._segments
         state.check_online()
@@ -125,13 +125,13 @@ class LogEnd:
             first = segments.items[0]
             self._files.unpin(segments.active_file)
             segments.active_file = self._files.pin(first.path)
-            self._cut_to(first, Mark(first.base_offset, first.base_offset, 0, 0, -1))
+            self._cut_to(first, Mark(first.base_offset, first.base_offset, 0, previous_crc, -1))
             self._epochs.cut_end(0)
             self._durability.write_epochs()
             if offset != first.base_offset:
                 file = self._files.pin_new(f"{state.directory}/{offset:020d}{LOG_SUFFIX}")
                 self._filesystem.fsync_directory(state.directory)
-                state.end = state.flushed = Mark(offset, offset, 0, 0, -1)
+                state.end = state.flushed = Mark(offset, offset, 0, previous_crc, -1)
                 state.log_start_offset = state.high_watermark = offset
                 self._durability.write_checkpoint(both=True)
                 self._files.unpin(segments.active_file)

@@ -1,0 +1,50 @@
+"""Produces that wait for the high watermark (acks=all), by the offset that answers them.
+
+Owned by a `PartitionReplica`; a token stands for one waiting produce of the shell.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+
+class Acknowledgements:
+    """Tokens in the order of their end offsets."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, int]] = []  # heap of (end offset, token)
+        self._waiting: set[int] = set()  # tokens of `_pending` that somebody still waits for
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, end_offset: int, token: int) -> None:
+        """Wait for `end_offset`."""
+        heapq.heappush(self._pending, (end_offset, token))
+        self._waiting.add(token)
+
+    def drop(self, token: int) -> None:
+        """Nobody waits for `token` any more."""
+        self._waiting.discard(token)
+
+    def release(self, high_watermark: int) -> list[int]:
+        """The tokens that `high_watermark` answers, in offset order."""
+        released = []
+        while self._pending and self._pending[0][0] <= high_watermark:
+            token = heapq.heappop(self._pending)[1]
+            if token in self._waiting:
+                self._waiting.remove(token)
+                released.append(token)
+        return released
+
+    def take_all(self) -> list[int]:
+        """End all waits; their tokens in offset order."""
+        tokens = [token for _, token in sorted(self._pending) if token in self._waiting]
+        self._pending.clear()
+        self._waiting.clear()
+        return tokens
+
+    def validate(self, high_watermark: int) -> None:
+        """Assert that nobody waits for what is committed (I9)."""
+        assert all(end > high_watermark for end, token in self._pending if token in self._waiting), "I9"
+        assert self._waiting <= {token for _, token in self._pending}

@@ -1,0 +1,92 @@
+"""What a leader knows of the replicas that copy from it, in one leader epoch (H5).
+
+Owned by a `PartitionReplica`, which makes a new table at each start of an epoch. "Caught up" is as in Kafka: a follower
+is as late as the last moment at which it had everything that the leader had then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace.wire.ids import Offset
+from headrace_server.partition_state import Replica
+
+
+@dataclass(slots=True)
+class Follower:
+    """One follower in one session. Times are monotonic milliseconds."""
+
+    replica: Replica
+    offset: Offset  # its log end, verified against this log
+    durable_offset: Offset  # what it has on stable storage
+    fetched_ms: int
+    caught_up_ms: int  # at that time it had acknowledged all there was
+    log_end_at_fetch: Offset  # this log's end when it fetched last
+    join_after_ms: int = 0  # a proposal to take it in was refused: not again before
+
+    def acknowledged(self, flushed_only: bool) -> Offset:
+        """What counts for the high watermark."""
+        return self.durable_offset if flushed_only else self.offset
+
+
+class FollowerTable:
+    """The followers that have fetched in this epoch, by broker."""
+
+    def __init__(self, started_ms: int) -> None:
+        self.started_ms = started_ms
+        self._followers: dict[int, Follower] = {}
+
+    def __iter__(self) -> Iterator[Follower]:
+        return iter(self._followers.values())
+
+    def get(self, replica: Replica) -> Follower | None:
+        """The follower in exactly this session."""
+        found = self._followers.get(replica.broker_id)
+        return found if found is not None and found.replica == replica else None
+
+    def last_session(self, broker_id: int) -> int:
+        """The newest broker epoch that has fetched; -1: none."""
+        found = self._followers.get(broker_id)
+        return -1 if found is None else found.replica.broker_epoch
+
+    def note(
+        self,
+        replica: Replica,
+        offset: Offset,
+        durable_offset: Offset,
+        at_ms: int,
+        *,
+        log_end_offset: Offset,
+        flushed_only: bool,
+    ) -> Follower:
+        """Take in a verified fetch."""
+        known = self._followers.get(replica.broker_id)
+        if known is None or known.replica != replica:
+            known = Follower(replica, offset, durable_offset, at_ms, self.started_ms, log_end_offset)
+            self._followers[replica.broker_id] = known
+        known.offset, known.durable_offset = offset, durable_offset
+        acknowledged = known.acknowledged(flushed_only)
+        if acknowledged >= log_end_offset:
+            known.caught_up_ms = at_ms
+        elif acknowledged >= known.log_end_at_fetch:
+            known.caught_up_ms = max(known.caught_up_ms, known.fetched_ms)
+        known.fetched_ms, known.log_end_at_fetch = at_ms, log_end_offset
+        return known
+
+    def note_heard(self, heard_ms: Mapping[Replica, int], *, log_end_offset: Offset, flushed_only: bool) -> None:
+        """Take in signs of life: who has everything is caught up for as long as it lives."""
+        for follower in self._followers.values():
+            at_ms = heard_ms.get(follower.replica, -1)
+            if at_ms > follower.caught_up_ms and follower.acknowledged(flushed_only) >= log_end_offset:
+                follower.caught_up_ms = at_ms
+
+    def behind(self, members: Iterable[Replica], at_ms: int, lag_max_ms: int) -> list[Replica]:
+        """Those of `members` that were not caught up for `lag_max_ms`; one that never fetched: since the start."""
+        late = []
+        for member in members:
+            follower = self.get(member)
+            since_ms = self.started_ms if follower is None else follower.caught_up_ms
+            if at_ms - since_ms > lag_max_ms:
+                late.append(member)
+        return late

@@ -1,0 +1,244 @@
+"""Replica fetch: what a leader makes of a follower's request, and a follower of the leader's answer.
+
+Both replicas' halves of the protocol over a `ReplicaLog`, without I/O of their own: the shell performs the steps and
+reports them to the core. Used by the broker and by the simulator. Source: PROTOCOL section 1.2 "Fetch"; KIP-101 and
+KIP-279 (truncation by epoch), KIP-320 (epochs in fetches), KIP-595 (divergence in the answer).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from headrace.wire.batch import BatchHeader
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import FencedBrokerError, InvalidRequestError, Outcome, StorageOfflineError
+from headrace.wire.ids import LeaderEpoch, Offset
+from headrace_server.partition_state import Replica
+
+from headrace_broker.core.replica import PartitionReplica
+
+
+class ReplicaLog(Protocol):
+    """What the protocol asks of a log; `storage.log.PartitionLog`."""
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """The first offset that may be read."""
+        ...
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """The offset that the next record will get."""
+        ...
+
+    @property
+    def last_crc(self) -> int:
+        """The `crc` of the last batch."""
+        ...
+
+    @property
+    def last_batch_epoch(self) -> LeaderEpoch:
+        """The leader epoch of the last batch; -1: none."""
+        ...
+
+    def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
+        """The largest known epoch <= `leader_epoch` and where it ends; (-1, log start) for none."""
+        ...
+
+    def batch_before(self, offset: int) -> BatchHeader | None:
+        """The header of the batch that ends at `offset`; None where none does."""
+        ...
+
+    def batch_with(self, offset: int) -> BatchHeader:
+        """The header of the batch that holds `offset`."""
+        ...
+
+    def first_batch(self) -> tuple[Offset, int]:
+        """Base offset and `previous_crc` of the batch that holds the log start."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """One fetch of one partition, as its follower sends it."""
+
+    follower: Replica
+    leader_epoch: int
+    token: int
+    offset: int  # the follower's log end
+    durable_offset: int  # fsynced there
+    last_epoch: int  # of its last batch; -1: none
+    last_crc: int  # of its last batch
+    high_watermark: int  # as it knows it
+
+
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """The logs part at `end_offset` of `leader_epoch` or before."""
+
+    leader_epoch: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What the follower has lies below the leader's log start: begin at `offset`."""
+
+    offset: int
+    previous_crc: int
+
+
+Verdict: TypeAlias = Diverged | Restart
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswer:
+    """What the leader says to one fetch. With a `verdict` there is neither data nor high watermark (H7)."""
+
+    token: int
+    leader_epoch: int
+    verdict: Verdict | None = None
+    batches: ReadableBuffer = b""
+    high_watermark: int = 0
+    log_start_offset: int = 0
+    more: bool = False  # the leader's log goes on behind `batches`
+
+
+# --- the leader's side ---
+
+
+def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
+    """Raise where this replica must not answer the fetch.
+
+    Raises:
+        As `PartitionReplica.check_leading`; FencedBrokerError: a newer session of the follower has fetched;
+        InvalidRequestError: the broker holds no replica, or the offsets contradict each other.
+    """
+    replica.check_leading(request.leader_epoch)
+    follower = request.follower
+    state = replica.state
+    if state is None or follower.broker_id not in state.replicas or follower.broker_id == replica.broker_id:
+        raise InvalidRequestError(
+            f"broker {follower.broker_id} holds no replica of this partition",
+            action="Wait for the metadata: the replicas were moved.",
+        )
+    if follower.broker_epoch < replica.followers.last_session(follower.broker_id):
+        raise FencedBrokerError(
+            f"broker {follower.broker_id} fetched in a later session already", outcome=Outcome.NOT_APPLIED
+        )
+    if not 0 <= request.durable_offset <= request.offset:
+        raise InvalidRequestError(f"durable offset {request.durable_offset} is not within 0 to {request.offset}")
+
+
+def judge(log: ReplicaLog, request: FetchRequest) -> Verdict | None:
+    """Compare the follower's log with this one; None: below `offset` it is a copy (H1, H2, H3).
+
+    May read one batch header. Truncation is by epoch only: the answer names the largest epoch that both may know and
+    where it ends here. Where the epochs agree and the chain does not, the follower goes back one batch.
+    """
+    offset = request.offset
+    if offset < log.log_start_offset:
+        start, previous_crc = log.first_batch()
+        if offset < start:
+            return Restart(start, previous_crc)
+    if request.last_epoch >= 0:
+        epoch, end_offset = log.epoch_end(request.last_epoch)
+        if epoch < 0:  # All that is left here is of later epochs.
+            return Restart(*log.first_batch())
+        if epoch != request.last_epoch or end_offset < offset:
+            return Diverged(epoch, end_offset)
+    elif offset > log.log_end_offset:
+        return Diverged(-1, log.log_end_offset)
+    if offset == log.log_end_offset:
+        return None if request.last_crc == log.last_crc else _one_batch_back(log, request)
+    if offset > log.log_start_offset:
+        before = log.batch_before(offset)
+        if before is None or before.crc != request.last_crc:
+            return _one_batch_back(log, request)
+    return None
+
+
+def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> Verdict:
+    """The same epoch and another chain: let the follower ask again from the batch before its last one."""
+    if request.last_epoch < 0 or request.offset <= log.log_start_offset:
+        return Restart(*log.first_batch())
+    return Diverged(request.last_epoch, log.batch_with(request.offset - 1).base_offset)
+
+
+# --- the follower's side ---
+
+
+@dataclass(frozen=True, slots=True)
+class CutTo:
+    """Truncate the log to `offset`, rebuild the producers, report `LogCut`."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartOver:
+    """Reset the log to `offset`, forget the producers, report `LogRestarted`."""
+
+    offset: int
+    previous_crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendBatches:
+    """Append (nothing where empty), report `BatchesReplicated`, then `LeaderReported`; raise the log start."""
+
+    batches: ReadableBuffer
+    high_watermark: int
+    log_start_offset: int
+    more: bool
+
+
+Step: TypeAlias = CutTo | StartOver | AppendBatches
+
+
+def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -> Step | None:
+    """Say what the follower has to do with an answer; None: it is late or not the one awaited (H6).
+
+    The fetch is over then: whatever comes of the step, the next one may be sent.
+
+    Raises:
+        StorageOfflineError: the answer asks to cut records that were committed here, and no unclean election explains
+            it (I18): the replica must not go on.
+    """
+    if not replica.take_answer(answer.token, answer.leader_epoch):
+        return None
+    match answer.verdict:
+        case Diverged(leader_epoch, end_offset):
+            target = min(log.epoch_end(leader_epoch)[1], end_offset)
+            _check_cut(replica, log, answer, target)
+            return CutTo(target)
+        case Restart(offset, previous_crc):
+            _check_cut(replica, log, answer, offset)
+            return StartOver(offset, previous_crc)
+        case None:
+            return AppendBatches(answer.batches, answer.high_watermark, answer.log_start_offset, answer.more)
+
+
+def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, target: int) -> None:
+    if target < replica.high_watermark and not replica.may_cut_committed(log.last_batch_epoch):
+        raise StorageOfflineError(
+            f"the leader of epoch {answer.leader_epoch} asks to go back to offset {target}, below the high watermark "
+            f"{replica.high_watermark}, and there was no unclean election",
+            outcome=Outcome.NOT_APPLIED,
+            action="Keep this broker's data and the leader's: one of them lost records.",
+        )
+
+
+# --- readers ---
+
+
+def find_divergence(log: ReplicaLog, offset: int, last_epoch: int) -> Diverged | None:
+    """Where the log that a consumer has read up to `offset`, last in `last_epoch`, parts from this one; None: nowhere.
+
+    An epoch that retention has taken cannot be judged, and its records are gone for everybody.
+    """
+    epoch, end_offset = log.epoch_end(last_epoch)
+    if epoch < 0 or (epoch == last_epoch and offset <= end_offset):
+        return None
+    return Diverged(epoch, end_offset)
