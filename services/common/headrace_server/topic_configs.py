@@ -245,6 +245,15 @@ def describe_topic_config(configs: Mapping[str, str]) -> list[ConfigValue]:
     ]
 
 
+def effective_min_insync_replicas(setting: int, replicas: int) -> int:
+    """What a topic's `min_insync_replicas` means for a partition of `replicas` >= 1: never more than there are.
+
+    0: the default, 2 of at least 3 replicas, so that the loss of one stops nothing and the records are on two machines;
+    else 1.
+    """
+    return min(setting or (2 if replicas >= 3 else 1), replicas)
+
+
 def config_definition(name: str) -> ConfigDefinition:
     """The row of a setting.
 

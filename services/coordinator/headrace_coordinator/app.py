@@ -155,6 +155,7 @@ class _Coordinator:
             self._clock,
             max_inflight=self._settings.max_inflight_writes,
             orphan_grace_ms=self._settings.orphan_grace_ms,
+            leader_rebalance_interval_ms=self._settings.leader_rebalance_interval_ms,
         )
         beat = LoopBeat(self._metrics.loop_lag_seconds, lambda: self._on_beat(view))
         try:

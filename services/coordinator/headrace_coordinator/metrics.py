@@ -34,7 +34,19 @@ class CoordinatorMetrics:
         self.topics_deleted = counter("topics_deleted", "Topics deleted here")
         self.producer_ids = counter("producer_ids", "Producer ids given out")
         self.unknown_writes = counter("unknown_writes", "Writes whose answer was lost; each was resolved or reported")
-        self.elections = counter("elections", "Leaders elected by this controller")
+        self.partition_changes = Counter(
+            "headrace_coordinator_partition_changes",
+            "Writes of partitions by this controller, by step",
+            ["step"],
+            registry=registry,
+        )
+        self.elections = counter("elections", "Leaders elected by this controller in place of dead ones")
+        self.leadership_moves = counter(
+            "leadership_moves", "Leaderships taken by this controller from a living broker and given to another"
+        )
+        self.in_sync_shrinks = counter(
+            "in_sync_shrinks", "In-sync sets from which this controller took a dead or stopping broker"
+        )
         self.unclean_elections = counter("unclean_elections", "Leaders elected whose log may lack its end")
         self.orphans_cleared = counter("orphans_cleared", "Remains of half-created topics cleared by this controller")
         self.is_controller = gauge("is_controller", "1 while this coordinator is the controller")
@@ -42,5 +54,9 @@ class CoordinatorMetrics:
         self.topics = gauge("topics", "Visible topics")
         self.partitions = gauge("partitions", "Partitions of visible topics; seen by the controller")
         self.offline_partitions = gauge("offline_partitions", "Partitions without a leader; seen by the controller")
+        self.under_replicated_partitions = gauge(
+            "under_replicated_partitions", "Partitions with a replica that is not in sync; seen by the controller"
+        )
+        self.moving_partitions = gauge("moving_partitions", "Partitions whose replicas move; seen by the controller")
         self.metadata_age_seconds = gauge("metadata_age_seconds", "How long ago etcd last confirmed the view")
         self.loop_lag_seconds = gauge("loop_lag_seconds", "How late the event loop was at its last beat")

@@ -86,6 +86,15 @@ class CoordinatorSettings:
         int,
         Field(ge=100, description="Milliseconds after which the controller clears away a topic that was half created."),
     ] = 60_000
+    leader_rebalance_interval_ms: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=86_400_000,
+            description="Milliseconds between two rounds in which the first replica of each partition leads again, if "
+            "it is in sync and neither draining nor suspected; 0: never by itself.",
+        ),
+    ] = 300_000
     producer_id_block: Annotated[
         int,
         Field(ge=1, le=1_000_000, description="Producer ids taken from etcd at once; those left at a stop are lost."),

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 
 import pytest
-from headrace_coordinator.core.control import Orphan, find_orphans, ripe_orphans
+from headrace.v1 import topics_pb2
+from headrace_coordinator.core.orphans import Orphan, find_orphans, ripe_orphans
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.session import CoordinatorSession
@@ -14,12 +15,13 @@ from headrace_server.clock import SystemClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import CreateRevisionIs, Delete, Put
 from headrace_server.metastore.memory import MemoryLeaseRenewer
+from headrace_server.partition_state import Move, change, encode, leave
 
 LOST, NEVER = "answer lost", "never arrived"
 
 
 @contextlib.asynccontextmanager
-async def coordinator(parts, name="a"):
+async def coordinator(parts, name="a", rebalance_ms=0):
     """A registered coordinator with its controller."""
     session = CoordinatorSession(
         parts.metastore,
@@ -31,7 +33,14 @@ async def coordinator(parts, name="a"):
         make_renewer=lambda: MemoryLeaseRenewer(parts.memory, asyncio.get_running_loop()),
     )
     controller = Controller(
-        parts.metastore, parts.view, session, parts.metrics, SystemClock(), max_inflight=4, orphan_grace_ms=60_000
+        parts.metastore,
+        parts.view,
+        session,
+        parts.metrics,
+        SystemClock(),
+        max_inflight=4,
+        orphan_grace_ms=60_000,
+        leader_rebalance_interval_ms=rebalance_ms,
     )
     tasks = [asyncio.create_task(session.run()), asyncio.create_task(controller.run())]
     try:
@@ -164,6 +173,116 @@ def test_the_minimum_of_a_topic_reaches_its_partitions(run_with_parts):
             await parts.shows(lambda: states(parts, topic_id)[0].min_insync_replicas == 1)
         assert states(parts, topic_id)[0].leader == partition.state.leader
         assert states(parts, topic_id)[0].leader_epoch == 0
+
+    run_with_parts(scenario)
+
+
+async def three_in_sync(parts, partitions=1):
+    """A topic on three brokers, broker 1 preferred everywhere; its id and the brokers' epochs."""
+    epochs = [await parts.register(broker_id) for broker_id in (1, 2, 3)]
+    assignments = ((1, 2, 3),) * partitions
+    topic = check_new_topic(TopicSpec("t", assignments=assignments), TopicDefaults())
+    created = await parts.store.create(topic, place_new_topic(topic, parts.store.candidates()), parts.deadline)
+    await parts.prefix_view.wait_for(created.revision, 10)
+    return created.topic_id, epochs
+
+
+def led_by(parts, topic_id, broker_id):
+    return all(state.leader is not None and state.leader.broker_id == broker_id for state in states(parts, topic_id))
+
+
+async def put(parts, key, value=b""):
+    result = await parts.memory.txn([], [Put(key, value)])
+    await parts.prefix_view.wait_for(result.revision, 10)
+
+
+def test_leadership_leaves_a_drained_broker_and_comes_back_when_it_is_undrained(run_with_parts):
+    """An administrator's word is looked at at once; the way back is a round of preferred leaders."""
+
+    async def scenario(parts):
+        topic_id, _ = await three_in_sync(parts, 3)
+        async with coordinator(parts, rebalance_ms=1):
+            await elected(parts)
+            await put(parts, parts.keyspace.drained(1))
+            await parts.shows(lambda: led_by(parts, topic_id, 2))
+            assert all(len(state.in_sync) == 3 for state in states(parts, topic_id))
+            await parts.memory.txn([], [Delete(parts.keyspace.drained(1))])
+            await parts.shows(lambda: led_by(parts, topic_id, 1))
+        assert parts.metric("leadership_moves") == 6
+        assert parts.metric("elections") == 0
+
+    run_with_parts(scenario)
+
+
+def test_a_stopping_broker_leaves_at_once(run_with_parts):
+    """Controlled shutdown: leaders move first, and nobody waits for the broker any more."""
+
+    async def scenario(parts):
+        topic_id, epochs = await three_in_sync(parts, 3)
+        async with coordinator(parts):
+            await elected(parts)
+            live = metadata_pb2.BrokerLive(broker_id=1, draining=True)
+            await put(parts, parts.keyspace.live(1), live.SerializeToString())
+            await parts.shows(lambda: led_by(parts, topic_id, 2))
+        for state in states(parts, topic_id):
+            assert [entry.broker_id for entry in state.in_sync] == [2, 3]
+            assert state.partition_epoch == 1
+        assert parts.view.brokers[1].broker_epoch == epochs[0]
+
+    run_with_parts(scenario)
+
+
+def test_a_write_that_loses_against_the_leader_is_decided_anew(run_with_parts):
+    """The leader shrinks while the controller sweeps: the compare fails, the next look has nothing left to do."""
+
+    async def scenario(parts):
+        topic_id, _ = await three_in_sync(parts)
+        key = parts.keyspace.partition(topic_id, 0)
+        async with coordinator(parts):
+            await elected(parts)
+            raced = []
+
+            async def race(compares, success):
+                if not raced and any(isinstance(operation, Put) and operation.key == key for operation in success):
+                    raced.append(key)
+                    (partition,) = parts.view.partitions(topic_id)
+                    await parts.memory.txn([], [Put(key, encode(leave(partition.state, [3])))])
+
+            parts.metastore.before_txn = race
+            await parts.unregister(3)
+            await parts.shows(lambda: len(states(parts, topic_id)[0].in_sync) == 2)
+            await parts.unregister(2)
+            await parts.shows(lambda: len(states(parts, topic_id)[0].in_sync) == 1)
+        assert raced
+        assert states(parts, topic_id)[0].partition_epoch == 2
+
+    run_with_parts(scenario)
+
+
+def test_the_gauges_count_what_is_wrong_now(run_with_parts):
+    """Offline, under-replicated and moving partitions, as the controller sees them; a deleted topic counts no more."""
+
+    async def scenario(parts):
+        topic_id, _ = await three_in_sync(parts, 2)
+        gauges = ("offline_partitions", "under_replicated_partitions", "moving_partitions")
+        async with coordinator(parts):
+            await elected(parts)
+            (first, _) = parts.view.partitions(topic_id)
+            moving = change(
+                first.state,
+                leader=first.state.leader,
+                in_sync=first.state.in_sync,
+                move=Move((1, 2, 3, 4), adding=(4,)),
+            )
+            await put(parts, parts.keyspace.partition(topic_id, 0), encode(moving))
+            await parts.unregister(3)
+            await parts.shows(lambda: all(len(state.in_sync) == 2 for state in states(parts, topic_id)))
+            while [parts.metric(name) for name in gauges] != [0, 2, 1]:
+                await asyncio.sleep(0)
+            assert parts.metric("in_sync_shrinks") == 2
+            await parts.store.delete(topics_pb2.TopicRef(name="t"), parts.deadline)
+            while [parts.metric(name) for name in gauges] != [0, 0, 0]:
+                await asyncio.sleep(0)
 
     run_with_parts(scenario)
 

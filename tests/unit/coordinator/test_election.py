@@ -153,7 +153,7 @@ def test_the_same_broker_in_a_new_session_is_a_new_leader():
 
 def test_a_draining_broker_leads_only_where_nobody_else_can():
     """H18: draining is a matter of preference among equally entitled ones."""
-    draining = {2: Session(20, draining=True)}
+    draining = {2: Session(20, drained=True)}
     assert elect(state(), live(C, resumed=draining)).leader == C
     assert elect(state(), live(resumed=draining)).leader == B
 

@@ -1,18 +1,52 @@
-"""What the controller has to write for the cluster as it is: one pure function, level-triggered.
+"""What the controller has to write for a partition as it is: one pure function, level-triggered.
 
-It is asked again after every change. Nothing is remembered between two questions but which remains of half-created
-topics were seen, and since when.
+It is asked again after every change and remembers nothing. `change_partition` tries the steps of `Step` in their order
+and returns what the first one that applies makes of the key; each step is one write. The leader writes the same key, so
+a write that loses its compare is normal, and the next look decides anew. docs/protocols/metadata.md lists the steps.
+
+Why it comes to rest while brokers and topics stay as they are: the steps only take entries out of the in-sync set or
+replace them by later sessions, leadership moves to a strictly less burdened member only (`_burden`), the preferred
+leader bears none, and a move is finished once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from headrace.wire.ids import TopicId
-from headrace_server.partition_state import PartitionState, Replica, change
+from headrace_server.partition_state import Move, PartitionState, Replica, change
+from headrace_server.topic_configs import effective_min_insync_replicas
 
-from headrace_coordinator.core.election import Session, elect
+from headrace_coordinator.core.election import Session, carry_over, elect, is_session, preferred, reluctance
+
+
+class Step(Enum):
+    """What the controller does to a partition, in the order in which it is tried."""
+
+    ELECT = "elect"
+    """The leader's session is over: another one leads, or nobody."""
+    SWEEP = "sweep"
+    """The leader lives: members whose session is over go, or get their new session where it resumed all (H16, H17)."""
+    CONFIGURE = "configure"
+    """The topic's min_insync_replicas is carried over (H30)."""
+    LEAVE = "leave"
+    """A stopping broker that does not lead leaves the in-sync set where enough stay (KIP-841)."""
+    RELIEVE = "relieve"
+    """Leadership leaves a broker that stops, is drained, or gives the partition away (H24, H25)."""
+    FINISH_MOVE = "finish_move"
+    """All added replicas are in sync: the removed ones go (H25)."""
+    PREFER = "prefer"
+    """The first replica leads again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One write."""
+
+    step: Step
+    after: PartitionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,84 +58,138 @@ class PartitionChange:
     mod_revision: int
     before: PartitionState
     after: PartitionState
-
-    @property
-    def is_election(self) -> bool:
-        """Whether somebody new leads."""
-        return self.after.leader is not None and self.after.leader != self.before.leader
+    step: Step
 
     def sessions(self) -> tuple[Replica, ...]:
-        """Give the members whose registration the write must compare: all that the key did not name before (I12)."""
-        known = set(self.before.in_sync)
-        named = [entry for entry in self.after.in_sync if entry not in known]
-        if self.after.leader is not None and self.after.leader != self.before.leader:
-            named.append(self.after.leader)
-        return tuple(sorted(set(named)))
+        """Give the members whose registration the write must compare."""
+        return new_sessions(self.before, self.after)
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """What a dead coordinator left of a topic: `tid/{topic_id}` without a name, or partitions beyond the number."""
-
-    topic_id: TopicId
-    tid_revision: int
-    """mod_revision of `tid/{topic_id}`; 0: the key is absent."""
-    visible: bool
-    """The topic is there under its name: only `partitions` are to go."""
-    partitions: tuple[int, ...]
-    """Ascending."""
+def new_sessions(before: PartitionState, after: PartitionState) -> tuple[Replica, ...]:
+    """Give the sessions that a write must compare (I12): those that the key did not name before, and a new leader's."""
+    known = {*before.in_sync, *before.eligible_leaders}
+    named = {entry for entry in (*after.in_sync, *after.eligible_leaders) if entry not in known}
+    if after.leader is not None and after.leader != before.leader:
+        named.add(after.leader)
+    return tuple(sorted(named))
 
 
 def change_partition(
-    state: PartitionState, live: Mapping[int, Session], min_insync_replicas: int
-) -> PartitionState | None:
-    """Say what a visible partition's key is to become: an election, else the topic's setting carried over (H30)."""
-    elected = elect(state, live)
-    if elected is not None or state.min_insync_replicas == min_insync_replicas:
-        return elected
-    return change(state, leader=state.leader, in_sync=state.in_sync, min_insync_replicas=min_insync_replicas)
+    state: PartitionState, live: Mapping[int, Session], min_insync_replicas: int, *, rebalance: bool = False
+) -> Decision | None:
+    """Say what a visible partition's key is to become; None: it is right as it is.
 
-
-def find_orphans(
-    visible: Mapping[TopicId, int],
-    tid_revisions: Mapping[TopicId, int],
-    partitions: Iterable[tuple[TopicId, int]],
-) -> list[Orphan]:
-    """Find what belongs to no visible topic, ascending by topic id.
-
-    `visible`: number of partitions by topic; `tid_revisions`: mod_revision of each `tid/` key; `partitions`: all keys.
+    `live` holds the registered brokers by id, `min_insync_replicas` is the topic's setting (0: the default for the
+    number of replicas). `rebalance`: the preferred leader takes over again, which is asked for now and then only.
+    Raises nothing; I11 is asserted on the result.
     """
-    beyond: dict[TopicId, list[int]] = {}
-    for topic_id, number in partitions:
-        if number >= visible.get(topic_id, 0):
-            beyond.setdefault(topic_id, []).append(number)
-    unnamed = [topic_id for topic_id in tid_revisions if topic_id not in visible]
-    return [
-        Orphan(
-            topic_id,
-            tid_revisions.get(topic_id, 0),
-            topic_id in visible,
-            tuple(sorted(beyond.get(topic_id, ()))),
-        )
-        for topic_id in sorted({*beyond, *unnamed})
-        if topic_id not in visible or topic_id in tid_revisions
-    ]
+    minimum = _minimum(state, min_insync_replicas)
+    after = elect(state, live)
+    if after is not None:
+        return Decision(Step.ELECT, after)
+    if state.leader is not None and (after := sweep(state, live)) is not None:
+        return Decision(Step.SWEEP, after)
+    if state.min_insync_replicas != minimum:
+        after = change(state, leader=state.leader, in_sync=state.in_sync, min_insync_replicas=minimum)
+        return Decision(Step.CONFIGURE, after)
+    if state.leader is None:
+        return None
+    if (after := leave_stopping(state, live)) is not None:
+        return Decision(Step.LEAVE, after)
+    is_copied = is_move_copied(state, min_insync_replicas)
+    if (after := relieve(state, live, giving_away=is_copied)) is not None:
+        return Decision(Step.RELIEVE, after)
+    if is_copied and state.leader.broker_id not in state.removing:
+        return Decision(Step.FINISH_MOVE, finish_move(state, min_insync_replicas))
+    if rebalance and (after := prefer(state, live)) is not None:
+        return Decision(Step.PREFER, after)
+    return None
 
 
-def ripe_orphans(
-    found: Iterable[Orphan], first_seen_ms: dict[tuple[TopicId, int], int], now_ms: int, grace_ms: int
-) -> list[Orphan]:
-    """Give those that have been there unchanged for `grace_ms`; keeps `first_seen_ms` up to date.
+def sweep(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+    """Take members whose session is over out of the in-sync set, or write their new session where it has all data.
 
-    An attempt still under way moves `tid/{topic_id}` or ends within its deadline; a key without its `tid` belongs to
-    nobody and is ripe at once.
+    Who is gone becomes eligible where fewer than `min_insync_replicas` stay; who came back without its data never.
     """
-    orphans = {(orphan.topic_id, orphan.tid_revision): orphan for orphan in found}
-    for key in [key for key in first_seen_ms if key not in orphans]:
-        del first_seen_ms[key]
-    ripe = []
-    for key, orphan in orphans.items():
-        since_ms = first_seen_ms.setdefault(key, now_ms)
-        if orphan.tid_revision == 0 or now_ms - since_ms >= grace_ms:
-            ripe.append(orphan)
-    return ripe
+    in_sync, doubtful = carry_over(state.in_sync, live)
+    eligible, _ = carry_over(state.eligible_leaders, live)
+    present = [entry for entry in in_sync if is_session(entry, live)]
+    if tuple(present) == state.in_sync and tuple(eligible) == state.eligible_leaders:
+        return None
+    return change(state, leader=state.leader, in_sync=present, doubtful=doubtful, eligible_leaders=eligible)
+
+
+def leave_stopping(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+    """Take stopping brokers that do not lead out of the in-sync set, as many as `min_insync_replicas` allows.
+
+    The last in replica order go first. All members are live: `sweep` comes before.
+    """
+    spare = len(state.in_sync) - state.min_insync_replicas
+    leaving = [entry for entry in state.in_sync if entry != state.leader and live[entry.broker_id].stopping]
+    gone = leaving[max(0, len(leaving) - spare) :] if spare > 0 else []
+    if not gone:
+        return None
+    return change(state, leader=state.leader, in_sync=[entry for entry in state.in_sync if entry not in gone])
+
+
+def relieve(state: PartitionState, live: Mapping[int, Session], *, giving_away: bool) -> PartitionState | None:
+    """Move leadership to an in-sync member that bears less than the leader; a stopping leader leaves at once.
+
+    `giving_away`: the move under way waits for nothing but the leader.
+    """
+    assert state.leader is not None, "the caller asks where somebody leads"
+    burden = {entry: _burden(entry, state, live, giving_away) for entry in state.in_sync}
+    lighter = [entry for entry in state.in_sync if burden[entry] < burden[state.leader]]
+    if not lighter:
+        return None
+    least = min(burden[entry] for entry in lighter)
+    leader = preferred(state, [entry for entry in lighter if burden[entry] == least], live)
+    stays = state.in_sync
+    if live[state.leader.broker_id].stopping and len(stays) > state.min_insync_replicas:
+        stays = tuple(entry for entry in stays if entry != state.leader)
+    return change(state, leader=leader, in_sync=stays)
+
+
+def is_move_copied(state: PartitionState, min_insync_replicas: int) -> bool:
+    """Say whether a move is under way whose added replicas are all in sync, and enough stay without the removed."""
+    if not state.adding and not state.removing:
+        return False
+    stays = {entry.broker_id for entry in state.in_sync} - set(state.removing)
+    target = len(state.replicas) - len(state.removing)
+    return stays.issuperset(state.adding) and len(stays) >= effective_min_insync_replicas(min_insync_replicas, target)
+
+
+def finish_move(state: PartitionState, min_insync_replicas: int) -> PartitionState:
+    """Give the key without the removed replicas, of which none leads, once `is_move_copied`."""
+    target = tuple(broker_id for broker_id in state.replicas if broker_id not in state.removing)
+    return change(
+        state,
+        leader=state.leader,
+        in_sync=[entry for entry in state.in_sync if entry.broker_id in target],
+        min_insync_replicas=effective_min_insync_replicas(min_insync_replicas, len(target)),
+        move=Move(target),
+    )
+
+
+def prefer(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+    """Let the first replica lead, if it is in sync, bears nothing, is suspected by nobody, and nothing moves."""
+    first = state.replica_of(state.replicas[0])
+    if first is None or first == state.leader or state.adding or state.removing or not is_session(first, live):
+        return None
+    session = live[first.broker_id]
+    if reluctance(session) or session.suspected_by:
+        return None
+    return change(state, leader=first, in_sync=state.in_sync)
+
+
+def _burden(
+    entry: Replica, state: PartitionState, live: Mapping[int, Session], giving_away: bool
+) -> tuple[bool, bool, bool]:
+    """Say what speaks against an in-sync member as leader, the weightiest first."""
+    session = live[entry.broker_id]
+    return session.stopping, giving_away and entry.broker_id in state.removing, session.drained
+
+
+def _minimum(state: PartitionState, min_insync_replicas: int) -> int:
+    """Give the effective min_insync_replicas: during a move, that of the replicas there were before it."""
+    return effective_min_insync_replicas(min_insync_replicas, max(1, len(state.replicas) - len(state.adding)))

@@ -1,22 +1,23 @@
-"""Who leads a partition: PROTOCOL section 1.2, Election, as a pure function of the partition's key and the live keys.
+"""Who leads a partition: PROTOCOL section 1.2, Election, as pure functions of the partition's key and the live keys.
 
-Level-triggered: the controller calls it for every partition whenever the view has changed and writes what it returns,
-comparing the key's mod_revision, its own controller epoch and the elected broker's registration. Never chooses outside
-in-sync set and eligible leaders (I3, H20); the one exception, a sole replica, marks the state `unclean`
-(docs/decisions/0020-a-sole-replica-is-elected.md).
+Level-triggered: the controller asks for every partition whenever the view has changed and writes what is returned,
+comparing the key's mod_revision, its own controller epoch and the elected broker's registration. `elect` never chooses
+outside in-sync set and eligible leaders (I3, H20); the one exception, a sole replica, marks the state `unclean`
+(docs/decisions/0020-a-sole-replica-is-elected.md). `elect_uncleanly` is an administrator's act alone (H21).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, change
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A broker that is registered now: what an election needs of `live/{broker_id}`."""
+    """A broker that is registered now: what the controller needs of `live/{broker_id}` and `drain/{broker_id}`."""
 
     broker_epoch: int
     """The revision of the registration (create_revision of the key)."""
@@ -24,28 +25,58 @@ class Session:
     """The oldest broker epoch since which the data directory is the same; 0: none, it is new."""
     clean: bool = False
     """Nothing that was promised is missing: recovery found all that was flushed, or the stop before was clean."""
-    draining: bool = False
-    """The broker is about to leave: it takes leadership only where nobody else can."""
+    stopping: bool = False
+    """The broker is about to end: it leads only where nobody else can, and leaves in-sync sets (KIP-841)."""
+    drained: bool = False
+    """An administrator took it out of service: it leads only where nobody else can, and stays in sync."""
+    suspected_by: int = 0
+    """How many registered brokers miss its replica fetches: asked only to prefer one among equals."""
+
+
+def sessions_of(
+    brokers: Iterable[tuple[int, int, metadata_pb2.BrokerLive]], drained: Iterable[int]
+) -> dict[int, Session]:
+    """Give the sessions by broker id, ascending, of registrations (broker id, broker epoch, value).
+
+    `drained` are the brokers that an administrator took out of service. A suspicion counts while who has it lives.
+    """
+    registered = sorted(brokers, key=lambda broker: broker[0])
+    out_of_service = frozenset(drained)
+    suspected_by: dict[int, int] = {}
+    for broker_id, _, live in registered:
+        for suspected in set(live.suspected_brokers) - {broker_id}:
+            suspected_by[suspected] = suspected_by.get(suspected, 0) + 1
+    return {
+        broker_id: Session(
+            broker_epoch,
+            live.resumes,
+            live.clean,
+            stopping=live.draining,
+            drained=broker_id in out_of_service,
+            suspected_by=suspected_by.get(broker_id, 0),
+        )
+        for broker_id, broker_epoch, live in registered
+    }
 
 
 def elect(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
-    """Say what the partition's key is to become; None: it is right as it is.
+    """Say what the partition's key is to become where its leader lives no more; None: it is right as it is.
 
     `live` holds the registered brokers by id. Raises nothing; I11 is asserted on the result.
     """
-    if state.leader is not None and _is_session(state.leader, live):
+    if state.leader is not None and is_session(state.leader, live):
         return None
-    in_sync, doubtful = _carry_over(state.in_sync, live)
-    eligible, _ = _carry_over(state.eligible_leaders, live)
-    live_in_sync = [entry for entry in in_sync if _is_session(entry, live)]
-    live_eligible = [entry for entry in eligible if _is_session(entry, live)]
+    in_sync, doubtful = carry_over(state.in_sync, live)
+    eligible, _ = carry_over(state.eligible_leaders, live)
+    live_in_sync = [entry for entry in in_sync if is_session(entry, live)]
+    live_eligible = [entry for entry in eligible if is_session(entry, live)]
     if live_in_sync:
-        leader = _preferred(state, live_in_sync, live)
+        leader = preferred(state, live_in_sync, live)
         return change(
             state, leader=leader, in_sync=live_in_sync, doubtful=doubtful, eligible_leaders=eligible, unclean=False
         )
     if live_eligible:
-        leader = _preferred(state, live_eligible, live)
+        leader = preferred(state, live_eligible, live)
         return change(
             state, leader=leader, in_sync=[leader], doubtful=doubtful, eligible_leaders=eligible, unclean=False
         )
@@ -57,10 +88,36 @@ def elect(state: PartitionState, live: Mapping[int, Session]) -> PartitionState 
     return change(state, leader=None, in_sync=in_sync, doubtful=doubtful, eligible_leaders=eligible)
 
 
-def _carry_over(entries: tuple[Replica, ...], live: Mapping[int, Session]) -> tuple[list[Replica], list[int]]:
+def elect_uncleanly(
+    state: PartitionState, live: Mapping[int, Session], broker_id: int | None = None
+) -> PartitionState | None:
+    """Let a replica lead that may lack committed records, because an administrator says so (H21); None: nobody can.
+
+    `broker_id` is who is to lead; None: the preferred one of the live replicas. Only where nobody is `electable`: the
+    caller has asked. The other replicas lose their places in both sets: what only they hold is given up, and they cut
+    their logs to the new leader's before they join again.
+    """
+    assert not electable(state, live), "who can be elected cleanly is"
+    wanted = state.replicas if broker_id is None else (broker_id,)
+    candidates = [
+        Replica(member, live[member].broker_epoch) for member in state.replicas if member in wanted and member in live
+    ]
+    if not candidates:
+        return None
+    leader = preferred(state, candidates, live)
+    return change(state, leader=leader, in_sync=[leader], doubtful=state.replicas, eligible_leaders=(), unclean=True)
+
+
+def electable(state: PartitionState, live: Mapping[int, Session]) -> list[Replica]:
+    """Give who is registered of those that hold every committed record, in its present session; who leads is in it."""
+    entries, _ = carry_over(state.in_sync + state.eligible_leaders, live)
+    return [entry for entry in entries if is_session(entry, live)]
+
+
+def carry_over(entries: Sequence[Replica], live: Mapping[int, Session]) -> tuple[list[Replica], list[int]]:
     """Rewrite the entries of brokers that came back with all their data to their new session, drop those without.
 
-    Returns the entries that still count, dead ones included, and the ids of those dropped.
+    Returns the entries that still count, dead ones included, and the ids of those dropped (H16, H17).
     """
     kept: list[Replica] = []
     dropped: list[int] = []
@@ -73,6 +130,31 @@ def _carry_over(entries: tuple[Replica, ...], live: Mapping[int, Session]) -> tu
         else:
             dropped.append(entry.broker_id)
     return kept, dropped
+
+
+def is_session(entry: Replica, live: Mapping[int, Session]) -> bool:
+    """Say whether the entry names the broker's present session."""
+    session = live.get(entry.broker_id)
+    return session is not None and session.broker_epoch == entry.broker_epoch
+
+
+def reluctance(session: Session) -> int:
+    """Say how far from leading a broker should be: 0 not at all, 1 taken out of service, 2 about to end."""
+    return 2 if session.stopping else int(session.drained)
+
+
+def preferred(state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, Session]) -> Replica:
+    """Choose one of several equally entitled ones: by reluctance, then by suspicion, then in replica order.
+
+    `candidates`: at least one, all live.
+    """
+    rank = {broker_id: index for index, broker_id in enumerate(state.replicas)}
+
+    def key(entry: Replica) -> tuple[int, int, int]:
+        session = live[entry.broker_id]
+        return reluctance(session), session.suspected_by, rank[entry.broker_id]
+
+    return min(candidates, key=key)
 
 
 def _sole_replica(state: PartitionState, live: Mapping[int, Session]) -> Replica | None:
@@ -89,14 +171,3 @@ def _sole_replica(state: PartitionState, live: Mapping[int, Session]) -> Replica
 def _is_continued(entry: Replica, session: Session) -> bool:
     """Say whether the session has the data directory that the entry's session had."""
     return 0 < session.resumes <= entry.broker_epoch < session.broker_epoch
-
-
-def _is_session(entry: Replica, live: Mapping[int, Session]) -> bool:
-    session = live.get(entry.broker_id)
-    return session is not None and session.broker_epoch == entry.broker_epoch
-
-
-def _preferred(state: PartitionState, candidates: list[Replica], live: Mapping[int, Session]) -> Replica:
-    """Choose the first in replica order, one that is draining only where all are."""
-    rank = {broker_id: index for index, broker_id in enumerate(state.replicas)}
-    return min(candidates, key=lambda entry: (live[entry.broker_id].draining, rank[entry.broker_id]))

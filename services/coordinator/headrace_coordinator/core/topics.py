@@ -24,8 +24,8 @@ from headrace_server.topic_configs import alter_topic_configs, normalise_topic_c
 
 from headrace_coordinator.core.placement import BrokerLoad, Placement, place, spread_warnings
 
-MAX_REPLICATION_FACTOR = 1
-"""This release keeps one replica a partition (docs/decisions/0002)."""
+MAX_REPLICATION_FACTOR = 9
+"""More replicas cost every write and survive nothing that nine do not."""
 MAX_CONFIGS = 100
 """Settings named in one request for one topic."""
 
@@ -236,8 +236,8 @@ def _check_replication_factor(replication_factor: int) -> None:
         raise InvalidReplicationFactorError(f"a replication factor of {replication_factor} keeps nothing")
     if replication_factor > MAX_REPLICATION_FACTOR:
         raise InvalidReplicationFactorError(
-            f"a replication factor of {replication_factor} was asked for; this release keeps one replica per partition",
-            action="Ask for a replication factor of 1, or leave it out.",
+            f"a replication factor of {replication_factor} is more than {MAX_REPLICATION_FACTOR}",
+            action=f"Ask for 1 to {MAX_REPLICATION_FACTOR} replicas, or leave it out.",
         )
 
 

@@ -1,0 +1,91 @@
+"""Clears away what a dead coordinator left of half-created topics: the controller's slow side work.
+
+Belongs to the event loop; used by the controller alone.
+"""
+
+from __future__ import annotations
+
+import structlog
+from headrace.wire.ids import TopicId
+from headrace_server.clock import Clock
+from headrace_server.keys import PartitionKey, TopicIdKey
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import CreateRevisionIs, Metastore
+
+from headrace_coordinator.core import topic_writes
+from headrace_coordinator.core.orphans import Orphan, find_orphans, ripe_orphans
+from headrace_coordinator.metrics import CoordinatorMetrics
+
+log = structlog.get_logger(__name__)
+
+ORPHAN_ROUNDS = 4
+"""Looks for orphans in one grace time."""
+
+
+class OrphanRounds:
+    """Looks for orphans a few times in each grace time: a look reads every key of the view."""
+
+    def __init__(
+        self, metastore: Metastore, view: ClusterView, metrics: CoordinatorMetrics, clock: Clock, *, grace_ms: int
+    ) -> None:
+        self._metastore = metastore
+        self._view = view
+        self._keyspace = view.keyspace
+        self._metrics = metrics
+        self._clock = clock
+        self._grace_ms = grace_ms
+        self._seen: dict[tuple[TopicId, int], int] = {}
+        self._look_ms = 0
+
+    @property
+    def interval_ms(self) -> int:
+        """Milliseconds between two looks."""
+        return self._grace_ms // ORPHAN_ROUNDS
+
+    def begin(self) -> None:
+        """Forget what an earlier controllership of this coordinator saw."""
+        self._seen.clear()
+        self._look_ms = self._clock.monotonic_ms()
+
+    def ripe(self) -> dict[str, Orphan]:
+        """Give, by the key that stands for it, what may be cleared now."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._look_ms or self._view.undecodable:
+            return {}  # A topic that this release cannot read is no orphan.
+        self._look_ms = now_ms + self.interval_ms
+        source, keyspace = self._view.source, self._keyspace
+        tids: dict[TopicId, int] = {}
+        for key_value in source.items(keyspace.topic_by_id_prefix()):
+            parsed = keyspace.parse(key_value.key)
+            if isinstance(parsed, TopicIdKey):
+                tids[parsed.topic_id] = key_value.mod_revision
+        parsed_keys = (keyspace.parse(key_value.key) for key_value in source.items(keyspace.partition_prefix()))
+        partitions = [(key.topic_id, key.partition) for key in parsed_keys if isinstance(key, PartitionKey)]
+        visible = {topic.topic_id: topic.partitions for topic in self._view.topics.values()}
+        found = find_orphans(visible, tids, partitions)
+        return {
+            keyspace.topic_by_id(orphan.topic_id): orphan
+            for orphan in ripe_orphans(found, self._seen, now_ms, self._grace_ms)
+        }
+
+    async def clear(self, orphan: Orphan, controller_epoch: int) -> None:
+        """Clear away one orphan, comparing what the look saw; what is left the next look finds again.
+
+        Raises:
+            MetastoreUnavailableError: etcd did not answer; the next look finds what is left.
+        """
+        key = self._keyspace.topic_by_id(orphan.topic_id)
+        value = self._view.source.get(key) if orphan.visible else None
+        assert not orphan.visible or value is not None, "a visible topic has its tid key"
+        write = topic_writes.clear_orphan(
+            self._keyspace,
+            orphan.topic_id,
+            orphan.tid_revision,
+            None if value is None else value.value,
+            orphan.partitions,
+        )
+        compares = (*write.compares, CreateRevisionIs(self._keyspace.controller(), controller_epoch))
+        result = await self._metastore.txn(compares, write.success)
+        if result.succeeded:
+            self._metrics.orphans_cleared.inc()
+            log.warning("orphan_cleared", topic_id=orphan.topic_id.hex(), partitions=len(orphan.partitions))

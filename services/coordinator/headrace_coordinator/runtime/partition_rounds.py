@@ -1,0 +1,130 @@
+"""Which partitions the controller has to look at, and what it finds there.
+
+A change of a broker, a topic or an administrator's word makes it look at every partition, a change of a partition's key
+at that partition. Decides nothing: `core.control` does. Belongs to the event loop; used by the controller alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headrace.wire.ids import TopicId
+from headrace_server.keys import PartitionKey
+from headrace_server.metadata_view import ClusterView
+from headrace_server.partition_state import PartitionState
+
+from headrace_coordinator.core.control import PartitionChange, change_partition
+from headrace_coordinator.core.election import Session, sessions_of
+from headrace_coordinator.metrics import CoordinatorMetrics
+
+
+class PartitionRounds:
+    """Collects what is to be looked at until `changes` looks."""
+
+    def __init__(self, view: ClusterView, metrics: CoordinatorMetrics) -> None:
+        self._view = view
+        self._keyspace = view.keyspace
+        self._metrics = metrics
+        self._look_at_all = True
+        self._look_at: dict[str, tuple[TopicId, int]] = {}
+        self._rebalance: dict[str, None] = {}
+        self._written: dict[str, int] = {}
+        self._offline: dict[str, None] = {}
+        self._under_replicated: dict[str, None] = {}
+        self._moving: dict[str, None] = {}
+        self.live: dict[int, Session] = {}
+        """The registered brokers as of the last look at everything."""
+
+    def begin(self) -> None:
+        """Start anew, as a controller that was just elected: everything is to be looked at, nothing was written."""
+        self._look_at_all = True
+        self._written.clear()
+
+    def note(self, keys: Sequence[str]) -> bool:
+        """Note what changed; False: it concerns no partition."""
+        start = len(self._keyspace.prefix)
+        noted = False
+        for key in keys:
+            if key.startswith("part/", start):
+                parsed = self._keyspace.parse(key)
+                if isinstance(parsed, PartitionKey):
+                    self._look_at[key] = (parsed.topic_id, parsed.partition)
+                    noted = True
+            elif key.startswith(("live/", "topic/", "drain/"), start):
+                self._look_at_all = noted = True
+        return noted
+
+    def note_again(self, change: PartitionChange, *, written: bool) -> None:
+        """Note that a write has ended; `written`: it was made, and the view will show it."""
+        key = self._keyspace.partition(change.topic_id, change.partition)
+        self._look_at[key] = (change.topic_id, change.partition)
+        if written:
+            self._written[key] = change.mod_revision
+
+    def note_rebalance(self) -> None:
+        """Let the preferred leaders of all partitions lead again where they can, once."""
+        self._look_at_all = True
+        self._rebalance = dict.fromkeys(
+            self._keyspace.partition(topic.topic_id, number)
+            for topic in self._view.topics.values()
+            for number in range(topic.partitions)
+        )
+
+    def changes(self) -> Iterator[tuple[str, PartitionChange]]:
+        """Say, by key, what the partitions to be looked at are to become; the view has to show the last write first."""
+        if self._look_at_all:
+            self._look_at_everything()
+        looked_at, self._look_at = self._look_at, {}
+        for key, (topic_id, number) in looked_at.items():
+            topic = self._view.topic_by_id(topic_id)
+            partition = self._view.partition(topic_id, number)
+            self._count(key, None if partition is None else partition.state)
+            if topic is None or partition is None:
+                self._written.pop(key, None)
+                self._rebalance.pop(key, None)
+                continue
+            if self._written.get(key) == partition.mod_revision:
+                continue
+            decision = change_partition(
+                partition.state, self.live, topic.config.min_insync_replicas, rebalance=key in self._rebalance
+            )
+            if decision is None:
+                self._rebalance.pop(key, None)
+                continue
+            yield (
+                key,
+                PartitionChange(
+                    topic_id, number, partition.mod_revision, partition.state, decision.after, decision.step
+                ),
+            )
+        self._metrics.offline_partitions.set(len(self._offline))
+        self._metrics.under_replicated_partitions.set(len(self._under_replicated))
+        self._metrics.moving_partitions.set(len(self._moving))
+
+    def _look_at_everything(self) -> None:
+        """Take the brokers anew and note every partition, by topic name and number."""
+        self._look_at_all = False
+        self.live = sessions_of(
+            ((broker_id, broker.broker_epoch, broker.live) for broker_id, broker in self._view.brokers.items()),
+            self._view.drained,
+        )
+        for counted in (self._offline, self._under_replicated, self._moving):
+            counted.clear()
+        self._look_at = {
+            self._keyspace.partition(topic.topic_id, number): (topic.topic_id, number)
+            for _, topic in sorted(self._view.topics.items())
+            for number in range(topic.partitions)
+        }
+        self._metrics.partitions.set(len(self._look_at))
+
+    def _count(self, key: str, state: PartitionState | None) -> None:
+        """Keep what the gauges count; None: the partition is gone."""
+        for counted, counts in (
+            (self._offline, state is not None and state.leader is None),
+            (self._under_replicated, state is not None and len(state.in_sync) < len(state.replicas)),
+            (self._moving, state is not None and bool(state.adding or state.removing)),
+        ):
+            if counts:
+                counted[key] = None
+            else:
+                counted.pop(key, None)
