@@ -157,6 +157,9 @@ class FetchConfig(ClientConfig):
     max_payload_bytes: int = _setting(
         128 * MiB, "A batch that would inflate to more is refused as corrupt.", low=KiB, high=2**31 - 1
     )
+    client_rack: str = _setting(
+        "", "Where this client runs, as brokers name their racks: a replica there is read rather than the leader."
+    )
     key_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
 

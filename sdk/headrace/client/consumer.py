@@ -14,7 +14,7 @@ from typing import Any
 from headrace.client.config import ConsumerConfig, build
 from headrace.client.errors import ConfigError, WakeupError
 from headrace.client.fetching import Fetcher, NextChunk, now_ms
-from headrace.client.positions import Chunk
+from headrace.client.read_position import Chunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.segments import deserializers_of, segments_of
 from headrace.client.steps import Steps, drive
@@ -114,8 +114,9 @@ class Consumer:
             max_records: at most so many; None: what one fetch brought.
 
         Raises:
-            CorruptBatchError: a batch is damaged; `next_offset` says where to seek to go on behind it.
-            OffsetOutOfRangeError, LogTruncationError: the position is gone, and auto_offset_reset is `error`.
+            CorruptBatchError: a batch is damaged wherever it can be read; `next_offset` says where to seek to go on.
+            LogTruncationError: records that were received were lost or replaced; `diverging_offset` says from where on.
+            OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
             WakeupError: another thread called `wakeup`.
         """
         return drive(self._poll(timeout, max_records), self._fetcher.perform)
@@ -143,7 +144,8 @@ class Consumer:
                 break
             segments.append(segment)
             with self._fetcher.changing() as positions:
-                positions.deliver(segment.source, self._generation_of(segment), segment.end_offset)
+                generation = self._generation_of(segment)
+                positions.deliver(segment.source, generation, segment.end_offset, segment.leader_epoch)
             if left is not None:
                 left -= segment.end - segment.start
             wait = 0
@@ -303,11 +305,16 @@ class Consumer:
             return None
         try:
             segment = next(self._segments, None)
+        except CorruptBatchError as error:
+            self._forget_open()
+            if not self._fetcher.ask_again(chunk, error):
+                raise
+            return None
         except Exception:
             self._forget_open()
             with self._fetcher.changing() as positions:
                 if positions.generation(chunk.where) == chunk.generation:
-                    positions.seek(chunk.where, positions.position(chunk.where))
+                    positions.rewind(chunk.where)
             raise
         if segment is None:
             self._chunk = None
@@ -325,7 +332,8 @@ class Consumer:
         delivered = current.end()
         segment = current.segment
         with self._fetcher.changing() as positions:
-            positions.deliver(segment.source, current.generation, segment.base_offset + delivered)
+            position = segment.base_offset + delivered
+            positions.deliver(segment.source, current.generation, position, segment.leader_epoch)
             stale = not current.is_current(positions)
         if delivered < segment.end - segment.start and not stale:
             self._rest = segment.cut(delivered, segment.end - segment.start)

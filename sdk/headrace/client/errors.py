@@ -117,23 +117,28 @@ class NoBrokersAvailableError(HeadraceError):
 
 
 class LogTruncationError(HeadraceError):
-    """The log lost offsets that this reader had passed: the data at its position is another than before.
+    """Records that this reader has passed are no longer in the log, or others are in their place (KIP-320).
+
+    That happens when a replica was elected that did not have them. The reader goes on when it is told where.
 
     Attributes:
         partition: where.
-        position: the next offset the reader would have read.
-        end_offset: where the log ends now.
+        position: the offset that was asked for; records below it had been read.
+        diverging_offset: the first offset whose record may be another by now: the place to go on from.
+        leader_epoch: the leader epoch that the log has there; -1 where it is not known.
     """
 
-    def __init__(self, partition: TopicPartition, position: int, end_offset: int) -> None:
+    def __init__(self, partition: TopicPartition, position: int, diverging_offset: int, leader_epoch: int = -1) -> None:
         super().__init__(
-            f"{partition} ends at {end_offset}, before the position {position}: the log was truncated",
+            f"{partition} was truncated: of what was read up to offset {position}, the records from "
+            f"{diverging_offset} on were lost or replaced",
             outcome=Outcome.NOT_APPLIED,
-            action="Seek to where to go on; with auto_offset_reset set to earliest or latest that happens by itself.",
+            action=f"Take back what they did, then seek to {diverging_offset} to go on.",
         )
         self.partition = partition
         self.position = position
-        self.end_offset = end_offset
+        self.diverging_offset = diverging_offset
+        self.leader_epoch = leader_epoch
 
 
 class WakeupError(HeadraceError):

@@ -24,14 +24,17 @@ from headrace.client.admin_steps import AdminSteps
 from headrace.client.cluster_calls import ClusterCalls
 from headrace.client.config import FetchConfig
 from headrace.client.connection import Connections
-from headrace.client.errors import ClosedError, ForkedError, LogTruncationError, WakeupError
+from headrace.client.errors import ClosedError, ForkedError, WakeupError
+from headrace.client.fetch_plan import FetchPlan
 from headrace.client.forking import ForkGuard
-from headrace.client.positions import Chunk, FetchPlan, Positions
-from headrace.client.retry import Backoff
+from headrace.client.offset_resets import log_edges, position_after
+from headrace.client.positions import Positions
+from headrace.client.read_position import Chunk
+from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable
 from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2
-from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, from_rpc_error
+from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError, from_rpc_error
 from headrace.wire.ids import TopicPartition
 
 log = logging.getLogger("headrace.consumer")
@@ -78,6 +81,8 @@ class Fetcher:
         self._threads: list[threading.Thread] = []
         self._metadata_failures = 0
         self._metadata_at_ms = 0
+        self._look_at_ms = 0
+        self._failure: Exception | None = None
         self._wakeup = False
         self._closed = False
         self._forked = False
@@ -124,6 +129,11 @@ class Fetcher:
             yield self.positions
             self._wake_engine()
 
+    def ask_again(self, chunk: Chunk, error: CorruptBatchError) -> bool:
+        """Whether a batch that failed its checksum is asked for again; otherwise the error is the application's."""
+        with self.changing() as positions:
+            return bool(positions.found_damage(chunk, error, now_ms()))
+
     def _wake_engine(self) -> None:
         self._work.notify()
 
@@ -155,7 +165,7 @@ class Fetcher:
         if self._wakeup:
             self._wakeup = False
             raise WakeupError
-        chunk = self.positions.pop()
+        chunk = self.positions.pop(now_ms())
         if chunk is not None:
             self._wake_engine()
         return chunk
@@ -167,11 +177,13 @@ class Fetcher:
             self._data.notify_all()
 
     def check(self) -> None:
-        """Raise where the owner is closed or was forked away."""
+        """Raise where the owner is closed, was forked away, or has failed."""
         if self._forked:
             raise ForkedError(self._what)
         if self._closed:
             raise ClosedError(self._what)
+        if self._failure is not None:
+            raise InternalError(f"the {self._what} has failed: {self._failure!r}", fatal=True) from self._failure
 
     def close(self) -> None:
         """End all fetches and the thread; returns within seconds whatever the servers do. Again: nothing."""
@@ -195,9 +207,10 @@ class Fetcher:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if self._closed:
+                if self._closed or self._failure is not None:
                     return
                 now = now_ms()
+                self._look_after_calls(now)
                 self._plan(now)
                 resets = self.positions.resets()
                 refresh = self._refresh_due(now)
@@ -207,22 +220,44 @@ class Fetcher:
             with contextlib.suppress(ClosedError):  # The loop ends at its next turn.
                 drive(self._turn(refresh, resets), self.perform)
 
+    def _guard_thread(self, target: Callable[[], None]) -> None:
+        """Run a thread of the engine; an error that nobody foresaw is the application's, which would wait for ever."""
+        try:
+            target()
+        except Exception as error:
+            with self._lock:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End the engine. Under the lock."""
+        log.error("the %s has failed", self._what, exc_info=error)
+        self._failure = error
+        self._data.notify_all()
+        self._work.notify_all()
+        self._planned.notify_all()
+
+    def _look_after_calls(self, now: int) -> None:
+        """See to fetches that nobody answers. Under the lock."""
+        if self.positions.give_up_overdue(self._routes, now):
+            self._wake_application()
+
     def _turn(self, refresh: bool, resets: list[TopicPartition]) -> Steps[None]:
         """Ask the servers what the engine wants to know."""
         if refresh:
             yield from self._refresh()
-        for where in resets:
+        for where in resets[:1]:  # Between two of them the engine sees to what else is due.
             yield from self._guarded(self._find_position(where), where)
 
     def _refresh_due(self, now: int) -> bool:
-        if now >= self._metadata_at_ms:
-            return True
-        return bool(self.positions.stale_topics) and not self._metadata_failures
+        return now >= self._metadata_at_ms or (bool(self.positions.stale_topics) and now >= self._look_at_ms)
 
     def _idle_seconds(self, now: int) -> float:
+        """How long there is nothing to do, at most: calls are looked after in between."""
+        wait_ms = min(self._metadata_at_ms - now, OVERDUE_MS)
+        if self.positions.stale_topics:
+            wait_ms = min(wait_ms, self._look_at_ms - now)
         retry_ms = self.positions.next_retry_ms(now)
-        wait_ms = self._metadata_at_ms - now if retry_ms is None else min(retry_ms, self._metadata_at_ms - now)
-        return max(wait_ms, 1) / 1000
+        return max(wait_ms if retry_ms is None else min(wait_ms, retry_ms), 1) / 1000
 
     def _plan(self, now: int) -> None:
         """Queue the fetches that may start now, and see that each finds a thread. Under the lock."""
@@ -233,7 +268,8 @@ class Fetcher:
         self._planned.notify(len(self._plans))
 
     def _start_thread(self, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=f"headrace-{self._what.lower()}", daemon=True)
+        name = f"headrace-{self._what.lower()}"
+        thread = threading.Thread(target=self._guard_thread, args=(target,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -243,9 +279,9 @@ class Fetcher:
         """Fetch one plan after the other. A thread that waits counts in `_idle_fetchers`, as does one that starts."""
         while True:
             with self._lock:
-                while not self._plans and not self._closed:
+                while not self._plans and not self._closed and self._failure is None:
                     self._planned.wait()
-                if self._closed:
+                if self._closed or self._failure is not None:
                     return
                 plan = self._plans.popleft()
                 self._idle_fetchers -= 1
@@ -293,7 +329,8 @@ class Fetcher:
         except HeadraceError as error:
             with self._lock:
                 self._metadata_failures += 1
-                self._metadata_at_ms = now_ms() + self._backoff.delay_ms(self._metadata_failures, error.retry_after_ms)
+                delay_ms = self._backoff.delay_ms(self._metadata_failures, error.retry_after_ms)
+                self._metadata_at_ms = self._look_at_ms = now_ms() + delay_ms
                 self.last_error = error
             return
         with self._lock:
@@ -301,6 +338,8 @@ class Fetcher:
             self.positions.stale_topics.clear()
             self._metadata_failures = 0
             self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
+            self._look_at_ms = now_ms() + self._backoff.look_delay_ms()
+            self._look_after_calls(now_ms())
             self.last_error = None
             counts = {name: route.partitions for name in topics if (route := self._routes.topic(name)) is not None}
             self._fail_missing(topics)
@@ -322,21 +361,19 @@ class Fetcher:
 
     def _find_position(self, where: TopicPartition) -> Steps[None]:
         """Find where to go on in a partition whose position is not in its log."""
-        wanted = [where.partition]
-        earliest = (yield from self.admin.list_offsets(where.topic, "earliest", partitions=wanted))[where].offset
-        latest = (yield from self.admin.list_offsets(where.topic, "latest", partitions=wanted))[where].offset
+        earliest, latest = yield from log_edges(self.admin, where, self._config.request_timeout_ms / 1000)
         with self._lock:
             if where not in self.positions:
                 return
             position = self.positions.position(where)
-            if earliest <= position <= latest:
-                self.positions.seek(where, position)  # It is in the log again: the answer was of an older view.
-                return
-            if self._auto_offset_reset == "error":
-                self.positions.fail(where, _gone(where, position, earliest, latest), now_ms())
+            target = position_after(where, position, earliest, latest, self._auto_offset_reset)
+            if isinstance(target, HeadraceError):
+                self.positions.fail(where, target, now_ms())
                 self._wake_application()
                 return
-            target = earliest if self._auto_offset_reset == "earliest" else latest
+            if target == position:  # It is in the log again: the answer was of another view.
+                self.positions.rewind(where, now_ms())
+                return
             self.positions.seek(where, target)
         log.warning(
             "%s: offset %d is not in the log (%d to %d); going on at %d", where, position, earliest, latest, target
@@ -351,23 +388,17 @@ class Fetcher:
         except HeadraceError as error:
             with self._lock:
                 self.last_error = error
-                if where is not None and not error.retriable:
-                    self.positions.fail(where, error, now_ms())
-                    self._wake_application()
+                if where is not None:
+                    if not error.retriable:
+                        self.positions.fail(where, error, now_ms())
+                        self._wake_application()
+                    elif where in self.positions:
+                        self.positions.rewind(where, now_ms())
                     return
             yield Pause(self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
 
     def _after_fork(self) -> None:
         self._forked = True
-
-
-def _gone(where: TopicPartition, position: int, earliest: int, latest: int) -> HeadraceError:
-    if position > latest:
-        return LogTruncationError(where, position, latest)
-    return OffsetOutOfRangeError(
-        f"{where} starts at offset {earliest}; the {earliest - position} records from {position} on are gone",
-        action=f"Seek to {earliest}, or set auto_offset_reset.",
-    )
 
 
 def now_ms() -> int:

@@ -3,25 +3,27 @@
 Shared by the blocking and the asyncio classes, whose owner holds a lock around every call. A partition is in at most
 one fetch at a time, so an idle one, waiting in a long poll, holds up no other. Whatever changes a partition's position
 from outside (a seek, a pause, an error) raises its generation: an answer of an older generation is dropped whole.
+
+Only a leader's word decides what becomes of a position: whatever a nearer replica says that is not data sends the
+partition back to its leader. A fetch that nobody answers is given up when metadata names a newer leader.
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from headrace.client.config import FetchConfig
-from headrace.client.retry import Backoff
+from headrace.client.errors import LogTruncationError
+from headrace.client.fetch_plan import FetchPlan, Wanted, fetch_plan
+from headrace.client.read_position import ANY_EPOCH, NO_EPOCH, Chunk, Damage, Divergence, ReadPosition
+from headrace.client.retry import Backoff, Overdue
 from headrace.client.routing import RoutingTable
-from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.batch import iter_batches
+from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
-    NotLeaderError,
     OffsetOutOfRangeError,
+    TimedOutError,
     UnknownTopicIdError,
     from_detail,
 )
@@ -31,70 +33,17 @@ FETCHES_PER_BROKER = 8
 """Fetches in flight to one broker at most."""
 
 
-class Chunk(NamedTuple):
-    """Whole batches of one partition, as a broker sent them."""
-
-    where: TopicPartition
-    generation: int
-    offset: int
-    """The first offset wanted; the first batch may start before it."""
-    end_offset: int | None
-    """Records from here on are not wanted; None: no bound."""
-    data: ReadableBuffer
-
-
-class Wanted(NamedTuple):
-    """One partition of a fetch."""
-
-    where: TopicPartition
-    topic_id: bytes
-    """As it was when the fetch was planned; metadata may have moved on when the answer comes."""
-    generation: int
-    offset: int
-    leader_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class FetchPlan:
-    """One fetch to start."""
-
-    broker_id: int
-    address: str
-    partitions: tuple[Wanted, ...]
-    request: broker_pb2.FetchRequest
-
-
-@dataclass(slots=True, eq=False)
-class _Partition:
-    where: TopicPartition
-    position: int
-    fetch_offset: int
-    end_offset: int | None
-    generation: int
-    paused: bool = False
-    in_flight: bool = False
-    needs_reset: bool = False
-    chunks: deque[Chunk] = field(default_factory=deque)
-    buffered_bytes: int = 0
-    failures: int = 0
-    retry_at_ms: int = 0
-    high_watermark: int = -1
-    log_start_offset: int = -1
-
-    @property
-    def at_end(self) -> bool:
-        return self.end_offset is not None and self.position >= self.end_offset
-
-
 class Positions:
     """The partitions that a consumer or reader reads. See the module for who may call it."""
 
     def __init__(self, config: FetchConfig, backoff: Backoff) -> None:
         self._config = config
         self._backoff = backoff
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: dict[TopicPartition, ReadPosition] = {}
         self._turn: deque[TopicPartition] = deque()
         self._problems: deque[HeadraceError] = deque()
+        self._diverged: dict[TopicPartition, None] = {}
+        self._flying: dict[FetchPlan, Overdue] = {}
         self._in_flight: dict[int, int] = {}
         self._generation = 0
         self.buffered_bytes = 0
@@ -107,7 +56,7 @@ class Positions:
         """Read a partition from `offset` (up to `end_offset`); replaces what was known of it."""
         self.drop(where)
         self._generation += 1
-        self._partitions[where] = _Partition(where, offset, offset, end_offset, self._generation)
+        self._partitions[where] = ReadPosition(where, offset, offset, end_offset, self._generation)
         self._turn.append(where)
 
     def drop(self, where: TopicPartition) -> None:
@@ -138,11 +87,16 @@ class Positions:
         return -1 if partition is None else partition.generation
 
     def seek(self, where: TopicPartition, offset: int) -> None:
-        """Go on from `offset`; what was fetched is dropped."""
+        """Go on from `offset`, whatever batch is before it; what was fetched is dropped."""
         partition = self._partitions[where]
-        partition.position = offset
-        partition.needs_reset = False
+        partition.seek(offset)
         self._rewind(partition)
+
+    def rewind(self, where: TopicPartition, now_ms: int | None = None) -> None:
+        """Fetch again what was not delivered; given the time, after a while."""
+        self._rewind(self._partitions[where])
+        if now_ms is not None:
+            self._wait(self._partitions[where], NO_EPOCH, now_ms)
 
     def pause(self, where: TopicPartition) -> None:
         """Fetch and hand out nothing of a partition until `resume`."""
@@ -176,30 +130,54 @@ class Positions:
         if self.buffered_bytes >= self._config.prefetch_bytes:
             return []
         share = max(self._config.partition_fetch_max_bytes, self._config.prefetch_bytes // max(1, len(self._turn)))
-        by_broker: dict[int, tuple[str, list[Wanted]]] = {}
+        by_target: dict[tuple[int, bool], tuple[str, list[Wanted]]] = {}
         for where in self._turn:
             partition = self._partitions[where]
-            if not self._is_wanted(partition, share, now_ms):
+            if not partition.is_wanted(share):
                 continue
-            leader = routes.leader(where)
-            if leader is None:
-                self.stale_topics.add(where.topic)
-                self._wait(partition, now_ms)
+            target = self._target(partition, routes, now_ms)
+            if target is None or self._in_flight.get(target[0], 0) >= FETCHES_PER_BROKER:
                 continue
-            broker_id, address, epoch = leader
-            if self._in_flight.get(broker_id, 0) >= FETCHES_PER_BROKER:
-                continue
-            topic_id = routes.require(where.topic).topic_id
-            wanted = Wanted(where, topic_id, partition.generation, partition.fetch_offset, epoch)
-            by_broker.setdefault(broker_id, (address, []))[1].append(wanted)
+            broker_id, address, epoch, from_leader = target
+            wanted = Wanted(
+                where,
+                partition.topic_id,
+                partition.generation,
+                partition.fetch_offset,
+                epoch,
+                partition.fetch_epoch,
+                partition.damage is not None and partition.fetch_offset == partition.position,
+                from_leader,
+            )
+            names_rack = from_leader and bool(self._config.client_rack) and partition.near.may_be_asked_for(now_ms)
+            by_target.setdefault((broker_id, names_rack), (address, []))[1].append(wanted)
         plans = []
-        for broker_id, (address, parts) in by_broker.items():
+        for (broker_id, names_rack), (address, parts) in by_target.items():
             self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
             for part in parts:
                 self._partitions[part.where].in_flight = True
-            plans.append(FetchPlan(broker_id, address, tuple(parts), self._request(parts)))
+            plan = fetch_plan(self._config, broker_id, address, parts, names_rack=names_rack)
+            self._flying[plan] = Overdue(now_ms, self._config.fetch_wait_ms)
+            plans.append(plan)
         self._turn.rotate(-1)
         return plans
+
+    def give_up_overdue(self, routes: RoutingTable, now_ms: int) -> bool:
+        """Give up fetches that nobody answers, of a nearer replica or where there is a newer leader; see `pop`.
+
+        For the others metadata is to be read. What a fetch that was given up brings later is dropped.
+        """
+        news = False
+        for plan, overdue in list(self._flying.items()):
+            if not overdue.is_due(now_ms):
+                continue
+            if all(part.from_leader and not _has_newer_leader(part, routes) for part in plan.partitions):
+                if overdue.takes_look(now_ms):
+                    self.stale_topics.update(part.where.topic for part in plan.partitions)
+                continue
+            error = TimedOutError(f"broker {plan.broker_id} does not answer")
+            news = self.take_failure(plan, error, routes, now_ms) or news
+        return news
 
     def next_retry_ms(self, now_ms: int) -> int | None:
         """Milliseconds until a partition that waits out a failure may be fetched again; None: none waits."""
@@ -208,7 +186,8 @@ class Positions:
 
     def take_answer(self, plan: FetchPlan, answer: Envelope, routes: RoutingTable, now_ms: int) -> bool:
         """Take in what a fetch brought, a FetchResponse; whether there is something for the application."""
-        self._end_flight(plan)
+        if not self._end_flight(plan):
+            return False
         batches = iter(answer.batches)
         wanted = {part.where: part for part in plan.partitions}
         names = {part.topic_id: part.where.topic for part in plan.partitions}
@@ -222,21 +201,24 @@ class Positions:
                 if part is None or partition is None or partition.generation != part.generation:
                     continue
                 if result.HasField("error"):
-                    news = self._take_error(partition, from_detail(result.error), routes, now_ms) or news
+                    news = self._take_error(partition, part, from_detail(result.error), routes, now_ms) or news
+                elif result.HasField("diverged"):
+                    news = self._take_diverged(partition, part, result.diverged, now_ms) or news
                 else:
-                    news = self._take_data(partition, result, data) or news
+                    news = self._take_data(partition, plan, part, result, data, now_ms) or news
         return news
 
     def take_failure(self, plan: FetchPlan, error: HeadraceError, routes: RoutingTable, now_ms: int) -> bool:
         """Take in that a fetch failed as a whole; whether there is something for the application."""
-        self._end_flight(plan)
+        if not self._end_flight(plan):
+            return False
         news = False
         for part in plan.partitions:
             partition = self._partitions.get(part.where)
             if partition is not None and partition.generation == part.generation:
-                if error.retriable:
+                if error.retriable and part.from_leader:
                     routes.forget_leader(part.where, part.leader_epoch)
-                news = self._take_error(partition, error, routes, now_ms) or news
+                news = self._take_error(partition, part, error, routes, now_ms) or news
         return news
 
     def resets(self) -> list[TopicPartition]:
@@ -250,23 +232,44 @@ class Positions:
             if partition.needs_reset and partition.position >= partition.fetch_offset
         ]
 
+    def found_damage(self, chunk: Chunk, error: CorruptBatchError, now_ms: int) -> bool:
+        """Note that the batch at the position failed its checksum; whether it is asked for again.
+
+        Otherwise the error is the application's; when that goes on unchanged, the batch is asked for anew. The broker
+        that sent it is told, and may refuse it from then on or resign.
+        """
+        partition = self._partitions.get(chunk.where)
+        if partition is None or partition.generation != chunk.generation:
+            return True
+        damage = partition.damage = partition.damage or Damage(chunk.broker_id, error, now_ms)
+        damage.came_from(chunk.broker_id)
+        self._rewind(partition)
+        if damage.is_hopeless(now_ms):
+            if partition.near.broker_id != chunk.broker_id:
+                partition.damage = None
+                return False
+            partition.near.refused(now_ms)
+        self._wait(partition, NO_EPOCH, now_ms, failures=damage.copies)
+        return True
+
     def fail(self, where: TopicPartition, error: HeadraceError, now_ms: int) -> None:
         """Hand an error of a partition to the application, which is raised once; then the partition is tried again."""
         partition = self._partitions.get(where)
         if partition is not None:
-            partition.needs_reset = False
             self._rewind(partition)
-            self._wait(partition, now_ms)
+            self._wait(partition, NO_EPOCH, now_ms)
             self._problems.append(error)
 
     # --- handing out ---
 
-    def pop(self) -> Chunk | None:
+    def pop(self, now_ms: int) -> Chunk | None:
         """Give the next chunk, partitions in turn; None: there is nothing now.
 
         Raises:
             HeadraceError: an error of a partition; the others go on with the next call.
         """
+        if self._diverged:
+            self._find_truncations(now_ms)
         if self._problems:
             raise self._problems.popleft()
         for _ in range(len(self._turn)):
@@ -283,104 +286,140 @@ class Positions:
         """Whether `pop` would give a chunk, and no error."""
         return not self._problems and any(part.chunks and not part.paused for part in self._partitions.values())
 
-    def deliver(self, where: TopicPartition, generation: int, position: int) -> None:
-        """Note that the application has received the records below `position`; nothing for another generation."""
+    def deliver(self, where: TopicPartition, generation: int, position: int, leader_epoch: int) -> None:
+        """Note that the application has received the records below `position`; nothing for another generation.
+
+        `leader_epoch` is that of the batch with the last one.
+        """
         partition = self._partitions.get(where)
         if partition is not None and partition.generation == generation:
-            partition.position = position
+            partition.deliver(position, leader_epoch)
 
     # --- inside ---
 
-    def _is_wanted(self, partition: _Partition, share: int, now_ms: int) -> bool:
-        return not (
-            partition.in_flight
-            or partition.paused
-            or partition.needs_reset
-            or partition.buffered_bytes >= share
-            or partition.retry_at_ms > now_ms
-            or (partition.end_offset is not None and partition.fetch_offset >= partition.end_offset)
-        )
+    def _target(self, partition: ReadPosition, routes: RoutingTable, now_ms: int) -> tuple[int, str, int, bool] | None:
+        """Whom to ask: broker id, address, the leader epoch to name, whether it leads; None: nobody now."""
+        route = routes.topic(partition.where.topic)
+        leader = routes.leader(partition.where)
+        if leader is None or route is None:
+            self.stale_topics.add(partition.where.topic)
+            return None
+        if partition.topic_id != route.topic_id:  # Epochs of another life of the topic say nothing about this one.
+            partition.topic_id = route.topic_id
+            partition.forget_epochs()
+        broker_id, address, epoch = leader
+        if partition.is_waiting(epoch, now_ms):
+            if partition.seeks_leader:
+                self.stale_topics.add(partition.where.topic)
+            return None
+        if partition.fetch_epoch > epoch:  # That one led before what was read was written: its log may lack it.
+            self.stale_topics.add(partition.where.topic)
+            return None
+        near = partition.near
+        if near.broker_id == broker_id:
+            near.leave()  # It leads by now.
+        if near.is_read(now_ms):
+            near_address = routes.address(near.broker_id)
+            if near_address:
+                return near.broker_id, near_address, epoch, False
+            near.refused(now_ms)
+        return broker_id, address, epoch, True
 
-    def _request(self, parts: Iterable[Wanted]) -> broker_pb2.FetchRequest:
-        config = self._config
-        request = broker_pb2.FetchRequest(
-            client_id=config.client_id,
-            max_wait_ms=config.fetch_wait_ms,
-            min_bytes=config.fetch_min_bytes,
-            max_bytes=config.fetch_max_bytes,
-        )
-        entries: dict[str, broker_pb2.TopicFetch] = {}
-        for part in parts:
-            entry = entries.get(part.where.topic)
-            if entry is None:
-                reference = topics_pb2.TopicRef(topic_id=part.topic_id)
-                entry = entries[part.where.topic] = request.topics.add(topic=reference)
-            entry.partitions.add(
-                partition=part.where.partition,
-                offset=part.offset,
-                max_bytes=config.partition_fetch_max_bytes,
-                leader_epoch=part.leader_epoch,
-            )
-        return request
-
-    def _end_flight(self, plan: FetchPlan) -> None:
+    def _end_flight(self, plan: FetchPlan) -> bool:
+        """Take a fetch out of those in flight; whether it was there: one that was given up lands once more."""
+        if self._flying.pop(plan, None) is None:
+            return False
         self._in_flight[plan.broker_id] -= 1
         for part in plan.partitions:
             partition = self._partitions.get(part.where)
             if partition is not None and partition.generation == part.generation:
                 partition.in_flight = False
+        return True
 
-    def _take_data(self, partition: _Partition, result: broker_pb2.PartitionFetchResult, data: ReadableBuffer) -> bool:
-        partition.failures = partition.retry_at_ms = 0
+    def _take_data(
+        self,
+        partition: ReadPosition,
+        plan: FetchPlan,
+        part: Wanted,
+        result: broker_pb2.PartitionFetchResult,
+        data: ReadableBuffer,
+        now_ms: int,
+    ) -> bool:
+        partition.succeeded()
         partition.high_watermark = result.high_watermark
         partition.log_start_offset = result.log_start_offset
+        if not part.from_leader:
+            partition.near.answered(now_ms, data=bool(data))
+        elif plan.request.rack and result.preferred_replica not in (-1, plan.broker_id):
+            partition.near.offered(result.preferred_replica, now_ms, self._config.metadata_max_age_ms)
         if not data:
             return False
-        offset = partition.fetch_offset
-        partition.fetch_offset = max(offset, _end_of(data, offset))
-        partition.chunks.append(Chunk(partition.where, partition.generation, offset, partition.end_offset, data))
-        partition.buffered_bytes += len(data)
+        partition.take(data, plan.broker_id)
         self.buffered_bytes += len(data)
         return True
 
-    def _take_error(self, partition: _Partition, error: HeadraceError, routes: RoutingTable, now_ms: int) -> bool:
-        if isinstance(error, OffsetOutOfRangeError):
+    def _take_diverged(self, partition: ReadPosition, part: Wanted, diverged: broker_pb2.EpochEnd, now_ms: int) -> bool:
+        if not part.from_leader:
+            partition.near.refused(now_ms)
+            return False
+        partition.divergence = Divergence(part.offset, diverged.leader_epoch, diverged.end_offset)
+        self._diverged[partition.where] = None
+        return True
+
+    def _find_truncations(self, now_ms: int) -> None:
+        """Say of partitions whose log was replaced that it was, once all that was read before is delivered."""
+        for where in list(self._diverged):
+            partition = self._partitions.get(where)
+            divergence = None if partition is None else partition.divergence
+            if partition is None or divergence is None:
+                del self._diverged[where]
+            elif partition.has_diverged:
+                del self._diverged[where]
+                error = LogTruncationError(
+                    where, divergence.offset, partition.diverging_offset(), divergence.leader_epoch
+                )
+                self.fail(where, error, now_ms)
+
+    def _take_error(
+        self, partition: ReadPosition, part: Wanted, error: HeadraceError, routes: RoutingTable, now_ms: int
+    ) -> bool:
+        if not part.from_leader:
+            partition.near.refused(now_ms)
+            return False
+        damage = partition.damage
+        if damage is not None and (error.retriable or isinstance(error, CorruptBatchError)):
+            if damage.is_hopeless(now_ms):
+                partition.damage = None
+                self.fail(partition.where, damage.error, now_ms)
+                return True
+        elif isinstance(error, OffsetOutOfRangeError):
             partition.needs_reset = True
             return False
-        if isinstance(error, UnknownTopicIdError) and partition.failures >= 3:
+        elif not error.retriable or (isinstance(error, UnknownTopicIdError) and partition.failures >= 3):
             self.fail(partition.where, error, now_ms)
             return True
-        if not error.retriable:
-            self.fail(partition.where, error, now_ms)
-            return True
-        moved = isinstance(error, NotLeaderError) and error.leader is not None
-        if not (moved and error.leader is not None and routes.learn_leader(partition.where, error.leader)):
+        learned = error.leader is not None and routes.learn_leader(partition.where, error.leader)
+        if not learned:
             self.stale_topics.add(partition.where.topic)
-            self._wait(partition, now_ms, error.retry_after_ms)
+        self._wait(partition, part.leader_epoch, now_ms, at_least_ms=error.retry_after_ms)
+        partition.seeks_leader = not learned
         return False
 
-    def _wait(self, partition: _Partition, now_ms: int, at_least_ms: int = 0) -> None:
-        partition.failures += 1
+    def _wait(
+        self, partition: ReadPosition, leader_epoch: int, now_ms: int, *, failures: int = 0, at_least_ms: int = 0
+    ) -> None:
+        """Let a partition wait; a leader of an epoch over `leader_epoch` (-1: none) is tried at once."""
+        partition.failures = failures or partition.failures + 1
+        partition.failed_epoch = leader_epoch if leader_epoch >= 0 else ANY_EPOCH
         partition.retry_at_ms = now_ms + self._backoff.delay_ms(partition.failures, at_least_ms)
 
-    def _rewind(self, partition: _Partition) -> None:
+    def _rewind(self, partition: ReadPosition) -> None:
         """Drop what was fetched and begin again at the position, in a new generation."""
         self.buffered_bytes -= partition.buffered_bytes
-        partition.buffered_bytes = 0
-        partition.chunks.clear()
         self._generation += 1
-        partition.generation = self._generation
-        partition.in_flight = False
-        partition.fetch_offset = partition.position
-        partition.failures = partition.retry_at_ms = 0
+        partition.rewind(self._generation)
 
 
-def _end_of(data: ReadableBuffer, offset: int) -> int:
-    """The offset behind the last batch whose header can be read; the reader finds out what is wrong with the rest."""
-    end = offset
-    try:
-        for header, _ in iter_batches(data):
-            end = header.end_offset
-    except CorruptBatchError:
-        return end
-    return end
+def _has_newer_leader(part: Wanted, routes: RoutingTable) -> bool:
+    leader = routes.leader(part.where)
+    return leader is not None and leader[2] > part.leader_epoch

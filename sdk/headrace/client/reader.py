@@ -161,11 +161,9 @@ class Reader:
                 for segment in segments_of(chunk, self._deserializers, self._config.max_payload_bytes):
                     segments.append(segment)
                     with self._fetcher.changing() as positions:
-                        positions.deliver(chunk.where, chunk.generation, segment.end_offset)
-            except CorruptBatchError:
-                with self._fetcher.changing() as positions:  # Fetch it again: nobody passes damage unaware.
-                    positions.seek(chunk.where, positions.position(chunk.where))
-                if not segments:
+                        positions.deliver(chunk.where, chunk.generation, segment.end_offset, segment.leader_epoch)
+            except CorruptBatchError as error:
+                if not self._fetcher.ask_again(chunk, error) and not segments:  # Nobody passes damage unaware.
                     raise
             if segments:
                 return segments

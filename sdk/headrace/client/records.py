@@ -76,6 +76,11 @@ class Segment:
         """The offset behind the last record."""
         return self.columns.base_offset + self.end
 
+    @property
+    def leader_epoch(self) -> int:
+        """The leader epoch of the batch that they are of."""
+        return self.columns.header.leader_epoch
+
     def cut(self, start: int, end: int) -> "Segment":
         """Give the records `start` to `end`, counted within this segment."""
         return Segment(self.source, self.columns, self.start + start, self.start + end, self.deserializers)

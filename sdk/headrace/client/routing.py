@@ -103,6 +103,10 @@ class RoutingTable:
         address = self._addresses.get(leader.broker_id, "")
         return (leader.broker_id, address, leader.epoch) if leader.broker_id >= 0 and address else None
 
+    def address(self, broker_id: int) -> str:
+        """Give a broker's address, or an empty string where it is not known."""
+        return self._addresses.get(broker_id, "")
+
     def learn_leader(self, where: TopicPartition, hint: LeaderHint) -> bool:
         """Take the leader that a NOT_LEADER names, if it is newer than the known one; whether it was."""
         route = self._topics.get(where.topic)

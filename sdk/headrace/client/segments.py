@@ -6,7 +6,7 @@ Used by the thread that the application reads with. Every checksum is looked at 
 from collections.abc import Iterator
 
 from headrace.client.config import FetchConfig
-from headrace.client.positions import Chunk
+from headrace.client.read_position import Chunk
 from headrace.client.records import Deserializers, Segment
 from headrace.client.serializers import resolve_deserializer
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches, read_header

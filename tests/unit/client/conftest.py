@@ -44,6 +44,22 @@ class FakePartition:
         self.epoch = 0
         self.sequences: dict[int, tuple[int, int]] = {}
         self.appended: dict[tuple[int, int, int], int] = {}
+        self.spoiled = 0
+        """So many answers are sent with a bit flipped in their last batch."""
+        self.told_of_damage = 0
+        """Fetches that said so."""
+
+    def truncate(self, offset: int) -> None:
+        """Elect a replica that lacks what is from `offset` on, a batch's base."""
+        self.batches = [(header, batch) for header, batch in self.batches if header.end_offset <= offset]
+        self.end = offset
+        self.epoch += 1
+
+    def diverged(self, offset: int, last_epoch: int) -> tuple[int, int] | None:
+        """Largest epoch that is not above `last_epoch`, and its end, where that is not a prefix of this log."""
+        ends = [(header.leader_epoch, header.end_offset) for header, _ in self.batches]
+        epoch, end = max((entry for entry in ends if entry[0] <= last_epoch), default=(-1, 0))
+        return None if epoch == last_epoch and end >= offset else (epoch, end)
 
     def append(self, batch: bytes) -> int:
         header = check_batch(batch, max_batch_bytes=2**26, max_records=10**6, max_payload_bytes=2**27)
@@ -248,10 +264,14 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             return self._fetch(request)
 
     def _fetchable(self, request: broker_pb2.FetchRequest) -> bool:
-        response = self._fetch(request)
-        return any(part.batches or part.HasField("error") for topic in response.topics for part in topic.partitions)
+        response = self._fetch(request, only_looks=True)
+        return any(
+            part.batches or part.HasField("error") or part.HasField("diverged")
+            for topic in response.topics
+            for part in topic.partitions
+        )
 
-    def _fetch(self, request: broker_pb2.FetchRequest) -> broker_pb2.FetchResponse:
+    def _fetch(self, request: broker_pb2.FetchRequest, *, only_looks: bool = False) -> broker_pb2.FetchResponse:
         response = broker_pb2.FetchResponse()
         by_id = {topic.topic_id: topic for topic in self.topics.values()}
         for topic in request.topics:
@@ -264,6 +284,11 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                     continue
                 log = found.partitions[part.partition]
                 result.high_watermark, result.log_start_offset, result.leader_epoch = log.end, log.start, log.epoch
+                log.told_of_damage += part.found_damage and not only_looks
+                diverged = log.diverged(part.offset, part.last_epoch) if part.HasField("last_epoch") else None
+                if diverged is not None:
+                    result.diverged.leader_epoch, result.diverged.end_offset = diverged
+                    continue
                 if not log.start <= part.offset <= log.end:
                     result.error.CopyFrom(to_detail(OffsetOutOfRangeError(f"{part.offset} of {log.start}..{log.end}")))
                     continue
@@ -273,6 +298,9 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                     if header.end_offset > part.offset and (not chosen or size + len(batch) <= part.max_bytes):
                         chosen.append(batch)
                         size += len(batch)
+                if chosen and log.spoiled and not only_looks:
+                    log.spoiled -= 1
+                    chosen[-1] = chosen[-1][:-1] + bytes([chosen[-1][-1] ^ 1])
                 result.batches = b"".join(chosen)
         return response
 

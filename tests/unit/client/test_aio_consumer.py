@@ -7,7 +7,13 @@ import headrace.aio
 import pytest
 from headrace import TopicPartition
 from headrace.wire.columns import encode_batch
-from headrace.wire.errors import CorruptBatchError, TimedOutError, UnknownPartitionError, UnknownTopicError
+from headrace.wire.errors import (
+    CorruptBatchError,
+    InternalError,
+    TimedOutError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 
 P0, P1 = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
 WAIT = 30
@@ -262,5 +268,42 @@ def test_bad_calls_are_refused(clicks):
         with pytest.raises(headrace.NoBrokersAvailableError):
             async with headrace.aio.Consumer("clicks", bootstrap_servers="127.0.0.1:1", request_timeout_ms=1000):
                 pass
+
+    run(work())
+
+
+def test_a_truncation_and_a_repaired_damage_are_told_as_by_the_blocking_class(clicks):
+    """Damage on the way shows nowhere; records that were replaced are an error with the offset to go on from."""
+
+    async def work():
+        log = clicks.topics["clicks"].partitions[0]
+        fill(clicks, 30)
+        log.spoiled = 2
+        async with consumer_for(clicks) as consumer:
+            await consumer.assign([P0])
+            assert [record.offset for record in await take(consumer, 30)] == list(range(30))
+            assert log.told_of_damage == 2
+            log.truncate(20)
+            with pytest.raises(headrace.LogTruncationError) as caught:
+                await take(consumer, 1)
+            consumer.seek(P0, caught.value.diverging_offset)
+            clicks.append("clicks", batch("new"))
+            assert (await take(consumer, 1))[0][1:3] == (0, 20)
+
+    run(work())
+
+
+@pytest.mark.parametrize("broken", ["give_up_overdue", "take_answer"])
+def test_a_bug_in_a_background_task_reaches_the_application(clicks, monkeypatch, broken):
+    """What nobody foresaw ends the consumer with an error rather than a wait without end."""
+
+    async def work():
+        def bug(*args):
+            raise RuntimeError("a bug")
+
+        async with consumer_for(clicks, "clicks") as consumer:
+            monkeypatch.setattr(consumer._core.engine.positions, broken, bug)
+            with pytest.raises(InternalError, match="a bug"):
+                await consumer.poll(WAIT)
 
     run(work())

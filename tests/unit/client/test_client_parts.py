@@ -89,8 +89,15 @@ def test_back_off_grows_to_its_maximum_with_jitter_and_obeys_the_server():
     backoff = Backoff(100, 1000, random.Random(7))
     for attempt, step in ((1, 100), (2, 200), (3, 400), (5, 1000), (60, 1000)):
         delays = {backoff.delay_ms(attempt) for _ in range(200)}
-        assert step / 2 <= min(delays) < max(delays) <= step
+        assert 1 <= min(delays) < step / 10
+        assert step * 0.9 < max(delays) <= step
     assert backoff.delay_ms(1, at_least_ms=5000) == 5000
+
+
+def test_a_leader_is_looked_for_at_a_steady_pace():
+    """However long it takes, so that back-off never adds to the time of an election."""
+    backoff = Backoff(100, 1000, random.Random(7))
+    assert {backoff.look_delay_ms() // 100 for _ in range(200)} == {1}
 
 
 def metadata(leader=1, epoch=0, topic_id=b"1" * 16, partitions=2):

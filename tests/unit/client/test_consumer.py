@@ -9,6 +9,7 @@ from headrace import TopicPartition
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import (
     CorruptBatchError,
+    InternalError,
     OffsetOutOfRangeError,
     UnknownPartitionError,
     UnknownTopicError,
@@ -206,7 +207,74 @@ def test_a_truncated_log_is_an_error_where_asked(clicks, consume):
     consumer.assign({P0: 17})
     with pytest.raises(headrace.LogTruncationError) as caught:
         take(consumer, 1)
-    assert (caught.value.position, caught.value.end_offset) == (17, 10)
+    assert (caught.value.position, caught.value.diverging_offset) == (17, 10)
+
+
+def test_a_reader_of_what_was_replaced_is_told_and_goes_on_where_it_says(clicks, consume):
+    """Records that were received and are others by now are an error with the offset to go on from; after the seek all
+    that is in the log is read, once and in order (KIP-320).
+    """
+    fill(clicks, 30)
+    consumer = consume(auto_offset_reset="latest")
+    consumer.assign({P0: 0})
+    assert len(take(consumer, 30)) == 30
+    clicks.topics["clicks"].partitions[0].truncate(20)
+    fill(clicks, 20, start=100)
+    with pytest.raises(headrace.LogTruncationError) as caught:
+        take(consumer, 1)
+    error = caught.value
+    assert (error.partition, error.position, error.leader_epoch) == (P0, 30, 0)
+    assert error.diverging_offset == 20
+    consumer.seek(P0, error.diverging_offset)
+    assert [(record.offset, record.value) for record in take(consumer, 20)] == [
+        (20 + n, b"%d" % (100 + n)) for n in range(20)
+    ]
+
+
+def test_what_was_not_received_may_be_replaced(clicks, consume):
+    """A truncation behind the position is nobody's business."""
+    fill(clicks, 30)
+    consumer = consume()
+    consumer.assign({P0: 0})
+    assert len(consumer.poll(5, max_records=5)) == 5
+    consumer.pause(P0)
+    clicks.topics["clicks"].partitions[0].truncate(20)
+    fill(clicks, 10, start=100)
+    consumer.resume(P0)
+    assert [record.value for record in take(consumer, 25)] == [
+        *(b"%d" % n for n in range(5, 20)),
+        *(b"%d" % n for n in range(100, 110)),
+    ]
+
+
+def test_a_batch_that_was_damaged_on_its_way_is_fetched_again(clicks, consume):
+    """The broker is told that it is damaged; the application sees every record once and no error (I17)."""
+    fill(clicks, 30)
+    log = clicks.topics["clicks"].partitions[0]
+    log.spoiled = 2
+    consumer = consume()
+    consumer.assign([P0])
+    assert [record.offset for record in take(consumer, 30)] == list(range(30))
+    assert log.told_of_damage == 2
+
+
+@pytest.mark.parametrize("broken", ["give_up_overdue", "take_answer"])
+def test_a_bug_in_a_background_thread_reaches_the_application(clicks, consume, monkeypatch, broken):
+    """What nobody foresaw ends the consumer with an error rather than a wait without end, and health says so."""
+    consumer = consume("clicks")
+
+    def bug(*args):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(consumer._fetcher.positions, broken, bug)
+    with pytest.raises(InternalError, match="a bug") as caught:
+        consumer.poll(30)
+    assert caught.value.fatal
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(InternalError):
+        consumer.poll(0)
+    assert "a bug" in consumer.health().problem
+    consumer.close()
 
 
 def test_a_damaged_batch_names_itself_and_the_next_good_offset(clicks, consume):

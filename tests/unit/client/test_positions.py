@@ -1,34 +1,492 @@
-"""Positions: what an answer may find changed since its fetch was planned."""
+"""Positions: whom a partition is fetched from, what an answer means, and when a fetch is given up. No I/O, no clock."""
 
 import random
 
+import pytest
 from headrace.client.config import ConsumerConfig
+from headrace.client.errors import LogTruncationError
 from headrace.client.positions import Positions
-from headrace.client.retry import Backoff
+from headrace.client.read_position import (
+    DAMAGE_PATIENCE_MS,
+    DAMAGED_COPIES,
+    REFUSED_REPLICA_MS,
+    SILENT_REPLICA_MS,
+)
+from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable
 from headrace.v1 import broker_pb2, cluster_pb2
+from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.columns import encode_batch
 from headrace.wire.envelopes import Envelope
+from headrace.wire.errors import (
+    CorruptBatchError,
+    FencedLeaderEpochError,
+    InternalError,
+    LeaderHint,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    StorageOfflineError,
+    TransportError,
+    to_detail,
+)
 from headrace.wire.ids import TopicPartition
 
 WHERE = TopicPartition("clicks", 0)
 TOPIC_ID = b"c" * 16
+TERM_MS = 60_000
+UNREACHABLE = TransportError("connection refused", retriable=True)
+
+
+def metadata(leader=1, epoch=3, topic_id=TOPIC_ID, partitions=1):
+    topic = cluster_pb2.TopicMetadata(name="clicks", topic_id=topic_id)
+    for number in range(partitions):
+        topic.partitions.add(partition=number, leader_id=leader, leader_epoch=epoch)
+    brokers = [cluster_pb2.BrokerMetadata(broker_id=broker, address=f"b{broker}:1") for broker in (1, 2, 3)]
+    return cluster_pb2.GetMetadataResponse(brokers=brokers, topics=[topic])
+
+
+def batch(base, records=10, epoch=3):
+    encoded = encode_batch([b"v"] * records, base_timestamp_ms=1)
+    head = stamp(read_header(encoded), base_offset=base, append_timestamp_ms=1, leader_epoch=epoch, previous_crc=0)
+    return head + encoded[STAMP_BYTES:]
+
+
+class Reading:
+    """One partition that is read, by hand: an application, brokers and a clock of its own."""
+
+    def __init__(self, offset=0, **settings):
+        self.routes = RoutingTable()
+        self.routes.update(metadata())
+        config = ConsumerConfig(metadata_max_age_ms=TERM_MS, **settings)
+        self.positions = Positions(config, Backoff(50, 1000, random.Random(1)))
+        self.positions.assign(WHERE, offset)
+        self.now_ms = 0
+
+    def fetch(self):
+        """The fetch that starts now, or None."""
+        plans = self.positions.plan(self.routes, self.now_ms)
+        assert len(plans) <= 1
+        return plans[0] if plans else None
+
+    def asks(self):
+        """Broker, and the partition's entry, of the fetch that starts now; it stays in flight."""
+        plan = self.fetch()
+        return (plan.broker_id, plan.request.topics[0].partitions[0]) if plan else None
+
+    def answer(self, plan, *batches, error=None, diverged=None, preferred=-1, high_watermark=1000):
+        response = broker_pb2.FetchResponse()
+        entry = response.topics.add(topic_id=TOPIC_ID).partitions.add(
+            partition=0, high_watermark=high_watermark, preferred_replica=preferred
+        )
+        if error is not None:
+            entry.error.CopyFrom(to_detail(error))
+        if diverged is not None:
+            entry.diverged.leader_epoch, entry.diverged.end_offset = diverged
+        envelope = Envelope(response, [[b"".join(batches)]])
+        return self.positions.take_answer(plan, envelope, self.routes, self.now_ms)
+
+    def fail(self, plan, error=UNREACHABLE):
+        return self.positions.take_failure(plan, error, self.routes, self.now_ms)
+
+    def deliver(self, up_to=None, epoch=3):
+        """The application takes what has come."""
+        chunk = self.positions.pop(self.now_ms)
+        assert chunk is not None
+        end = up_to if up_to is not None else self.end_of(chunk)
+        self.positions.deliver(WHERE, chunk.generation, end, epoch)
+        return chunk
+
+    @staticmethod
+    def end_of(chunk):
+        return chunk.offset + 10 * (len(chunk.data) // len(batch(0)))
+
+    def read(self, base, epoch=3):
+        """Fetch and take one batch."""
+        self.answer(self.fetch(), batch(base, epoch=epoch))
+        return self.deliver(base + 10, epoch)
+
+    def later(self, milliseconds):
+        self.now_ms += milliseconds
+
+
+# --- leader epochs (KIP-320) ---
+
+
+def test_a_fetch_names_the_epoch_of_the_batch_before_it():
+    """Nothing at first; then that of the last batch fetched, also where it is not delivered yet."""
+    reading = Reading()
+    plan = reading.fetch()
+    assert not plan.request.topics[0].partitions[0].HasField("last_epoch")
+    reading.answer(plan, batch(0, epoch=1), batch(10, epoch=2))
+    _, entry = reading.asks()
+    assert (entry.offset, entry.last_epoch, entry.leader_epoch) == (20, 2, 3)
+
+
+def test_after_a_rewind_the_epoch_is_that_of_what_was_delivered():
+    """What was fetched and dropped says nothing; a position inside a batch has the epoch of that batch."""
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0, epoch=1), batch(10, epoch=2))
+    reading.deliver(5, epoch=1)
+    reading.positions.pause(WHERE)
+    reading.positions.resume(WHERE)
+    _, entry = reading.asks()
+    assert (entry.offset, entry.last_epoch) == (5, 1)
+
+
+def test_a_position_that_was_chosen_is_not_checked():
+    """After a seek nothing is known of the batch before it, until one has been read there."""
+    reading = Reading()
+    reading.read(0)
+    reading.positions.seek(WHERE, 7)
+    plan = reading.fetch()
+    assert not plan.request.topics[0].partitions[0].HasField("last_epoch")
+    reading.answer(plan, batch(0))
+    assert reading.asks()[1].last_epoch == 3
+
+
+def test_a_replaced_log_is_an_error_once_all_that_was_read_is_delivered():
+    """The error has the diverging offset; it comes again until the position is moved, and then reading goes on."""
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0), batch(10))
+    assert reading.answer(reading.fetch(), diverged=(2, 15))
+    assert reading.fetch() is None
+    reading.deliver(20)
+    for _ in range(2):
+        with pytest.raises(LogTruncationError) as caught:
+            reading.positions.pop(reading.now_ms)
+        error = caught.value
+        assert (error.partition, error.position, error.diverging_offset, error.leader_epoch) == (WHERE, 20, 0, 2)
+        assert "seek to 0" in str(error)
+        reading.later(1000)
+        reading.answer(reading.fetch(), diverged=(2, 15))
+    reading.positions.seek(WHERE, 15)
+    assert reading.asks()[1].offset == 15
+
+
+@pytest.mark.parametrize(
+    ("diverged", "offset"),
+    [((3, 25), 25), ((2, 15), 15), ((2, 30), 20), ((1, 99), 10), ((0, 3), 0), ((-1, 0), 0)],
+)
+def test_the_diverging_offset_is_where_the_logs_part_as_far_as_epochs_tell(diverged, offset):
+    """The leader's end of an epoch that both have, or where ours of that epoch ended, whichever is less: what follows
+    that was read in later epochs is not the leader's, however far its own epoch goes on.
+    """
+    reading = Reading()
+    for base, epoch in ((0, 1), (10, 2), (20, 3)):
+        reading.read(base, epoch)
+    reading.answer(reading.fetch(), diverged=diverged)
+    with pytest.raises(LogTruncationError) as caught:
+        reading.positions.pop(0)
+    assert caught.value.diverging_offset == offset
+
+
+def test_a_leader_from_before_what_was_read_is_not_asked():
+    """A zombie that leads an older epoch lacks what came later, and would call it a truncation (PROTOCOL H4)."""
+    reading = Reading()
+    reading.read(0, epoch=4)
+    assert reading.fetch() is None
+    assert reading.positions.stale_topics == {"clicks"}
+    reading.routes.update(metadata(leader=2, epoch=4))
+    assert reading.asks()[0] == 2
+
+
+def test_epochs_of_another_life_of_the_topic_are_forgotten():
+    """A topic that was created again counts epochs from the start: nothing is compared across its lives."""
+    reading = Reading()
+    reading.read(0)
+    reading.routes.update(metadata(epoch=0, topic_id=b"d" * 16))
+    _, entry = reading.asks()
+    assert not entry.HasField("last_epoch")
+
+
+# --- leaders that move ---
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_newer_leader_is_tried_at_once(known):
+    """Back-off is for the leader that failed: with a hint, or with metadata, the next one is asked without waiting."""
+    reading = Reading()
+    hint = LeaderHint(2, 4, "b2:1") if known else None
+    reading.answer(reading.fetch(), error=NotLeaderError("moved", leader=hint))
+    if not known:
+        assert reading.fetch() is None
+        assert reading.positions.stale_topics == {"clicks"}
+        reading.routes.update(metadata(leader=2, epoch=4))
+    assert reading.asks()[0] == 2
+
+
+def test_two_moves_in_a_row_cost_no_wait():
+    reading = Reading()
+    reading.answer(reading.fetch(), error=NotLeaderError("moved", leader=LeaderHint(2, 4, "b2:1")))
+    reading.answer(reading.fetch(), error=FencedLeaderEpochError("moved", leader=LeaderHint(3, 5, "b3:1")))
+    assert reading.asks()[0] == 3
+
+
+def test_a_wrong_hint_is_followed_once_and_then_waits():
+    """Two brokers that point at each other in one epoch are asked at the pace of the back-off, and metadata decides."""
+    reading = Reading()
+    reading.answer(reading.fetch(), error=NotLeaderError("not me", leader=LeaderHint(2, 3, "b2:1")))
+    assert reading.fetch() is None
+    reading.later(50)
+    plan = reading.fetch()
+    assert plan.broker_id == 2
+    reading.answer(plan, error=NotLeaderError("not me", leader=LeaderHint(1, 3, "b1:1")))
+    assert reading.fetch() is None
+    reading.routes.update(metadata(leader=3, epoch=4))
+    assert reading.asks()[0] == 3
+
+
+@pytest.mark.parametrize(
+    "error", [LeaderNotAvailableError("none"), OffsetNotAvailableError("not yet"), StorageOfflineError("disk")]
+)
+def test_while_it_waits_for_a_leader_metadata_is_asked_for(error):
+    """Each look at the partition asks for metadata again, until a newer leader is known."""
+    reading = Reading()
+    reading.answer(reading.fetch(), error=error)
+    for _ in range(3):
+        reading.positions.stale_topics.clear()
+        assert reading.fetch() is None
+        assert reading.positions.stale_topics == {"clicks"}
+
+
+def test_an_unreachable_leader_is_tried_again_only_after_a_while():
+    reading = Reading()
+    reading.fail(reading.fetch())
+    reading.routes.update(metadata())
+    assert reading.fetch() is None
+    reading.later(50)
+    assert reading.asks()[0] == 1
+
+
+def test_a_fetch_that_nobody_answers_is_given_up_for_a_newer_leader():
+    """Metadata is asked for once it is overdue; what the old leader answers later is dropped, and nothing twice."""
+    reading = Reading(fetch_wait_ms=500)
+    reading.read(0)
+    stuck = reading.fetch()
+    reading.later(500 + OVERDUE_MS - 1)
+    reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    assert not reading.positions.stale_topics
+    reading.later(1)
+    reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    assert reading.positions.stale_topics == {"clicks"}
+    reading.positions.stale_topics.clear()
+    reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    assert not reading.positions.stale_topics, "one look a second"
+    reading.routes.update(metadata(leader=2, epoch=4))
+    reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    plan = reading.fetch()
+    assert plan.broker_id == 2
+    assert not reading.answer(stuck, batch(10))
+    reading.answer(plan, batch(10, epoch=4))
+    assert reading.deliver(20, 4).offset == 10
+    assert not reading.positions.has_chunks()
+
+
+# --- nearer replicas (KIP-392) ---
+
+
+def near(offset=0, **settings):
+    """A partition whose leader, broker 1, has named broker 2."""
+    reading = Reading(offset, client_rack="east", **settings)
+    plan = reading.fetch()
+    assert plan.request.rack == "east"
+    reading.answer(plan, preferred=2)
+    return reading
+
+
+def test_without_a_rack_no_replica_is_asked_for():
+    reading = Reading()
+    plan = reading.fetch()
+    assert plan.request.rack == ""
+    reading.answer(plan, preferred=2)
+    assert reading.asks()[0] == 1
+
+
+def test_the_leader_names_a_nearer_replica_and_it_is_read():
+    """From the same offset, with the same epochs, and no rack: it does not choose."""
+    reading = near()
+    plan = reading.fetch()
+    assert (plan.broker_id, plan.address, plan.request.rack) == (2, "b2:1", "")
+    reading.answer(plan, batch(0))
+    reading.deliver(10)
+    broker_id, entry = reading.asks()
+    assert (broker_id, entry.offset, entry.last_epoch, entry.leader_epoch) == (2, 10, 3, 3)
+
+
+def test_data_beside_the_replicas_name_is_kept():
+    reading = Reading(client_rack="east")
+    reading.answer(reading.fetch(), batch(0), preferred=2)
+    assert reading.deliver(10).offset == 0
+    assert reading.asks()[0] == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotLeaderError("no replica"),
+        OffsetOutOfRangeError("behind"),
+        OffsetNotAvailableError("behind"),
+        FencedLeaderEpochError("old"),
+        InternalError("bug"),
+        None,
+    ],
+)
+def test_a_replica_that_cannot_serve_is_left_for_the_leader(error):
+    """At once, at the same offset, without a word to the application; for a while no other is asked for."""
+    reading = near()
+    reading.read(0)
+    plan = reading.fetch()
+    assert plan.broker_id == 2
+    if error is None:
+        assert not reading.fail(plan)
+    else:
+        assert not reading.answer(plan, error=error)
+    assert not reading.positions.resets()
+    plan = reading.fetch()
+    assert (plan.broker_id, plan.request.rack) == (1, "")
+    assert plan.request.topics[0].partitions[0].offset == 10
+    reading.answer(plan, batch(10))
+    reading.later(REFUSED_REPLICA_MS)
+    assert reading.fetch().request.rack == "east"
+
+
+def test_only_the_leader_is_believed_that_the_log_was_replaced():
+    """A replica may be behind what was read elsewhere: that is not a truncation."""
+    reading = near()
+    reading.read(0)
+    assert not reading.answer(reading.fetch(), diverged=(3, 5))
+    assert reading.asks()[0] == 1
+    assert reading.positions.pop(0) is None
+
+
+def test_a_replica_is_read_for_a_term():
+    reading = near()
+    reading.later(TERM_MS)
+    plan = reading.fetch()
+    assert (plan.broker_id, plan.request.rack) == (1, "east")
+
+
+def test_a_replica_that_brings_nothing_for_long_is_asked_about_again():
+    """It may have fallen behind without saying so; the leader knows."""
+    reading = near()
+    for _ in range(2):
+        plan = reading.fetch()
+        assert plan.broker_id == 2
+        reading.later(SILENT_REPLICA_MS // 2)
+        reading.answer(plan)
+    assert reading.fetch().broker_id == 1
+
+
+def test_a_replica_of_unknown_address_is_not_waited_for():
+    reading = Reading(client_rack="east")
+    reading.answer(reading.fetch(), preferred=9)
+    plan = reading.fetch()
+    assert (plan.broker_id, plan.request.rack) == (1, "")
+
+
+def test_a_replica_that_became_leader_is_asked_as_such():
+    reading = near()
+    reading.routes.update(metadata(leader=2, epoch=4))
+    plan = reading.fetch()
+    assert (plan.broker_id, plan.request.rack) == (2, "east")
+
+
+def test_a_replica_that_does_not_answer_is_left_without_asking_anybody():
+    reading = near(fetch_wait_ms=500)
+    stuck = reading.fetch()
+    reading.later(500 + OVERDUE_MS)
+    assert not reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    assert reading.asks()[0] == 1
+    assert not reading.answer(stuck, batch(0))
+    assert not reading.positions.has_chunks()
+
+
+# --- damage (PROTOCOL I17) ---
+
+
+def damaged(reading):
+    """Fetch and find the batch damaged; whether it is asked for again."""
+    plan = reading.fetch()
+    reading.answer(plan, batch(0))
+    chunk = reading.positions.pop(reading.now_ms)
+    again = reading.positions.found_damage(chunk, CorruptBatchError("checksum"), reading.now_ms)
+    reading.later(1000)
+    return again
+
+
+def test_a_damaged_batch_is_asked_for_again_and_the_broker_is_told():
+    """A sound copy is delivered as if nothing had been; the word of damage ends with it."""
+    reading = Reading()
+    assert damaged(reading)
+    plan = reading.fetch()
+    entry = plan.request.topics[0].partitions[0]
+    assert (entry.offset, entry.found_damage) == (0, True)
+    reading.answer(plan, batch(0))
+    plan = reading.fetch()
+    assert not plan.request.topics[0].partitions[0].found_damage, "it is behind the batch"
+    reading.deliver(10)
+    reading.answer(plan)
+    assert not reading.asks()[1].found_damage
+
+
+def test_after_three_damaged_copies_it_is_the_applications():
+    """And then again after three, as long as the application stays there: nobody passes damage unaware."""
+    reading = Reading()
+    for _ in range(2):
+        assert [damaged(reading) for _ in range(DAMAGED_COPIES)] == [True, True, False]
+
+
+def test_a_new_leaders_copies_are_counted_anew():
+    reading = Reading()
+    assert damaged(reading)
+    assert damaged(reading)
+    reading.routes.update(metadata(leader=2, epoch=4))
+    assert damaged(reading)
+    assert damaged(reading)
+    assert not damaged(reading)
+
+
+def test_a_nearer_replicas_damage_leads_back_to_the_leader():
+    reading = near()
+    assert [damaged(reading) for _ in range(DAMAGED_COPIES)] == [True] * DAMAGED_COPIES
+    plan = reading.fetch()
+    assert (plan.broker_id, plan.request.topics[0].partitions[0].found_damage) == (1, True)
+    reading.answer(plan, batch(0))
+    assert reading.deliver(10).broker_id == 1
+
+
+@pytest.mark.parametrize("error", [StorageOfflineError("damaged"), CorruptBatchError("damaged")])
+def test_a_leader_that_refuses_what_is_damaged_is_waited_out(error):
+    """Until another one has a sound copy, or patience ends with the error that was found."""
+    reading = Reading()
+    assert damaged(reading)
+    assert not reading.answer(reading.fetch(), error=error)
+    assert "clicks" in reading.positions.stale_topics
+    reading.later(DAMAGE_PATIENCE_MS)
+    assert reading.answer(reading.fetch(), error=error)
+    with pytest.raises(CorruptBatchError, match="checksum"):
+        reading.positions.pop(reading.now_ms)
+
+
+def test_damage_in_what_was_left_behind_meanwhile_is_nobodys():
+    """A chunk from before a seek says nothing about where the reader is now."""
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0))
+    chunk = reading.positions.pop(0)
+    reading.positions.seek(WHERE, 500)
+    assert reading.positions.found_damage(chunk, CorruptBatchError("checksum"), 0)
+    assert not reading.asks()[1].found_damage
+
+
+# --- answers and metadata that cross ---
 
 
 def test_an_answer_for_a_topic_that_was_forgotten_meanwhile_is_taken_in():
     """Metadata may say that a topic is gone while a fetch of it is in flight; its answer still finds its partition."""
-    routes = RoutingTable()
-    topic = cluster_pb2.TopicMetadata(name="clicks", topic_id=TOPIC_ID)
-    topic.partitions.add(partition=0, leader_id=1, leader_epoch=3)
-    brokers = [cluster_pb2.BrokerMetadata(broker_id=1, address="127.0.0.1:1")]
-    routes.update(cluster_pb2.GetMetadataResponse(brokers=brokers, topics=[topic]))
-    positions = Positions(ConsumerConfig(), Backoff(50, 1000, random.Random(1)))
-    positions.assign(WHERE, 0)
-    (plan,) = positions.plan(routes, 0)
-    routes.forget_topic("clicks")
-    answer = broker_pb2.FetchResponse()
-    answer.topics.add(topic_id=TOPIC_ID).partitions.add(partition=0, high_watermark=1)
-    assert positions.take_answer(plan, Envelope(answer, [[encode_batch([b"v"], base_timestamp_ms=1)]]), routes, 0)
-    chunk = positions.pop()
-    assert chunk is not None
-    assert chunk.where == WHERE
+    reading = Reading()
+    plan = reading.fetch()
+    reading.routes.forget_topic("clicks")
+    assert reading.answer(plan, batch(0))
+    assert reading.deliver(10).where == WHERE

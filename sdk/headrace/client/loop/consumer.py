@@ -83,8 +83,9 @@ class Consumer:
             max_records: at most so many; None: what one fetch brought.
 
         Raises:
-            CorruptBatchError: a batch is damaged; `next_offset` says where to seek to go on behind it.
-            OffsetOutOfRangeError, LogTruncationError: the position is gone, and auto_offset_reset is `error`.
+            CorruptBatchError: a batch is damaged wherever it can be read; `next_offset` says where to seek to go on.
+            LogTruncationError: records that were received were lost or replaced; `diverging_offset` says from where on.
+            OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
             WakeupError: another task called `wakeup`.
         """
         batch: RecordBatch = await self._read(self._core._poll(timeout, max_records))

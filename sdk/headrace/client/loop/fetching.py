@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 
 from headrace.client.errors import ClosedError
+from headrace.client.fetch_plan import FetchPlan
 from headrace.client.fetching import Fetcher, NextChunk, log, now_ms
 from headrace.client.loop.connection import LoopConnections
-from headrace.client.positions import Chunk, FetchPlan
+from headrace.client.read_position import Chunk
 from headrace.client.steps import Steps, drive_async
 from headrace.wire.errors import from_rpc_error
 
@@ -98,13 +99,17 @@ class LoopFetcher(Fetcher):
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task of the %s failed", self._what, exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            log.error("the %s has failed", self._what, exc_info=error)
+            self._failure = error
+            self._data_there.set()
 
     async def _run_engine(self) -> None:
         while True:
             self._work_there.clear()
             now = now_ms()
+            self._look_after_calls(now)
             self._plan(now)
             resets = self.positions.resets()
             refresh = self._refresh_due(now)

@@ -1,0 +1,252 @@
+"""One partition that is read: where it stands, what was fetched, whom to ask. Pure; owned by `Positions`.
+
+Two leader epochs go with the two offsets. `epoch` is that of the last batch that the application has received a record
+of, `fetch_epoch` that of the last batch fetched: a fetch names it, and a broker whose log has other data there says so
+(KIP-320). A position that was chosen has none, so it is not checked until a batch has been read there.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.wire.batch import iter_batches
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import CorruptBatchError
+from headrace.wire.ids import TopicPartition
+
+NO_EPOCH = -1
+ANY_EPOCH = 2**31
+"""Above every leader epoch: a back-off that a newer leader does not end."""
+EPOCHS_KEPT = 64
+"""Of so many leader epochs it is known where they began; more in one reading are few and old."""
+SILENT_REPLICA_MS = 5_000
+"""A nearer replica that brings nothing for so long may have been left behind: the leader is asked again."""
+REFUSED_REPLICA_MS = 10_000
+"""So long the leader is read where a nearer replica could not serve."""
+DAMAGED_COPIES = 3
+"""So many damaged copies of a batch from one broker are the application's error."""
+DAMAGE_PATIENCE_MS = 30_000
+"""So long is a sound copy of a damaged batch waited for while brokers refuse to serve it."""
+
+
+class Chunk(NamedTuple):
+    """Whole batches of one partition, as a broker sent them."""
+
+    where: TopicPartition
+    generation: int
+    offset: int
+    """The first offset wanted; the first batch may start before it."""
+    end_offset: int | None
+    """Records from here on are not wanted; None: no bound."""
+    data: ReadableBuffer
+    broker_id: int = -1
+    """Who sent it."""
+
+
+class Divergence(NamedTuple):
+    """A leader's word that the log which was read ends earlier than it was read."""
+
+    offset: int
+    """What was asked for."""
+    leader_epoch: int
+    """The largest epoch of the leader's log that is not above the one named; -1: none."""
+    end_offset: int
+    """Where that epoch ends: from here on the records are others, or gone."""
+
+
+class NearReplica:
+    """Which replica is read in place of the leader (KIP-392). It is left at the first sign that it cannot serve."""
+
+    __slots__ = ("_heard_ms", "_not_before_ms", "_until_ms", "broker_id")
+
+    def __init__(self) -> None:
+        self.broker_id = -1
+        """-1: the leader is read."""
+        self._until_ms = 0
+        self._heard_ms = 0
+        self._not_before_ms = 0
+
+    def is_read(self, now_ms: int) -> bool:
+        """Whether the next fetch goes to it; its term may be over."""
+        if self.broker_id >= 0 and now_ms >= self._until_ms:
+            self.broker_id = -1
+        return self.broker_id >= 0
+
+    def may_be_asked_for(self, now_ms: int) -> bool:
+        """Whether a fetch from the leader may name the rack: none has refused of late."""
+        return now_ms >= self._not_before_ms
+
+    def leave(self) -> None:
+        """Read from the leader, and take what it offers next."""
+        self.broker_id = -1
+
+    def offered(self, broker_id: int, now_ms: int, term_ms: int) -> None:
+        """Read from this broker for `term_ms`, as the leader says."""
+        self.broker_id = broker_id
+        self._until_ms = now_ms + term_ms
+        self._heard_ms = now_ms
+
+    def answered(self, now_ms: int, *, data: bool) -> None:
+        """Note an answer of it: one that brought nothing for long is asked about again."""
+        if data:
+            self._heard_ms = now_ms
+        elif now_ms - self._heard_ms >= SILENT_REPLICA_MS:
+            self.broker_id = -1
+
+    def refused(self, now_ms: int) -> None:
+        """Read from the leader, for a while whatever it offers."""
+        self.broker_id = -1
+        self._not_before_ms = now_ms + REFUSED_REPLICA_MS
+
+
+class Damage:
+    """A batch whose checksum failed here: asked for again, from whoever has a sound copy (PROTOCOL I17)."""
+
+    __slots__ = ("broker_id", "copies", "error", "since_ms")
+
+    def __init__(self, broker_id: int, error: CorruptBatchError, now_ms: int) -> None:
+        self.broker_id = broker_id
+        self.error = error
+        self.since_ms = now_ms
+        self.copies = 0
+
+    def came_from(self, broker_id: int) -> None:
+        """Count one more damaged copy; another broker's are counted anew."""
+        if broker_id != self.broker_id:
+            self.broker_id = broker_id
+            self.copies = 0
+        self.copies += 1
+
+    def is_hopeless(self, now_ms: int) -> bool:
+        """Whether to ask no more."""
+        return self.copies >= DAMAGED_COPIES or now_ms - self.since_ms >= DAMAGE_PATIENCE_MS
+
+
+@dataclass(slots=True, eq=False)
+class ReadPosition:
+    """What is known of a partition that is read. Changed by `Positions` alone."""
+
+    where: TopicPartition
+    position: int
+    """The offset of the next record for the application."""
+    fetch_offset: int
+    """The offset of the next fetch."""
+    end_offset: int | None
+    generation: int
+    topic_id: bytes = b""
+    """Of the life of the topic that the epochs belong to."""
+    epoch: int = NO_EPOCH
+    fetch_epoch: int = NO_EPOCH
+    epochs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=EPOCHS_KEPT))
+    """(leader epoch, offset from which on the application has received its records), both ascending."""
+    paused: bool = False
+    in_flight: bool = False
+    needs_reset: bool = False
+    divergence: Divergence | None = None
+    damage: Damage | None = None
+    near: NearReplica = field(default_factory=NearReplica)
+    chunks: deque[Chunk] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    failures: int = 0
+    retry_at_ms: int = 0
+    failed_epoch: int = NO_EPOCH
+    """The leader epoch that the back-off is for; the leader of a newer one is tried at once."""
+    seeks_leader: bool = False
+    """Whether metadata is asked for a newer leader while it waits."""
+    high_watermark: int = -1
+    log_start_offset: int = -1
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the application has received all that is wanted."""
+        return self.end_offset is not None and self.position >= self.end_offset
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the log was replaced, and the application has received all that was fetched before."""
+        return self.divergence is not None and self.position >= self.fetch_offset
+
+    def is_wanted(self, share_bytes: int) -> bool:
+        """Whether more of it is to be fetched."""
+        return not (
+            self.in_flight
+            or self.paused
+            or self.needs_reset
+            or self.divergence is not None
+            or self.buffered_bytes >= share_bytes
+            or (self.end_offset is not None and self.fetch_offset >= self.end_offset)
+        )
+
+    def is_waiting(self, leader_epoch: int, now_ms: int) -> bool:
+        """Whether it waits out a failure of the leader of this epoch."""
+        return self.retry_at_ms > now_ms and leader_epoch <= self.failed_epoch
+
+    def seek(self, offset: int) -> None:
+        """Stand at an offset of which nothing is known."""
+        self.position = offset
+        self.damage = None
+        self.forget_epochs()
+
+    def forget_epochs(self) -> None:
+        """Say nothing of what was read before."""
+        self.epoch = self.fetch_epoch = NO_EPOCH
+        self.epochs.clear()
+
+    def deliver(self, position: int, leader_epoch: int) -> None:
+        """The application has received the records below `position`; the last one's batch has this epoch."""
+        if position <= self.position:
+            return
+        if leader_epoch != self.epoch:
+            self.epoch = leader_epoch
+            self.epochs.append((leader_epoch, self.position))
+        self.position = position
+        self.damage = None
+
+    def diverging_offset(self) -> int:
+        """Where the leader's log and what was read part, as far as epochs tell: never above the position.
+
+        The leader named the largest of its epochs that is not above ours, and its end there. What we have of later
+        epochs it does not have; what both have of an epoch is the same (PROTOCOL I7).
+        """
+        assert self.divergence is not None
+        _, epoch, end_offset = self.divergence
+        own_end = next((start for later, start in self.epochs if later > epoch), self.position)
+        return min(end_offset, own_end)
+
+    def succeeded(self) -> None:
+        """Forget earlier failures."""
+        self.failures = self.retry_at_ms = 0
+        self.failed_epoch = NO_EPOCH
+        self.seeks_leader = False
+
+    def take(self, data: ReadableBuffer, broker_id: int) -> None:
+        """Keep what was fetched."""
+        offset = self.fetch_offset
+        end, epoch = _end_of(data)
+        if end > offset:
+            self.fetch_offset, self.fetch_epoch = end, epoch
+        self.chunks.append(Chunk(self.where, self.generation, offset, self.end_offset, data, broker_id))
+        self.buffered_bytes += len(data)
+
+    def rewind(self, generation: int) -> None:
+        """Drop what was fetched and begin again at the position, in a new generation."""
+        self.generation = generation
+        self.buffered_bytes = 0
+        self.chunks.clear()
+        self.in_flight = self.needs_reset = False
+        self.divergence = None
+        self.fetch_offset, self.fetch_epoch = self.position, self.epoch
+        self.succeeded()
+
+
+def _end_of(data: ReadableBuffer) -> tuple[int, int]:
+    """The offset behind the last batch whose header can be read, and its epoch; the reader finds what is wrong with
+    the rest. (-1, -1): there is none.
+    """
+    end, epoch = -1, NO_EPOCH
+    try:
+        for header, _ in iter_batches(data):
+            end, epoch = header.end_offset, header.leader_epoch
+    except CorruptBatchError:
+        return end, epoch
+    return end, epoch
