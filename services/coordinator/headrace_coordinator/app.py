@@ -34,6 +34,7 @@ from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.producer_ids import ProducerIds
 from headrace_coordinator.runtime.session import CoordinatorSession
+from headrace_coordinator.runtime.settled_writes import SettledWrites
 from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_coordinator.runtime.waiting import wait_until
 from headrace_coordinator.settings import CoordinatorSettings
@@ -141,9 +142,8 @@ class _Coordinator:
             )
         await self._load()
         view = ClusterView(self._identity, self._prefix_view)
-        store = TopicStore(
-            self._metastore, view, self._metrics, self._clock, max_inflight=self._settings.max_inflight_writes
-        )
+        writes = SettledWrites(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
+        store = TopicStore(writes, view, self._metrics, self._clock)
         self._serve_calls(view, store)
         address = await self._server.start(self._settings.listen)
         session = self._make_session(self._settings.advertised_address or address)

@@ -196,6 +196,15 @@ async def put(parts, key, value=b""):
     await parts.prefix_view.wait_for(result.revision, 10)
 
 
+async def becomes(condition):
+    """Let the other tasks run until `condition` holds."""
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it did not come about")
+
+
 def test_leadership_leaves_a_drained_broker_and_comes_back_when_it_is_undrained(run_with_parts):
     """An administrator's word is looked at at once; the way back is a round of preferred leaders."""
 
@@ -277,12 +286,10 @@ def test_the_gauges_count_what_is_wrong_now(run_with_parts):
             await put(parts, parts.keyspace.partition(topic_id, 0), encode(moving))
             await parts.unregister(3)
             await parts.shows(lambda: all(len(state.in_sync) == 2 for state in states(parts, topic_id)))
-            while [parts.metric(name) for name in gauges] != [0, 2, 1]:
-                await asyncio.sleep(0)
+            await becomes(lambda: [parts.metric(name) for name in gauges] == [0, 2, 1])
             assert parts.metric("in_sync_shrinks") == 2
             await parts.store.delete(topics_pb2.TopicRef(name="t"), parts.deadline)
-            while [parts.metric(name) for name in gauges] != [0, 0, 0]:
-                await asyncio.sleep(0)
+            await becomes(lambda: [parts.metric(name) for name in gauges] == [0, 0, 0])
 
     run_with_parts(scenario)
 

@@ -1,28 +1,21 @@
-"""Writes topics: executes what `core.topics` decided and `core.topic_writes` laid out, and settles lost answers.
+"""Writes topics: executes what `core.topics` decided and `core.topic_writes` laid out, by `settled_writes`.
 
-Any coordinator writes any topic: the compares decide every race. A write whose answer was lost is sent again on the
-same compares until one attempt is answered (PROTOCOL C3). Each attempt to create draws its own topic id, so that the
-topic found under the name tells whether it is ours, and a late attempt brings back nothing that was deleted meanwhile.
-Belongs to the event loop.
+Any coordinator writes any topic: the compares decide every race. Each attempt to create draws its own topic id, so that
+the topic found under the name tells whether it is ours, and a late attempt brings back nothing that was deleted
+meanwhile. Belongs to the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-import structlog
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import (
     ConflictError,
-    HeadraceError,
     InvalidRequestError,
-    MetastoreUnavailableError,
     Outcome,
-    TimedOutError,
     TopicAlreadyExistsError,
     UnknownTopicError,
     UnknownTopicIdError,
@@ -33,18 +26,11 @@ from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import (
-    KeyValue,
-    Metastore,
-    MetastoreRolledBackError,
-    MetastoreUnknownOutcomeError,
-    TxnResult,
-)
+from headrace_server.metastore.api import TxnResult
 from headrace_server.partition_state import PartitionState
 
 from headrace_coordinator.core import topic_writes
 from headrace_coordinator.core.placement import BrokerLoad, Placement
-from headrace_coordinator.core.topic_writes import Write
 from headrace_coordinator.core.topics import (
     Candidate,
     CheckedTopic,
@@ -53,11 +39,7 @@ from headrace_coordinator.core.topics import (
     place_new_topic,
 )
 from headrace_coordinator.metrics import CoordinatorMetrics
-
-log = structlog.get_logger(__name__)
-
-RETRY_SECONDS = 0.1
-T = TypeVar("T")
+from headrace_coordinator.runtime.settled_writes import SettledWrites, Settling
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +60,21 @@ class CreatedTopic:
     placement: Placement
 
 
-class _Settling:
-    """What became of the writes of one call so far."""
-
-    def __init__(self) -> None:
-        self.pending = False
-        """A write was sent and not answered yet."""
-        self.unanswered: MetastoreUnavailableError | None = None
-        """How an earlier write went unanswered."""
-
-
 class TopicStore:
     """Reads and writes topics, each call within the deadline that it is given (event loop time, seconds)."""
 
     def __init__(
         self,
-        metastore: Metastore,
+        writes: SettledWrites,
         view: ClusterView,
         metrics: CoordinatorMetrics,
         clock: Clock,
-        *,
-        max_inflight: int,
     ) -> None:
-        self._metastore = metastore
+        self._writes = writes
         self._view = view
         self._keyspace: Keyspace = view.keyspace
         self._metrics = metrics
         self._clock = clock
-        self._permits = asyncio.Semaphore(max_inflight)
 
     def candidates(self) -> dict[int, Candidate]:
         """The brokers that may take replicas, with what they hold, as the view shows them."""
@@ -129,7 +98,7 @@ class TopicStore:
                 ),
             )
             for broker_id, broker in sorted(self._view.brokers.items())
-            if not broker.live.draining
+            if not self._view.is_draining(broker_id)
         }
 
     async def exists(self, name: str, deadline: float) -> bool:
@@ -138,7 +107,7 @@ class TopicStore:
         Raises:
             MetastoreUnavailableError: no answer; nothing was written.
         """
-        return (await self._read(self._keyspace.topic(name), deadline)) is not None
+        return (await self._writes.read(self._keyspace.topic(name), deadline)) is not None
 
     async def check_reachable(self, deadline: float) -> None:
         """Ask etcd for a sign of life, so that an outage is reported before anything is sent.
@@ -146,7 +115,7 @@ class TopicStore:
         Raises:
             MetastoreUnavailableError: no answer; nothing was written.
         """
-        await self._read(self._keyspace.controller(), deadline)
+        await self._writes.read(self._keyspace.controller(), deadline)
 
     async def find(self, reference: topics_pb2.TopicRef, deadline: float) -> StoredTopic:
         """Read a topic from etcd by name or by id.
@@ -161,19 +130,19 @@ class TopicStore:
             case "name":
                 check_topic_name(reference.name)
                 missing = UnknownTopicError(f"there is no topic named {reference.name!r}")
-                first = await self._read(self._keyspace.topic(reference.name), deadline)
+                first = await self._writes.read(self._keyspace.topic(reference.name), deadline)
             case "topic_id":
                 if len(reference.topic_id) != 16:
                     raise InvalidRequestError(f"a topic id has 16 bytes, not {len(reference.topic_id)}")
                 missing = UnknownTopicIdError(f"there is no topic with id {reference.topic_id.hex()}")
-                first = await self._read(self._keyspace.topic_by_id(reference.topic_id), deadline)
+                first = await self._writes.read(self._keyspace.topic_by_id(reference.topic_id), deadline)
             case _:
                 raise InvalidRequestError("the request names a topic neither by name nor by id")
         if first is None:
             raise missing
         message = metadata_pb2.Topic.FromString(first.value)
-        by_name = await self._read(self._keyspace.topic(message.name), deadline)
-        by_id = await self._read(self._keyspace.topic_by_id(message.topic_id), deadline)
+        by_name = await self._writes.read(self._keyspace.topic(message.name), deadline)
+        by_id = await self._writes.read(self._keyspace.topic_by_id(message.topic_id), deadline)
         if by_name is None or by_id is None:
             raise missing
         message = metadata_pb2.Topic.FromString(by_name.value)
@@ -191,7 +160,7 @@ class TopicStore:
         """
         attempted: set[bytes] = set()
 
-        async def attempt(settling: _Settling) -> CreatedTopic | None:
+        async def attempt(settling: Settling) -> CreatedTopic | None:
             nonlocal placement
             candidates = self.candidates()
             if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
@@ -221,7 +190,7 @@ class TopicStore:
                 return CreatedTopic(TopicId(winner.topic_id), by_name[0].create_revision, placement)
             raise TopicAlreadyExistsError(f"a topic named {topic.name} exists")
 
-        return await self._until_settled(attempt, deadline, f"creating topic {topic.name}")
+        return await self._writes.until_settled(attempt, deadline, f"creating topic {topic.name}")
 
     async def grow(
         self,
@@ -241,7 +210,7 @@ class TopicStore:
         added = total - found.message.partitions
         reference = topics_pb2.TopicRef(topic_id=found.message.topic_id)
 
-        async def attempt(settling: _Settling) -> tuple[int, Placement] | None:
+        async def attempt(settling: Settling) -> tuple[int, Placement] | None:
             nonlocal sent, placement, found
             if sent:
                 current = await self.find(reference, deadline)
@@ -267,7 +236,7 @@ class TopicStore:
                 return None
             return result.revision, placement
 
-        return await self._until_settled(attempt, deadline, f"adding partitions to topic {found.message.name}")
+        return await self._writes.until_settled(attempt, deadline, f"adding partitions to topic {found.message.name}")
 
     async def configure(
         self,
@@ -277,7 +246,7 @@ class TopicStore:
     ) -> tuple[metadata_pb2.Topic, int]:
         """Store what `decide` makes of the topic's settings; the topic and the revision (0: nothing changed)."""
 
-        async def attempt(settling: _Settling) -> tuple[metadata_pb2.Topic, int] | None:
+        async def attempt(settling: Settling) -> tuple[metadata_pb2.Topic, int] | None:
             found = await self.find(reference, deadline)
             configs = decide(found.message)
             if dict(found.message.configs) == configs:
@@ -287,16 +256,16 @@ class TopicStore:
             message.configs.clear()
             message.configs.update(configs)
             write = topic_writes.configure(self._keyspace, message, found.topic_revision, found.tid_revision)
-            result = await self._send(settling, write)
+            result = await self._writes.send(settling, write)
             return (message, result.revision) if result.succeeded else None
 
-        return await self._until_settled(attempt, deadline, "changing a topic's settings")
+        return await self._writes.until_settled(attempt, deadline, "changing a topic's settings")
 
     async def delete(self, reference: topics_pb2.TopicRef, deadline: float) -> tuple[metadata_pb2.Topic, int]:
         """Delete a topic with all its partitions; the topic and the revision of its end."""
         last: StoredTopic | None = None
 
-        async def attempt(settling: _Settling) -> tuple[metadata_pb2.Topic, int] | None:
+        async def attempt(settling: Settling) -> tuple[metadata_pb2.Topic, int] | None:
             nonlocal last
             try:
                 found = await self.find(
@@ -307,7 +276,7 @@ class TopicStore:
                     raise
                 return last.message, 0  # It is gone: by an attempt of ours whose answer was lost, or by another's.
             last = found
-            result = await self._send(
+            result = await self._writes.send(
                 settling, topic_writes.delete(self._keyspace, found.message, found.topic_revision)
             )
             if not result.succeeded:
@@ -315,28 +284,28 @@ class TopicStore:
             self._metrics.topics_deleted.inc()
             return found.message, result.revision
 
-        return await self._until_settled(attempt, deadline, "deleting a topic")
+        return await self._writes.until_settled(attempt, deadline, "deleting a topic")
 
     def states(self, topic_id: bytes) -> list[PartitionState]:
         """The states of a topic's partitions, as the view shows them."""
         return [partition.state for partition in self._view.partitions(topic_id)]
 
     async def _write_new(
-        self, settling: _Settling, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]
+        self, settling: Settling, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]
     ) -> TxnResult | None:
         """Write a new topic in one transaction, or in several; the last result, or None: begin again."""
         whole = topic_writes.create(self._keyspace, message, states)
         if whole.fits():
-            return await self._send(settling, whole)
-        reserved = await self._send(settling, topic_writes.reserve(self._keyspace, message))
+            return await self._writes.send(settling, whole)
+        reserved = await self._writes.send(settling, topic_writes.reserve(self._keyspace, message))
         if not reserved.succeeded:
             return reserved
         if not await self._put_partitions(settling, message.topic_id, reserved.revision, states):
             return None
-        return await self._send(settling, topic_writes.publish(self._keyspace, message, reserved.revision))
+        return await self._writes.send(settling, topic_writes.publish(self._keyspace, message, reserved.revision))
 
     async def _write_growth(
-        self, settling: _Settling, found: StoredTopic, total: int, states: Mapping[int, PartitionState]
+        self, settling: Settling, found: StoredTopic, total: int, states: Mapping[int, PartitionState]
     ) -> TxnResult | None:
         """Write further partitions in one transaction, or in several; None: begin again."""
         message = metadata_pb2.Topic()
@@ -344,88 +313,21 @@ class TopicStore:
         message.partitions = total
         whole = topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, states)
         if whole.fits():
-            return await self._send(settling, whole)
+            return await self._writes.send(settling, whole)
         if not await self._put_partitions(settling, message.topic_id, found.tid_revision, states):
             return None
-        return await self._send(
+        return await self._writes.send(
             settling, topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, {})
         )
 
     async def _put_partitions(
-        self, settling: _Settling, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]
+        self, settling: Settling, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]
     ) -> bool:
         """Put invisible partitions; False: the topic or a broker changed meanwhile."""
         for write in topic_writes.put_partitions(self._keyspace, topic_id, tid_revision, states):
-            if not (await self._send(settling, write)).succeeded:
+            if not (await self._writes.send(settling, write)).succeeded:
                 return False
         return True
-
-    async def _send(self, settling: _Settling, write: Write) -> TxnResult:
-        async with self._permits:
-            settling.pending = True
-            result = await self._metastore.txn(write.compares, write.success, write.failure)
-            settling.pending = False
-            return result
-
-    async def _read(self, key: str, deadline: float) -> KeyValue | None:
-        """Read a key; where that fails nothing was written."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                return (await self._metastore.get(key)).key_value
-        except MetastoreRolledBackError:
-            raise
-        except MetastoreUnavailableError as error:
-            raise MetastoreUnavailableError(error.message, outcome=Outcome.NOT_APPLIED) from error
-        except TimeoutError:
-            raise MetastoreUnavailableError("etcd did not answer in time", outcome=Outcome.NOT_APPLIED) from None
-
-    async def _until_settled(
-        self, attempt: Callable[[_Settling], Awaitable[T | None]], deadline: float, what: str
-    ) -> T:
-        """Attempt until it settles: a result or a typed error. None and lost answers mean: again.
-
-        An error that ends it says UNKNOWN as soon as one write went unanswered.
-        """
-        settling = _Settling()
-        try:
-            async with asyncio.timeout_at(deadline):
-                while True:
-                    settled = await self._attempt_once(attempt, settling, what)
-                    if settled is not None:
-                        return settled
-                    await asyncio.sleep(RETRY_SECONDS)
-        except TimeoutError:
-            if settling.pending or settling.unanswered is not None:
-                raise MetastoreUnavailableError(
-                    f"{what}: etcd did not answer in time", outcome=Outcome.UNKNOWN
-                ) from settling.unanswered
-            raise TimedOutError(
-                f"{what} did not end in time",
-                outcome=Outcome.NOT_APPLIED,
-                action="Try again with a longer deadline; nothing has taken effect.",
-            ) from None
-
-    async def _attempt_once(
-        self, attempt: Callable[[_Settling], Awaitable[T | None]], settling: _Settling, what: str
-    ) -> T | None:
-        try:
-            return await attempt(settling)
-        except MetastoreRolledBackError:
-            raise
-        except MetastoreUnknownOutcomeError as error:
-            self._metrics.unknown_writes.inc()
-            log.warning("topic_write_unanswered", what=what, cause=error.message)
-            settling.unanswered = error
-            settling.pending = False
-            return None
-        except MetastoreUnavailableError:
-            if settling.unanswered is None:
-                raise
-            return None
-        except HeadraceError as error:
-            if settling.unanswered is not None and not isinstance(error, TopicAlreadyExistsError):
-                error.outcome = Outcome.UNKNOWN
-            raise
 
 
 def _initial_states(
