@@ -1,8 +1,8 @@
 """A broker process from start to stop, in the order that PROTOCOL section 1.2 ("Startup") gives.
 
 identity in etcd -> lock and check the data directory -> read the metadata -> recover the logs -> listen -> register ->
-lead what names the session ... refuse new calls -> finish those at work -> flush all -> clean marker -> revoke the
-lease
+lead or follow what names the session ... let others lead -> refuse new calls -> finish those at work -> flush all ->
+clean marker -> revoke the lease
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
 from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.rpc.replica_service import ReplicaService
+from headrace_broker.rpc.replica_service import register as register_replica_service
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import PartitionServices
 from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
+from headrace_broker.runtime.replication import Replication
 from headrace_broker.runtime.upkeep import maintain, retain
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
@@ -49,6 +53,7 @@ log = structlog.get_logger(__name__)
 STORAGE_THREADS = 4
 RETRY_SECONDS = 0.5
 STOP_GRACE_SECONDS = 10.0
+DRAIN_POLL_SECONDS = 0.02
 
 
 async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
@@ -153,12 +158,15 @@ class Broker:
         services = PartitionServices(
             BrokerId(settings.broker_id), settings, self._clock, self._metrics, self._flusher, self._executor
         )
-        assignments = Assignments(view, self._metastore, self._directory, services, tasks)
+        replication = Replication(view, self._metastore, services, tasks)
+        assignments = Assignments(view, self._directory, services, replication)
         data_is_whole = await assignments.open_existing()
         live = self._describe()
         registration = self._make_registration(live)
         service = BrokerService(view, assignments, self._directory, registration, services=services, tasks=tasks)
         self._server.add(register, service, SERVICE_NAME)
+        replica_service = ReplicaService(replication, assignments, service.check_serving)
+        self._server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
         address = await self._server.start(settings.listen)
         await self._server.set_health("startup", True)
         await self._server.set_health("liveness", True)
@@ -173,6 +181,7 @@ class Broker:
                 tasks.create_task(source.run()),
                 tasks.create_task(assignments.run()),
                 tasks.create_task(self._keep_registered(registration, assignments)),
+                tasks.create_task(replication.tick(lambda: assignments.partitions)),
                 tasks.create_task(maintain(assignments, self._directory, services)),
                 tasks.create_task(retain(assignments, services)),
             ]
@@ -181,7 +190,7 @@ class Broker:
             await stopping
         else:
             starting.cancel()
-        await self._stop(service, assignments, registration, background)
+        await self._stop(service, assignments, replication, registration, background)
 
     async def _load(self, source: PrefixView, stop: StopRequest) -> None:
         while not stop.is_set():
@@ -273,11 +282,14 @@ class Broker:
         self,
         service: BrokerService,
         assignments: Assignments,
+        replication: Replication,
         registration: Registration,
         background: list[asyncio.Task[None]],
     ) -> None:
-        """Stop in good order: the clean marker is the last thing written, then the lease goes (H40)."""
+        """Stop in good order: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
+        await self._give_leaderships_away(assignments, registration)
         service.begin_stop()
+        replication.close()
         await self._server.stop(STOP_GRACE_SECONDS)
         for task in background:
             task.cancel()
@@ -286,6 +298,21 @@ class Broker:
         await self._close_directory()
         await registration.end(revoke=True)
         log.info("stopped", clean=self._clean)
+
+    async def _give_leaderships_away(self, assignments: Assignments, registration: Registration) -> None:
+        """Say that the broker stops, and serve on until others lead what they can lead (KIP-841)."""
+        timeout_ms = self._settings.drain_timeout_ms
+        if not self._registered or not timeout_ms or not assignments.movable_leaderships():
+            return
+        started_ms = self._clock.monotonic_ms()
+        if not await registration.announce_draining():
+            return
+        while left := assignments.movable_leaderships():
+            if self._clock.monotonic_ms() - started_ms >= timeout_ms or not self._registered:
+                log.warning("leaderships_not_moved", partitions=left, waited_ms=timeout_ms)
+                return
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        log.info("leaderships_moved", took_ms=self._clock.monotonic_ms() - started_ms)
 
     async def _close_directory(self) -> None:
         """Close what is on disk, once: after a stop in good order, or after whatever ended the broker."""

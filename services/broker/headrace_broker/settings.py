@@ -82,6 +82,25 @@ class BrokerSettings:
         ),
     ] = 4 << 20
     max_fetch_wait_ms: Annotated[int, Field(ge=0, description="Milliseconds that a fetch may wait.")] = 60_000
+    replica_lag_max_ms: Annotated[
+        int,
+        Field(ge=500, description="Milliseconds behind the leader after which a follower leaves the in-sync set."),
+    ] = 10_000
+    max_replica_fetch_bytes: Annotated[
+        int,
+        Field(
+            ge=1 << 16,
+            le=16 << 20,
+            description="Bytes of one message to a follower, for all partitions together; a first batch may exceed it.",
+        ),
+    ] = 4 << 20
+    drain_timeout_ms: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Milliseconds that an orderly stop waits for its leaderships to move; 0: it does not wait.",
+        ),
+    ] = 10_000
     max_producers: Annotated[int, Field(ge=1, description="Idempotent producers remembered a partition.")] = 10_000
     producer_expiry_ms: Annotated[
         int, Field(ge=60_000, description="Milliseconds of silence after which a producer is forgotten.")

@@ -40,6 +40,25 @@ def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1)) -> byte
     )
 
 
+class Host:
+    """A broker without others: starts epochs, and notes who wants to leave the in-sync set."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[None]] = []
+        self.left: list[Partition] = []
+
+    def start_epoch(self, partition: Partition, leader_epoch: int) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(partition.persist_epoch(leader_epoch)))
+
+    def leave_in_sync(self, partition: Partition) -> None:
+        self.left.append(partition)
+
+    def _unexpected(self, *_: object) -> None:
+        raise AssertionError("nothing is followed or proposed here")
+
+    follow = unfollow = fetch = propose = _unexpected
+
+
 @asynccontextmanager
 async def leading_partition(path: Path) -> AsyncIterator[Partition]:
     """A partition over a real log that this broker leads at epoch 0."""
@@ -49,18 +68,14 @@ async def leading_partition(path: Path) -> AsyncIterator[Partition]:
     directory = DataDirectory.open(str(path), cluster_id="c", generation=1, broker_id=1, new_storage_id=bytes(16))
     with ThreadPoolExecutor(2) as executor:
         services = PartitionServices(BrokerId(1), settings, ManualClock(), metrics, flusher, executor)
-        tasks: list[asyncio.Task[None]] = []
-
-        def spawn(partition: Partition, leader_epoch: int) -> None:
-            tasks.append(asyncio.get_running_loop().create_task(partition.persist_epoch(leader_epoch)))
-
+        host = Host()
         config = TopicConfig()
         partition_log = directory.open_log(TOPIC_ID, 0, log_settings(config))
-        partition = Partition("t", TOPIC_ID, 0, partition_log, config=config, services=services, spawn=spawn)
+        partition = Partition("t", TOPIC_ID, 0, partition_log, config=config, services=services, host=host)
         partition.handle(SessionStarted(5))
         me = Replica(1, 5)
         partition.handle(StateSeen(PartitionState((1,), me, 0, (me,)), 9))
-        await tasks[0]
+        await host.tasks[0]
         try:
             yield partition
         finally:

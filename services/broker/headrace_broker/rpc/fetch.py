@@ -16,6 +16,8 @@ from headrace.wire.crc import ReadableBuffer
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 
+from headrace_broker.core.replica import Role
+from headrace_broker.core.replica_fetch import Diverged
 from headrace_broker.rpc.records import MAX_ANSWER_BYTES, decode_records
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
@@ -34,6 +36,7 @@ class _Wanted:
     batches: list[ReadableBuffer]  # the result's, beside it: see Envelope
     partition: Partition | None = None
     found: Slice | None = None
+    diverged: Diverged | None = None
     error: HeadraceError | None = None
 
 
@@ -62,13 +65,16 @@ class FetchHandler:
         max_bytes = self._check(request)
         response = broker_pb2.FetchResponse()
         wanted = self._resolve(request, response)
+        from_follower = bool(request.rack)
         min_bytes = min(request.min_bytes, max_bytes)
         waited = 0.0
         try:
-            found_bytes = await self._locate(wanted, max_bytes)
-            if found_bytes < min_bytes and request.max_wait_ms > 0 and not _any_error(wanted):
+            found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
+            if found_bytes < min_bytes and request.max_wait_ms > 0 and not _any_news(wanted):
                 before = time.perf_counter()
-                found_bytes = await self._wait(wanted, max_bytes, min_bytes, request.max_wait_ms)
+                found_bytes = await self._wait(
+                    wanted, max_bytes, min_bytes, request.max_wait_ms, from_follower=from_follower
+                )
                 waited = time.perf_counter() - before
                 self._services.metrics.fetch_wait_seconds.observe(waited)
             if found_bytes:
@@ -76,6 +82,10 @@ class FetchHandler:
                 when_done(lambda: self._budget.give_back(found_bytes))
             records_bytes = MAX_ANSWER_BYTES if request.as_records else 0
             for each in wanted:
+                if request.rack and each.partition is not None and each.error is None:
+                    each.result.preferred_replica = self._prefer_replica(
+                        each.partition, each.request.offset, request.rack
+                    )
                 records_bytes -= await self._fill(each, request.as_records, records_bytes)
         finally:
             for each in wanted:
@@ -128,26 +138,47 @@ class FetchHandler:
                 if topic is not None:
                     try:
                         each.partition = self._assignments.find_in(topic, part.partition)
+                        if part.found_damage:
+                            each.partition.look_for_damage(part.offset)
                     except HeadraceError as error:
                         each.error = error
                 wanted.append(each)
         return wanted
 
-    async def _locate(self, wanted: list[_Wanted], max_bytes: int) -> int:
+    def _prefer_replica(self, partition: Partition, offset: int, rack: str) -> int:
+        """Name an in-sync follower in the reader's rack that has `offset` already (KIP-392); -1: read here."""
+        replica = partition.replica
+        state = replica.state
+        if replica.role is not Role.LEADING or state is None or self._services.settings.rack == rack:
+            return -1
+        for member in state.in_sync:
+            follower = replica.followers.get(member)
+            if follower is not None and follower.offset >= offset and self._assignments.rack_of(member) == rack:
+                return member.broker_id
+        return -1
+
+    async def _locate(self, wanted: list[_Wanted], max_bytes: int, *, from_follower: bool) -> int:
         """Find the slices, at most `max_bytes` together but for the first; their bytes."""
         total = 0
         self._turn += 1
         first = self._turn % len(wanted) if wanted else 0
         for index in range(len(wanted)):
             each = wanted[(first + index) % len(wanted)]
-            if each.partition is None or each.error is not None:
+            if each.partition is None or each.error is not None or each.diverged is not None:
                 continue
             room = max_bytes - total
             if total and room <= 0:
                 break
             limit = min(room, each.request.max_bytes) if each.request.max_bytes > 0 else room
             try:
-                found, would_block = each.partition.locate_now(each.request.offset, limit, each.known_epoch)
+                if each.request.HasField("last_epoch"):
+                    each.partition.check_reader(each.known_epoch, from_follower=from_follower)
+                    each.diverged = each.partition.find_divergence(each.request.offset, each.request.last_epoch)
+                    if each.diverged is not None:
+                        continue
+                found, would_block = each.partition.locate_now(
+                    each.request.offset, limit, each.known_epoch, from_follower=from_follower
+                )
                 if would_block:
                     found = await each.partition.locate(each.request.offset, limit)
             except HeadraceError as error:
@@ -163,7 +194,9 @@ class FetchHandler:
             total += found.size_bytes
         return total
 
-    async def _wait(self, wanted: list[_Wanted], max_bytes: int, min_bytes: int, max_wait_ms: int) -> int:
+    async def _wait(
+        self, wanted: list[_Wanted], max_bytes: int, min_bytes: int, max_wait_ms: int, *, from_follower: bool
+    ) -> int:
         """The long poll: look again whenever a partition moved, until there is enough or the time is over."""
         partitions = [each.partition for each in wanted if each.partition is not None]
         event = self._waiters.try_enter(partitions)
@@ -172,8 +205,8 @@ class FetchHandler:
         try:
             while True:
                 _close_all(wanted)
-                found_bytes = await self._locate(wanted, max_bytes)
-                enough = found_bytes >= min_bytes or _any_error(wanted)
+                found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
+                enough = found_bytes >= min_bytes or _any_news(wanted)
                 if enough or event is None or self._waiters.closed:
                     return found_bytes
                 try:
@@ -196,7 +229,10 @@ class FetchHandler:
             result.log_start_offset = replica.log_start_offset
             result.leader_epoch = replica.leader_epoch
             result.next_offset = each.request.offset
-            if each.found is not None and each.error is None:
+            if each.diverged is not None:
+                result.diverged.leader_epoch = each.diverged.leader_epoch
+                result.diverged.end_offset = each.diverged.end_offset
+            elif each.found is not None and each.error is None:
                 try:
                     data = await partition.read(each.found)
                     self._services.metrics.fetched_bytes.inc(len(data))
@@ -231,8 +267,8 @@ class FetchHandler:
         return await asyncio.get_running_loop().run_in_executor(self._services.executor, decode)
 
 
-def _any_error(wanted: list[_Wanted]) -> bool:
-    return any(each.error is not None for each in wanted)
+def _any_news(wanted: list[_Wanted]) -> bool:
+    return any(each.error is not None or each.diverged is not None for each in wanted)
 
 
 def _close_all(wanted: list[_Wanted]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import grpc
@@ -71,8 +71,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._stopping = True
         self._waiters.close()
 
-    def _check_serving(self) -> None:
-        """Raise where no call may be taken."""
+    def check_serving(self) -> None:
+        """Raise ShuttingDownError or FencedBrokerError where no call may be taken."""
         if self._stopping:
             raise ShuttingDownError("the broker is shutting down", outcome=Outcome.NOT_APPLIED)
         self._check_lease(Outcome.NOT_APPLIED)
@@ -85,7 +85,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     @unary
     async def Produce(self, request: Envelope, context: Any) -> broker_pb2.ProduceResponse:
         """See the proto."""
-        self._check_serving()
+        self.check_serving()
         started = time.perf_counter()
         response = await self._produce.produce(request)
         self._check_lease(Outcome.UNKNOWN)
@@ -95,7 +95,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     @unary
     async def Fetch(self, request: broker_pb2.FetchRequest, context: Any) -> Envelope:
         """See the proto."""
-        self._check_serving()
+        self.check_serving()
 
         def when_done(callback: Callable[[], None]) -> None:
             context.add_done_callback(lambda _: callback())
@@ -107,7 +107,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     @unary
     async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:
         """See the proto."""
-        self._check_serving()
+        self.check_serving()
         self._check_count(len(topic.partitions) for topic in request.topics)
         response = broker_pb2.ListOffsetsResponse()
         for asked in request.topics:
@@ -157,7 +157,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.DeleteRecordsRequest, context: Any
     ) -> broker_pb2.DeleteRecordsResponse:
         """See the proto."""
-        self._check_serving()
+        self.check_serving()
         self._check_count(len(topic.partitions) for topic in request.topics)
         if request.timeout_ms <= 0:
             raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
@@ -256,7 +256,7 @@ def _raise(error: HeadraceError | None) -> NoReturn:
 
 def _describe(partition: Partition) -> broker_pb2.LogDescription:
     replica, partition_log = partition.replica, partition.log
-    return broker_pb2.LogDescription(
+    description = broker_pb2.LogDescription(
         name=partition.topic,
         topic_id=partition.topic_id,
         partition=partition.number,
@@ -268,5 +268,40 @@ def _describe(partition: Partition) -> broker_pb2.LogDescription:
         segments=0 if partition_log is None else partition_log.segment_count,
         leader_epoch=replica.leader_epoch,
         is_leader=replica.role is Role.LEADING,
+        is_follower=replica.role is Role.FOLLOWING,
         offline_reason=replica.offline_reason,
     )
+    if replica.role is Role.LEADING:
+        description.followers.extend(_describe_followers(partition))
+    return description
+
+
+def _describe_followers(partition: Partition) -> Iterator[broker_pb2.FollowerDescription]:
+    """What this leader knows of the other replicas, in replica order."""
+    replica, now_ms = partition.replica, partition.services.clock.monotonic_ms()
+    assert replica.state is not None
+    in_sync = {entry.broker_id for entry in replica.state.in_sync}
+    fetched = {follower.replica.broker_id: follower for follower in replica.followers}
+    for broker_id in replica.state.replicas:
+        if broker_id == replica.broker_id:
+            continue
+        follower = fetched.get(broker_id)
+        if follower is None:
+            yield broker_pb2.FollowerDescription(
+                broker_id=broker_id,
+                broker_epoch=-1,
+                log_end_offset=-1,
+                durable_offset=-1,
+                behind_ms=now_ms - replica.followers.started_ms,
+                in_sync=broker_id in in_sync,
+            )
+            continue
+        caught_up = follower.acknowledged(replica.flushed_only) >= replica.log_end_offset
+        yield broker_pb2.FollowerDescription(
+            broker_id=broker_id,
+            broker_epoch=follower.replica.broker_epoch,
+            log_end_offset=follower.offset,
+            durable_offset=follower.durable_offset,
+            behind_ms=0 if caught_up else now_ms - follower.caught_up_ms,
+            in_sync=broker_id in in_sync,
+        )

@@ -17,7 +17,6 @@ from headrace.wire.errors import (
     InternalError,
     InvalidConfigError,
     LeaderHint,
-    MetastoreUnavailableError,
     NotLeaderError,
     Outcome,
     StorageOfflineError,
@@ -27,24 +26,23 @@ from headrace.wire.ids import BrokerId
 from headrace_server.keys import PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.metadata_view import Partition as PartitionEntry
-from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, ModRevisionIs, Put
-from headrace_server.partition_state import change, decode, encode
+from headrace_server.partition_state import Replica
 from headrace_server.topic_configs import Durability, TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
 from headrace_broker.core.replica import Role
 from headrace_broker.runtime.partition import Partition, log_settings
 from headrace_broker.runtime.producer_state import rebuild_producers
+from headrace_broker.runtime.replication import Replication
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.storage.directory import DataDirectory, LogId
+from headrace_broker.storage.errors import LogDamagedError
 from headrace_broker.storage.log import PartitionLog
 
 log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
 PartitionId = tuple[bytes, int]
-
-RETRY_SECONDS = 0.5
 
 
 class Assignments:
@@ -53,17 +51,16 @@ class Assignments:
     def __init__(
         self,
         view: ClusterView,
-        metastore: Metastore,
         directory: DataDirectory,
         services: PartitionServices,
-        tasks: asyncio.TaskGroup,
+        replication: Replication,
     ) -> None:
-        """`tasks` runs what must not hold up the rest, such as making the start of a leader epoch durable."""
         self._view = view
-        self._metastore = metastore
         self._directory = directory
         self._services = services
-        self._tasks = tasks
+        self._replication = replication
+        replication.on_left(self._note_left)
+        self._damaged: dict[PartitionId, None] = {}  # taken out of their keys, to be replaced by empty logs
         self._partitions: dict[PartitionId, Partition] = {}
         self._dirty: dict[PartitionId, None] = {}
         self._wake = asyncio.Event()
@@ -77,6 +74,10 @@ class Assignments:
     def partitions(self) -> list[Partition]:
         """All partitions held, in the order they were opened."""
         return list(self._partitions.values())
+
+    def get(self, key: PartitionId) -> Partition | None:
+        """The replica held here of the partition (topic id, number), or None."""
+        return self._partitions.get(key)
 
     def find(self, reference: topics_pb2.TopicRef, number: int) -> Partition:
         """The partition that a request names.
@@ -111,6 +112,11 @@ class Assignments:
         broker = self._view.brokers.get(BrokerId(hint.leader_id))
         return hint if broker is None else LeaderHint(hint.leader_id, hint.leader_epoch, broker.live.address)
 
+    def rack_of(self, replica: Replica) -> str:
+        """The rack of a broker in that session; empty: it names none, or is not registered so."""
+        broker = self._view.brokers.get(BrokerId(replica.broker_id))
+        return broker.live.rack if broker is not None and broker.broker_epoch == replica.broker_epoch else ""
+
     # --- start ---
 
     async def open_existing(self) -> bool:
@@ -133,7 +139,7 @@ class Assignments:
             partition = await self._open(topic, number)
             all_durable &= topic.config.durability is Durability.FSYNC
             if partition.log is None:
-                await self._leave_key(topic_id, number)
+                await self._replication.writer.leave(topic_id, number)
             elif partition.replica.last_epoch > entry.state.leader_epoch:
                 raise InvalidConfigError(
                     f"the log of {topic.name}-{number} knows leader epoch {partition.replica.last_epoch}, etcd only "
@@ -150,44 +156,17 @@ class Assignments:
             return
         self._doom(LogId(topic_id, number), None, TopicConfig().file_delete_delay_ms)
 
-    async def _leave_key(self, topic_id: bytes, number: int) -> None:
-        """Take this broker out of the in-sync and eligible sets of a partition whose log is damaged (H33)."""
-        key = self._view.keyspace.partition(topic_id, number)
-        me = self._services.broker_id
-        while True:
-            try:
-                found = (await self._metastore.get(key)).key_value
-                if found is None:
-                    return
-                state = decode(found.value)
-                members = {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}
-                if me not in members:
-                    return
-                leaves = change(
-                    state,
-                    leader=None if state.leader is None or state.leader.broker_id == me else state.leader,
-                    in_sync=[entry for entry in state.in_sync if entry.broker_id != me],
-                    eligible_leaders=[entry for entry in state.eligible_leaders if entry.broker_id != me],
-                    doubtful=[me],
-                )
-                await self._metastore.txn([ModRevisionIs(key, found.mod_revision)], success=[Put(key, encode(leaves))])
-            except MetastoreRolledBackError:
-                raise
-            except MetastoreUnavailableError as error:
-                log.warning("leave_delayed", topic_id=topic_id.hex(), partition=number, cause=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-
     # --- sessions ---
 
     def start_session(self, broker_epoch: int) -> None:
-        """The broker registered: partitions that name this session begin to lead."""
-        self._broker_epoch = broker_epoch
+        """The broker registered: partitions that name this session begin to lead, the others to follow."""
+        self._broker_epoch = self._replication.broker_epoch = broker_epoch
         for partition in self.partitions:
             partition.handle(SessionStarted(broker_epoch))
 
     def lose_session(self) -> None:
         """The registration is gone: nothing is led."""
-        self._broker_epoch = None
+        self._broker_epoch = self._replication.broker_epoch = None
         for partition in self.partitions:
             partition.handle(SessionLost())
 
@@ -223,6 +202,8 @@ class Assignments:
             while self._dirty:
                 key = next(iter(self._dirty))
                 del self._dirty[key]
+                if key in self._damaged:
+                    await self._replace_damaged(key)
                 await self._reconcile(*key)
 
     async def _reconcile(self, topic_id: bytes, number: int) -> None:
@@ -230,13 +211,14 @@ class Assignments:
         partition = self._partitions.get((topic_id, number))
         if topic is None or entry is None:
             if partition is not None and topic is None:
-                del self._partitions[(topic_id, number)]
-                partition.handle(StateGone(self._view.source.revision))
-                self._doom(LogId(topic_id, number), partition.log, partition.config.file_delete_delay_ms)
+                self._let_go(partition)
+            return
+        if self._services.broker_id not in entry.state.replicas:
+            # Moved away: what is here goes after the usual delay (H25).
+            if partition is not None and entry.mod_revision > partition.replica.revision:
+                self._let_go(partition)
             return
         if partition is None:
-            if self._services.broker_id not in entry.state.replicas:
-                return
             partition = await self._open(topic, number)
             self._fail_restored(partition, entry)
             if self._broker_epoch is not None:
@@ -246,6 +228,44 @@ class Assignments:
             await partition.update_log_settings()
             log.info("topic_config_applied", topic=topic.name, partition=number)
         partition.handle(StateSeen(entry.state, entry.mod_revision))
+
+    def _let_go(self, partition: Partition) -> None:
+        """Hold a replica no more; its log goes after the delay that its topic sets."""
+        del self._partitions[(partition.topic_id, partition.number)]
+        partition.handle(StateGone(self._view.source.revision))
+        self._doom(LogId(partition.topic_id, partition.number), partition.log, partition.config.file_delete_delay_ms)
+
+    def _note_left(self, partition: Partition) -> None:
+        """A failed replica is out of its key: where its log is damaged and others have the records, begin anew."""
+        key = (partition.topic_id, partition.number)
+        entry = self._view.partition(*key)
+        has_others = entry is not None and len(entry.state.replicas) > 1
+        if isinstance(partition.failure, LogDamagedError) and has_others and self._partitions.get(key) is partition:
+            self._damaged[key] = None
+            self._mark(*key)
+
+    async def _replace_damaged(self, key: PartitionId) -> None:
+        """Set a damaged log aside for a person and forget the replica, so that an empty one takes its place (H33)."""
+        del self._damaged[key]
+        partition = self._partitions.get(key)
+        if partition is None or partition.replica.role is not Role.OFFLINE:
+            return
+        partition_log = partition.log
+        async with partition.log_lock:
+            try:
+                if partition_log is not None:
+                    await self._in_directory(lambda: self._directory.close_log(partition_log))
+                path = await self._in_directory(lambda: self._directory.quarantine_log(LogId(*key)))
+            except HeadraceError as error:
+                log.error("damaged_log_stays", topic=partition.topic, partition=partition.number, reason=str(error))
+                return
+        del self._partitions[key]
+        self._services.metrics.offline_logs.dec()
+        self._services.metrics.replaced_logs.inc()
+        log.error(
+            "damaged_log_replaced",
+            topic=partition.topic, partition=partition.number, kept=path, reason=str(partition.failure),
+        )  # fmt: skip
 
     def _fail_restored(self, partition: Partition, entry: PartitionEntry) -> None:
         if partition.replica.last_epoch > entry.state.leader_epoch:
@@ -267,7 +287,13 @@ class Assignments:
         except HeadraceError as met:
             error = met
         partition = Partition(
-            topic.name, topic_id, number, partition_log, config=config, services=self._services, spawn=self._spawn_start
+            topic.name,
+            topic_id,
+            number,
+            partition_log,
+            config=config,
+            services=self._services,
+            host=self._replication,
         )
         if partition_log is not None:
             try:
@@ -282,9 +308,6 @@ class Assignments:
         self._services.metrics.partitions.set(len(self._partitions))
         return partition
 
-    def _spawn_start(self, partition: Partition, leader_epoch: int) -> None:
-        self._tasks.create_task(partition.persist_epoch(leader_epoch))
-
     # --- removal ---
 
     def _doom(self, log_id: LogId, partition_log: PartitionLog | None, delay_ms: int) -> None:
@@ -293,7 +316,7 @@ class Assignments:
         log.info("partition_deleted", topic_id=log_id.topic_id.hex(), partition=log_id.partition, delay_ms=delay_ms)
 
     async def remove_doomed(self) -> None:
-        """Remove the logs of deleted topics whose delay is over."""
+        """Remove the logs of deleted topics, and of replicas that were moved away, whose delay is over."""
         now_ms = self._services.clock.monotonic_ms()
         due = [doomed for doomed in self._doomed if doomed[0] <= now_ms]
         self._doomed = [doomed for doomed in self._doomed if doomed[0] > now_ms]
@@ -310,6 +333,15 @@ class Assignments:
             await self._in_directory(lambda: self._directory.delete_log_directory(log_id))
         else:
             await self._in_directory(lambda: self._directory.delete_log(partition_log))
+
+    def movable_leaderships(self) -> int:
+        """How many partitions are led here that another in-sync replica could lead."""
+        return sum(
+            partition.replica.role is Role.LEADING
+            and partition.replica.state is not None
+            and len(partition.replica.state.in_sync) > 1
+            for partition in self._partitions.values()
+        )
 
     async def close(self) -> bool:
         """Flush and close every log; whether all of them are whole, so that the stop is clean."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeVar, assert_never
+from typing import Protocol, TypeVar, assert_never
 
 import structlog
 from headrace.wire.batch import BatchHeader
@@ -20,11 +20,13 @@ from headrace.wire.errors import (
     HeadraceError,
     InternalError,
     NotLeaderError,
+    OffsetOutOfRangeError,
     Outcome,
     StorageOfflineError,
     TimedOutError,
 )
 from headrace.wire.ids import LeaderEpoch, Offset
+from headrace_server.partition_state import Replica
 from headrace_server.topic_configs import INT64_MAX, Durability, TopicConfig
 
 from headrace_broker.core.messages import (
@@ -34,31 +36,86 @@ from headrace_broker.core.messages import (
     AcknowledgementDropped,
     Action,
     Appended,
+    BatchesReplicated,
     DurabilityChanged,
     EpochPersisted,
     Event,
     Flushed,
+    Follow,
     HighWatermarkAdvanced,
+    LeaderReported,
     LeadershipEnded,
     LeadershipStarted,
+    LeaveInSync,
+    LogCut,
+    LogRestarted,
     LogStartRaised,
     PersistEpoch,
+    Propose,
     StorageFailed,
+    Unfollow,
 )
 from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import PartitionReplica, Role
+from headrace_broker.core.replica_fetch import (
+    AppendBatches,
+    CutTo,
+    Diverged,
+    FetchAnswer,
+    StartOver,
+    find_divergence,
+    next_step,
+)
 from headrace_broker.runtime.batch_checks import AppendResult, check_run
 from headrace_broker.runtime.flusher import FlushState
+from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.runtime.uninterrupted import uninterrupted
 from headrace_broker.storage.log import PartitionLog, TimestampedOffset, TimestampKind
 from headrace_broker.storage.settings import LogSettings
 from headrace_broker.storage.slices import Slice
 
 log = structlog.get_logger(__name__)
 
+_INLINE_BYTES = 128 << 10
+"""Larger answers of a leader are checked and written in a thread (H46)."""
+_LOOK_BYTES = 16 << 20
+
 ResultT = TypeVar("ResultT")
 
 __all__ = ["AppendResult", "Partition", "PartitionServices", "log_settings"]
+
+
+class PartitionHost(Protocol):
+    """What a partition has done by others: `replication.Replication`. All return at once."""
+
+    def start_epoch(self, partition: Partition, leader_epoch: int) -> None:
+        """Run `persist_epoch`."""
+
+    def follow(self, partition: Partition, leader: Replica) -> None:
+        """Fetch from `leader` from now on."""
+
+    def unfollow(self, partition: Partition) -> None:
+        """Fetch no more."""
+
+    def fetch(self, partition: Partition) -> None:
+        """It is to fetch (again): a flush has ended."""
+
+    def propose(self, partition: Partition, proposal: Propose) -> None:
+        """Write the partition's key and report how that ended."""
+
+    def leave_in_sync(self, partition: Partition) -> None:
+        """Take this broker out of the partition's key."""
+
+
+class ReplicaWatcher(Protocol):
+    """A follower's stream, where a fetch of a partition waits for something to answer."""
+
+    def wake(self, partition: Partition) -> None:
+        """There are new records, or leadership has ended."""
+
+    def note_high_watermark(self, partition: Partition) -> None:
+        """The high watermark has moved."""
 
 
 class Partition:
@@ -73,17 +130,22 @@ class Partition:
         *,
         config: TopicConfig,
         services: PartitionServices,
-        spawn: Callable[[Partition, int], None],
+        host: PartitionHost,
     ) -> None:
-        """Hold an opened log; None: it could not be opened, `fail` follows. `spawn` runs `persist_epoch` as a task."""
+        """Hold an opened log; None: it could not be opened, `fail` follows."""
         self.topic, self.topic_id, self.number = topic, topic_id, number
         self.config = config
         self.services = services
         self.watchers: dict[asyncio.Event, None] = {}
+        self.replica_watchers: dict[ReplicaWatcher, None] = {}
         self.flush_state = FlushState.CLEAN
         self._log = partition_log
         self.log_lock = asyncio.Lock()
-        self._spawn = spawn
+        self._host = host
+        self.failure: BaseException | None = None
+        self._applying = False  # an answer of the leader is being written
+        self._more = False  # the leader's last answer was not all it had
+        self._looking: asyncio.Task[None] | None = None
         self._acknowledgements: dict[int, asyncio.Future[HeadraceError | None]] = {}
         self._tokens = itertools.count()
         self._slow = False
@@ -97,10 +159,13 @@ class Partition:
             high_watermark=Offset(0) if partition_log is None else partition_log.checkpointed_high_watermark,
             last_epoch=LeaderEpoch(-1) if partition_log is None else partition_log.last_epoch,
             flushed_only=_flushed_only(config),
-            producers=ProducerWindows(
-                max_producers=services.settings.max_producers, expiry_ms=services.settings.producer_expiry_ms
-            ),
+            producers=self._make_producers(),
+            lag_max_ms=services.settings.replica_lag_max_ms,
         )
+
+    def _make_producers(self) -> ProducerWindows:
+        settings = self.services.settings
+        return ProducerWindows(max_producers=settings.max_producers, expiry_ms=settings.producer_expiry_ms)
 
     @property
     def log(self) -> PartitionLog | None:
@@ -131,6 +196,9 @@ class Partition:
 
     async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
         """As `append_now`, with the writes in a thread and in the order of the calls."""
+        return await uninterrupted(self._append(batches, known_epoch, committed=committed))
+
+    async def _append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
         result = AppendResult()
         async with self.log_lock:
             position = 0
@@ -207,8 +275,9 @@ class Partition:
         metrics.produced_batches.inc(len(pairs))
         metrics.produced_records.inc(records)
         metrics.produced_bytes.inc(size_bytes)
-        self._ask_for_flush(records)
+        self.ask_for_flush(records)
         self._perform(actions)
+        self.wake_replicas()
 
     def _end_append(self, result: AppendResult, error: HeadraceError) -> None:
         result.error = error
@@ -238,18 +307,34 @@ class Partition:
 
     # --- reading ---
 
-    def locate_now(self, offset: int, max_bytes: int, known_epoch: int) -> tuple[Slice | None, bool]:
+    def locate_now(
+        self, offset: int, max_bytes: int, known_epoch: int, *, from_follower: bool = False
+    ) -> tuple[Slice | None, bool]:
         """The visible batches from `offset` on, without blocking: (slice, or None for nothing yet; would it block).
 
-        Close the slice. Raises as `PartitionReplica.check_leading` and `check_read`, and StorageOfflineError.
+        `from_follower`: the reader takes a follower's, too. Close the slice. Raises as
+        `PartitionReplica.check_leading` and `check_read`, and StorageOfflineError.
         """
         replica = self.replica
-        replica.check_leading(known_epoch)
+        self.check_reader(known_epoch, from_follower=from_follower)
         replica.check_read(offset)
         if offset >= replica.high_watermark:
             return None, False
         found = self.open_log.read_nowait(offset, max_bytes, replica.high_watermark)
         return found, found is None
+
+    def check_reader(self, known_epoch: int, *, from_follower: bool) -> None:
+        """Raise as `PartitionReplica.check_leading`, or `check_serving` for readers that take a follower's."""
+        if from_follower:
+            self.replica.check_serving(known_epoch)
+        else:
+            self.replica.check_leading(known_epoch)
+
+    def find_divergence(self, offset: int, last_epoch: int) -> Diverged | None:
+        """Where the log parts from what a reader has read up to `offset`, last in `last_epoch`; None: nowhere."""
+        if last_epoch == self.replica.leader_epoch and offset <= self.replica.log_end_offset:
+            return None
+        return find_divergence(self.open_log, offset, last_epoch)
 
     async def locate(self, offset: int, max_bytes: int) -> Slice:
         """As `locate_now`, in a thread."""
@@ -277,12 +362,146 @@ class Partition:
         Raises OffsetOutOfRangeError above the high watermark.
         """
         self.replica.check_leading(-1)
+        return await uninterrupted(self._delete_records(before_offset))
+
+    async def _delete_records(self, before_offset: int) -> Offset:
         async with self.log_lock:
             high_watermark = self.replica.high_watermark
             before = high_watermark if before_offset == -1 else before_offset
-            start = await self.in_thread(lambda: self.open_log.delete_records(before, high_watermark))
-            self.handle(LogStartRaised(start))
+            return await self._raise_log_start(before, high_watermark)
+
+    async def _raise_log_start(self, before: int, high_watermark: int) -> Offset:
+        start = await self.in_thread(lambda: self.open_log.delete_records(before, high_watermark))
+        self.handle(LogStartRaised(start))
         return start
+
+    # --- replication: both ends of a fetch ---
+
+    async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, bool]:
+        """Whole batches from `offset` to the log end, fsynced or not, and whether more follow.
+
+        Raises SliceCutError, StorageOfflineError.
+        """
+        partition_log = self.open_log
+        end_offset = partition_log.log_end_offset
+        start = max(offset, partition_log.log_start_offset)
+        if start >= end_offset:
+            return b"", False
+        found = partition_log.read_nowait(start, max_bytes, end_offset)
+        if found is None:
+            found = await self.in_thread(lambda: partition_log.read(start, max_bytes, end_offset))
+        more = found.end_offset < partition_log.log_end_offset
+        return await self.read(found), more
+
+    def may_fetch(self) -> bool:
+        """Whether a follower may ask for more now; where not, what is under way asks again when it ends.
+
+        With durability=fsync a follower that has reached the end flushes first: its next fetch acknowledges.
+        """
+        if self.replica.role is not Role.FOLLOWING or self._applying:
+            return False
+        replica = self.replica
+        at_end = self.config.durability is Durability.FSYNC and not self._more
+        if at_end and replica.flushed_offset < replica.log_end_offset:
+            self.services.flusher.request(self)
+            return False
+        return True
+
+    @property
+    def fetches_anew(self) -> bool:
+        """Whether a fetch that waits at the leader is replaced to tell it what was flushed since (flush policies)."""
+        return self.config.durability is not Durability.FSYNC and self.config.flushes_by_policy
+
+    async def take_answer(self, answer: FetchAnswer) -> float:
+        """Do what a leader's answer asks for; how long to wait before the next fetch, in seconds.
+
+        Raises:
+            CorruptBatchError: the batches fail their checks (I17); nothing was appended.
+            StorageFullError: nothing was appended.
+            HeadraceError: the replica must not go on.
+        """
+        return await uninterrupted(self._take_answer(answer))
+
+    async def _take_answer(self, answer: FetchAnswer) -> float:
+        async with self.log_lock:
+            if self.replica.role in (Role.OFFLINE, Role.DELETED):
+                return 0.0
+            step = next_step(self.replica, self.open_log, answer)
+            self._applying = step is not None
+            try:
+                match step:
+                    case AppendBatches():
+                        return await self._append_replicated(step)
+                    case CutTo(offset):
+                        await self._cut_log(offset)
+                    case StartOver(offset, previous_crc):
+                        await self._start_over(offset, previous_crc)
+                    case None:
+                        pass
+            finally:
+                self._applying = False
+        return 0.0
+
+    async def _append_replicated(self, step: AppendBatches) -> float:
+        partition_log = self.open_log
+        self._more = step.more
+        pause = 0.0
+        if len(step.batches):
+            if len(step.batches) <= _INLINE_BYTES and not self._slow:
+                headers = partition_log.append_replicated(step.batches)
+            else:
+                headers = await self.in_thread(lambda: partition_log.append_replicated(step.batches))
+            self.handle(BatchesReplicated(headers))
+            self.services.metrics.replicated_in_bytes.inc(len(step.batches))
+            self.ask_for_flush(sum(header.record_count for header in headers))
+            state = self.replica.state
+            if state is not None and state.copy_bytes_per_second and self.services.broker_id in state.adding:
+                pause = len(step.batches) / state.copy_bytes_per_second
+        self.handle(LeaderReported(step.high_watermark))
+        start = min(step.log_start_offset, self.replica.high_watermark)
+        if start > self.replica.log_start_offset:
+            await self._raise_log_start(start, self.replica.high_watermark)
+        return pause
+
+    async def _cut_log(self, offset: int) -> None:
+        log.warning(
+            "log_truncated",
+            topic=self.topic, partition=self.number, log_end_offset=self.replica.log_end_offset, to=offset,
+        )  # fmt: skip
+        producers = self._make_producers()
+
+        def cut() -> Offset:
+            end_offset = self.open_log.truncate_to(offset)
+            rebuild_producers(producers, self.open_log)
+            return end_offset
+
+        end_offset = await self.in_thread(cut)
+        self.replica.producers = producers
+        self.handle(LogCut(end_offset))
+        self.services.metrics.truncations.inc()
+
+    async def _start_over(self, offset: int, previous_crc: int) -> None:
+        log.warning("log_started_over", topic=self.topic, partition=self.number, offset=offset)
+        await self.in_thread(lambda: self.open_log.reset_to(offset, previous_crc))
+        self.replica.producers = self._make_producers()
+        self.handle(LogRestarted(Offset(offset)))
+
+    def look_for_damage(self, offset: int) -> None:
+        """A reader found bytes that fail their checks: look at what is on the disk, and go offline if it is here."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_for_damage(offset))
+
+    async def _look_for_damage(self, offset: int) -> None:
+        if self.replica.role is not Role.LEADING:
+            return
+        try:
+            await self.in_thread(lambda: self.open_log.verify_from(offset, _LOOK_BYTES))
+        except OffsetOutOfRangeError:
+            return
+        except HeadraceError as error:
+            self.fail(error)
+            return
+        log.info("damage_not_found_here", topic=self.topic, partition=self.number, offset=offset)
 
     # --- roles, flushes, settings: events for the core ---
 
@@ -295,12 +514,30 @@ class Partition:
             match action:
                 case HighWatermarkAdvanced():
                     self._wake_watchers()
+                    for watcher in self.replica_watchers:
+                        watcher.note_high_watermark(self)
                 case Acknowledge(token):
                     self._answer(token, None)
                 case Abandon(token, error):
                     self._answer(token, error)
                 case PersistEpoch(leader_epoch):
-                    self._spawn(self, leader_epoch)
+                    self._host.start_epoch(self, leader_epoch)
+                case Propose():
+                    self._host.propose(self, action)
+                case Follow(leader, leader_epoch):
+                    log.info(
+                        "following",
+                        topic=self.topic,
+                        partition=self.number,
+                        leader=leader.broker_id,
+                        leader_epoch=leader_epoch,
+                    )
+                    self._more = False
+                    self._host.follow(self, leader)
+                case Unfollow():
+                    self._host.unfollow(self)
+                case LeaveInSync():
+                    self._host.leave_in_sync(self)
                 case LeadershipStarted(leader_epoch, start_offset):
                     self.services.metrics.leaders.inc()
                     log.info(
@@ -315,6 +552,7 @@ class Partition:
                     self.services.metrics.leaders.dec()
                     log.info("leadership_ended", topic=self.topic, partition=self.number, leader_epoch=leader_epoch)
                     self._wake_watchers()
+                    self.wake_replicas()
                 case _:
                     assert_never(action)
 
@@ -327,8 +565,16 @@ class Partition:
         for event in self.watchers:
             event.set()
 
+    def wake_replicas(self) -> None:
+        """Answer the followers' fetches that wait here."""
+        for watcher in self.replica_watchers:
+            watcher.wake(self)
+
     async def persist_epoch(self, leader_epoch: int) -> None:
         """Make the start of a leader epoch durable and begin to lead (PROTOCOL "Leading")."""
+        await uninterrupted(self._persist_epoch(leader_epoch))
+
+    async def _persist_epoch(self, leader_epoch: int) -> None:
         async with self.log_lock:
             if self.replica.role is not Role.STARTING or self.replica.leader_epoch != leader_epoch:
                 return
@@ -337,7 +583,7 @@ class Partition:
             except HeadraceError as error:
                 self.fail(error)
                 return
-            self.handle(EpochPersisted(LeaderEpoch(leader_epoch), start))
+            self.handle(EpochPersisted(LeaderEpoch(leader_epoch), start, self.services.clock.monotonic_ms()))
 
     def _start_epoch(self, leader_epoch: int) -> Offset:
         self.open_log.flush()
@@ -350,12 +596,15 @@ class Partition:
     def on_flushed(self, offset: Offset) -> None:
         """For the flusher."""
         self.handle(Flushed(offset))
+        if self.replica.role is Role.FOLLOWING:
+            self._host.fetch(self)
 
     def on_flush_failed(self, error: BaseException) -> None:
         """For the flusher: the replica goes offline at once (H34)."""
         self.fail(error)
 
-    def _ask_for_flush(self, records: int) -> None:
+    def ask_for_flush(self, records: int) -> None:
+        """See that `records` that were appended become durable when the topic's settings say so."""
         config = self.config
         if config.durability is Durability.FSYNC:
             self.services.flusher.request(self)
@@ -396,6 +645,7 @@ class Partition:
         """Take the replica offline for the life of the process."""
         if self.replica.role in (Role.OFFLINE, Role.DELETED):
             return
+        self.failure = error
         self.services.metrics.offline_logs.inc()
         log.error("log_offline", topic=self.topic, partition=self.number, reason=str(error))
         self.handle(StorageFailed(str(error)))

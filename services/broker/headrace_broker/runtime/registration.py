@@ -158,6 +158,23 @@ class Registration:
         if await self._metastore.renew_lease(lease_id) == 0:
             raise LeaseNotFoundError("the lease ended while the registration waited")
 
+    async def announce_draining(self) -> bool:
+        """Tell the cluster that this broker stops; False where etcd does not answer or the session is over."""
+        session = self.session
+        if session is None:
+            return False
+        self._live.draining = True
+        live_key = self._keyspace.live(self._live.broker_id)
+        try:
+            result = await self._metastore.txn(
+                [CreateRevisionIs(live_key, session.broker_epoch)],
+                success=[Put(live_key, self._live.SerializeToString(), session.keeper.lease_id)],
+            )
+        except (MetastoreUnavailableError, LeaseNotFoundError) as error:
+            log.warning("draining_not_announced", cause=str(error))
+            return False
+        return result.succeeded
+
     async def end(self, *, revoke: bool) -> None:
         """Stop renewing; `revoke`: delete the registration now, best effort."""
         session, self.session = self.session, None

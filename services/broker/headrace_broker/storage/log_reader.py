@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from headrace.wire.batch import BatchHeader
-from headrace.wire.errors import OffsetOutOfRangeError
+from headrace.wire.batch import BatchHeader, iter_batches
+from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
 from headrace.wire.ids import Offset
 
 from headrace_broker.storage.errors import LogDamagedError, SliceCutError
 from headrace_broker.storage.log_state import LogState
-from headrace_broker.storage.scan import BadBatch, ChainPoint, ReadAt, check_batches, walk_headers
+from headrace_broker.storage.scan import BadBatch, ChainPoint, ReadAt, check_batches, check_next, walk_headers
 from headrace_broker.storage.segment import Segment
 from headrace_broker.storage.segments import SegmentList
 from headrace_broker.storage.slices import Slice
@@ -226,6 +226,24 @@ class LogReader:
                 finally:
                     self._segments.files.unpin(file)
         return Offset(end_offset)
+
+    def verify_from(self, offset: int, max_bytes: int) -> Offset:
+        """Read and check the batches of one slice."""
+        with self.read(offset, max_bytes, self._state.end.offset, nowait=False) as found:
+            data, position, path = found.read(), found.position, found.path
+            before: ChainPoint | None = None
+            try:
+                for header, batch in iter_batches(data):
+                    fits = before or ChainPoint(header.base_offset, header.previous_crc, -1)
+                    wrong = check_next(batch, header, fits)
+                    if wrong:
+                        raise CorruptBatchError(wrong)
+                    before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+                    position += header.batch_bytes
+            except CorruptBatchError as error:
+                at = found.base_offset if before is None else before.offset
+                raise LogDamagedError(error.message, file=path, offset=at, position=position) from error
+            return Offset(found.end_offset)
 
     def _verify_segment(
         self, segment: Segment, read_at: ReadAt, size_bytes: int, offset: int, before: ChainPoint | None

@@ -44,6 +44,11 @@ class Slice:
         self.position = position
         self.size_bytes = size_bytes
 
+    @property
+    def path(self) -> str:
+        """The segment's file."""
+        return self._segment.path
+
     def fileno(self) -> int:
         """Return the file descriptor for `sendfile`; valid until `close`.
 

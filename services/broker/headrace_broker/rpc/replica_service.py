@@ -1,0 +1,81 @@
+"""ReplicaService: lets followers in and runs their streams (see `runtime.follower_stream`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from headrace.wire.envelopes import Envelope
+from headrace.wire.errors import HeadraceError, InvalidRequestError
+from headrace_server.internal_v1 import replication_pb2
+from headrace_server.rpc import abort
+
+from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.follower_stream import FollowerStream
+from headrace_broker.runtime.replica_messages import RESPONSES, SERVICE_NAME, SILENCE_SECONDS
+from headrace_broker.runtime.replication import Replication
+
+
+class ReplicaService:
+    """Belongs to the event loop."""
+
+    def __init__(self, replication: Replication, assignments: Assignments, check_serving: Callable[[], None]) -> None:
+        """`check_serving` raises where no call may be taken."""
+        self._replication = replication
+        self._assignments = assignments
+        self._check_serving = check_serving
+
+    async def ReplicaFetch(
+        self, requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], context: Any
+    ) -> AsyncIterator[Envelope]:
+        """See the proto. Ends when the follower goes, falls silent or comes again."""
+        try:
+            self._check_serving()
+            async with asyncio.timeout(SILENCE_SECONDS):
+                first = await anext(requests, None)
+            if first is None or not first.HasField("follower"):
+                raise InvalidRequestError("the first request of a stream says who follows")
+            stream = self._replication.open_stream(first.follower, self._assignments.get)
+        except (HeadraceError, TimeoutError) as error:
+            refused = error if isinstance(error, HeadraceError) else InvalidRequestError("nothing came on the stream")
+            await abort(context, refused)
+            return
+        reader = asyncio.create_task(_read(requests, stream))
+        try:
+            stream.take(first)
+            async for envelope in stream.responses():
+                yield envelope
+        finally:
+            self._replication.close_stream(stream)
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await reader
+
+
+async def _read(requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], stream: FollowerStream) -> None:
+    try:
+        while True:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                request = await anext(requests, None)
+            if request is None:
+                return
+            stream.take(request)
+    except TimeoutError:
+        pass  # The follower has fallen silent: it will come again.
+    finally:
+        stream.close()
+
+
+def register(service: ReplicaService, server: grpc.aio.Server) -> None:
+    """Add the service to a server."""
+    handlers: dict[str, Any] = {
+        "ReplicaFetch": grpc.stream_stream_rpc_method_handler(
+            service.ReplicaFetch,
+            request_deserializer=replication_pb2.ReplicaFetchRequest.FromString,
+            response_serializer=RESPONSES.write,
+        )
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))

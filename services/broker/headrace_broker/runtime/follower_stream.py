@@ -1,0 +1,253 @@
+"""The leader's end of one follower's stream: fetches come in, wait, and are answered when there is something to say.
+
+One for each follower broker that is connected; made by the RPC layer, belongs to the event loop. A partition whose
+followers have everything costs nothing here: its fetches wait in a dictionary until `Partition.wake_replicas`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import structlog
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.envelopes import Envelope
+from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome
+from headrace.wire.ids import Offset
+from headrace_server.internal_v1 import replication_pb2
+from headrace_server.partition_state import Replica
+
+from headrace_broker.core.messages import FollowerFetched
+from headrace_broker.core.replica_fetch import FetchRequest, Verdict, check_fetch, judge
+from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.replica_messages import (
+    SIGN_OF_LIFE_SECONDS,
+    read_request,
+    write_error,
+    write_verdict,
+)
+from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.storage.errors import SliceCutError
+
+log = structlog.get_logger(__name__)
+
+NEWS_SECONDS = 0.05
+"""A new high watermark without new records is told this much later, so that records may take it along."""
+
+PartitionId = tuple[bytes, int]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A fetch that was verified and has not been answered."""
+
+    partition: Partition
+    request: FetchRequest
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A fetch to be answered by a verdict or an error."""
+
+    request_token: int
+    leader_epoch: int
+    answer: Verdict | HeadraceError
+
+
+class FollowerStream:
+    """See the module. `heard_ms` is when the follower gave its last sign of life (monotonic)."""
+
+    def __init__(
+        self,
+        follower: Replica,
+        find: Callable[[PartitionId], Partition | None],
+        may_join: Callable[[Replica], bool],
+        services: PartitionServices,
+    ) -> None:
+        """`find` gives the partitions held here; `may_join`: may a follower be taken into an in-sync set."""
+        self.follower = follower
+        self.heard_ms = services.clock.monotonic_ms()
+        self._find = find
+        self._may_join = may_join
+        self._services = services
+        self._waiting: dict[PartitionId, _Waiting] = {}
+        self._ready: dict[PartitionId, None] = {}  # of `_waiting`, in the order to be answered
+        self._refused: dict[PartitionId, _Refused] = {}
+        self._news: dict[PartitionId, None] = {}
+        self._news_timer: asyncio.TimerHandle | None = None
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def close(self) -> None:
+        """The stream has ended: nothing waits any more."""
+        self._closed = True
+        for waiting in self._waiting.values():
+            waiting.partition.replica_watchers.pop(self, None)
+        self._waiting.clear()
+        if self._news_timer is not None:
+            self._news_timer.cancel()
+        self._wake.set()
+
+    # --- fetches ---
+
+    def take(self, request: replication_pb2.ReplicaFetchRequest) -> None:
+        """Take in one message of the follower."""
+        self.heard_ms = self._services.clock.monotonic_ms()
+        for topic in request.topics:
+            for entry in topic.partitions:
+                self._take_fetch((topic.topic_id, entry.partition), entry)
+
+    def _take_fetch(self, key: PartitionId, entry: replication_pb2.PartitionReplicaFetch) -> None:
+        self._forget(key)
+        request = read_request(self.follower, entry)
+        partition = self._find(key)
+        try:
+            if partition is None:
+                raise NotLeaderError("this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED)
+            check_fetch(partition.replica, request)
+            verdict = judge(partition.open_log, request)
+        except HeadraceError as error:
+            self._refuse(key, request, error)
+            return
+        if entry.found_damage:
+            partition.look_for_damage(request.offset)
+        if verdict is not None:
+            self._refuse(key, request, verdict)
+            return
+        self._waiting[key] = _Waiting(partition, request)
+        partition.replica_watchers[self] = None
+        partition.handle(
+            FollowerFetched(
+                self.follower,
+                Offset(request.offset),
+                Offset(request.durable_offset),
+                self.heard_ms,
+                self._may_join(self.follower),
+            )
+        )
+        replica = partition.replica
+        if request.offset < replica.log_end_offset:
+            self._make_ready(key)
+        elif request.high_watermark < replica.high_watermark:
+            self.note_high_watermark(partition)
+
+    def _forget(self, key: PartitionId) -> None:
+        """Drop what waits for `key`: it is answered, or a later fetch takes its place."""
+        waiting = self._waiting.pop(key, None)
+        self._ready.pop(key, None)
+        self._news.pop(key, None)
+        self._refused.pop(key, None)
+        if waiting is not None:
+            waiting.partition.replica_watchers.pop(self, None)
+
+    def _refuse(self, key: PartitionId, request: FetchRequest, answer: Verdict | HeadraceError) -> None:
+        self._refused[key] = _Refused(request.token, request.leader_epoch, answer)
+        self._wake.set()
+
+    # --- what happens at partitions ---
+
+    def wake(self, partition: Partition) -> None:
+        """Answer the fetch that waits at `partition`."""
+        self._make_ready((partition.topic_id, partition.number))
+
+    def _make_ready(self, key: PartitionId) -> None:
+        self._ready[key] = None
+        self._wake.set()
+
+    def note_high_watermark(self, partition: Partition) -> None:
+        """Answer the fetch that waits at `partition` a little later, if nothing else does."""
+        self._news[(partition.topic_id, partition.number)] = None
+        if self._news_timer is None:
+            self._news_timer = asyncio.get_running_loop().call_later(NEWS_SECONDS, self._tell_news)
+
+    def _tell_news(self) -> None:
+        self._news_timer = None
+        news, self._news = self._news, {}
+        for key in news:
+            if key in self._waiting:
+                self._make_ready(key)
+
+    # --- answers ---
+
+    async def responses(self) -> AsyncIterator[Envelope]:
+        """Messages to the follower, an empty one as a sign of life, until `close`."""
+        while not self._closed:
+            try:
+                async with asyncio.timeout(SIGN_OF_LIFE_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            envelope = await self._respond()
+            if self._ready or self._refused:
+                self._wake.set()
+            yield envelope
+
+    async def _respond(self) -> Envelope:
+        """Answer what is ready, up to the bytes of one message."""
+        response = replication_pb2.ReplicaFetchResponse()
+        batches: list[list[ReadableBuffer]] = []
+        topics: dict[bytes, replication_pb2.TopicReplicaFetchResult] = {}
+        parts: dict[bytes, list[list[ReadableBuffer]]] = {}
+
+        def add(key: PartitionId, data: ReadableBuffer) -> replication_pb2.PartitionReplicaFetchResult:
+            topic = topics.get(key[0])
+            if topic is None:
+                topic = topics[key[0]] = response.topics.add(topic_id=key[0])
+                parts[key[0]] = []
+            parts[key[0]].append([data])
+            return topic.partitions.add(partition=key[1])
+
+        refused, self._refused = self._refused, {}
+        for key, refusal in refused.items():
+            result = add(key, b"")
+            result.token, result.leader_epoch = refusal.request_token, refusal.leader_epoch
+            if isinstance(refusal.answer, HeadraceError):
+                write_error(result, refusal.answer)
+            else:
+                write_verdict(result, refusal.answer)
+        room = self._services.settings.max_replica_fetch_bytes
+        while self._ready and room > 0:
+            key = next(iter(self._ready))
+            del self._ready[key]
+            waiting = self._waiting.get(key)
+            if waiting is not None:
+                room -= await self._answer(key, waiting, room, add)
+        for topic in response.topics:
+            batches += parts[topic.topic_id]
+        return Envelope(response, batches)
+
+    async def _answer(
+        self,
+        key: PartitionId,
+        waiting: _Waiting,
+        room: int,
+        add: Callable[[PartitionId, ReadableBuffer], replication_pb2.PartitionReplicaFetchResult],
+    ) -> int:
+        """Answer one fetch that waits; the bytes of its batches."""
+        partition, request = waiting.partition, waiting.request
+        data: bytes = b""
+        error: HeadraceError | None = None
+        more = False
+        try:
+            partition.replica.check_leading(request.leader_epoch)
+            data, more = await partition.read_for_replica(request.offset, room)
+            partition.replica.check_leading(request.leader_epoch)
+        except SliceCutError:
+            return 0  # Leadership has ended; the fetch is answered when the partition wakes it.
+        except HeadraceError as met:
+            error = met
+        if self._waiting.get(key) is not waiting:
+            return 0  # A later fetch has taken its place meanwhile.
+        self._forget(key)
+        result = add(key, data if error is None else b"")
+        result.token, result.leader_epoch = request.token, request.leader_epoch
+        if error is not None:
+            write_error(result, error)
+            return 0
+        replica = partition.replica
+        result.high_watermark, result.log_start_offset = replica.high_watermark, replica.log_start_offset
+        result.more = more
+        self._services.metrics.replicated_out_bytes.inc(len(data))
+        return len(data)

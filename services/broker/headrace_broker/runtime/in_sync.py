@@ -1,0 +1,106 @@
+"""Writes of partition keys by a broker: changes of in-sync sets that it leads, and taking itself out (C1 to C3).
+
+Owned by `replication`; belongs to the event loop. Each write is sent once; what becomes of it the core is told, and
+decides again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from headrace.wire.errors import MetastoreUnavailableError
+from headrace_server.keys import Keyspace
+from headrace_server.metastore.api import (
+    CreateRevisionIs,
+    Get,
+    Metastore,
+    MetastoreRolledBackError,
+    ModRevisionIs,
+    Put,
+)
+from headrace_server.partition_state import decode, encode, leave
+
+from headrace_broker.core.messages import ProposalFailed, ProposalSucceeded, ProposalUnanswered, Propose
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime.partition import Partition
+
+log = structlog.get_logger(__name__)
+
+MAX_WRITES_AT_ONCE = 32
+RETRY_SECONDS = 0.5
+
+
+class InSyncWriter:
+    """See the module."""
+
+    def __init__(self, metastore: Metastore, keyspace: Keyspace, broker_id: int, metrics: BrokerMetrics) -> None:
+        self._metastore = metastore
+        self._keyspace = keyspace
+        self._broker_id = broker_id
+        self._metrics = metrics
+        self._permits = asyncio.Semaphore(MAX_WRITES_AT_ONCE)
+
+    async def write(self, partition: Partition, proposal: Propose) -> None:
+        """Send one proposal and report its end."""
+        key = self._keyspace.partition(partition.topic_id, partition.number)
+        sessions = [
+            CreateRevisionIs(self._keyspace.live(replica.broker_id), replica.broker_epoch)
+            for replica in proposal.sessions
+        ]
+        try:
+            async with self._permits:
+                result = await self._metastore.txn(
+                    [ModRevisionIs(key, proposal.base_revision), *sessions],
+                    success=[Put(key, encode(proposal.state))],
+                    failure=[Get(key)],
+                )
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnavailableError as error:
+            self._metrics.unanswered_proposals.inc()
+            log.warning(
+                "in_sync_change_unanswered", topic=partition.topic, partition=partition.number, cause=str(error)
+            )
+            partition.handle(ProposalUnanswered(proposal.number))
+            return
+        if result.succeeded:
+            self._report(partition, proposal)
+            partition.handle(ProposalSucceeded(proposal.number, result.revision))
+            return
+        found = result.responses[0]
+        state = decode(found[0].value) if found else None
+        partition.handle(ProposalFailed(proposal.number, state, found[0].mod_revision if found else result.revision))
+
+    def _report(self, partition: Partition, proposal: Propose) -> None:
+        before = partition.replica.state
+        if before is None:
+            return
+        old = {entry.broker_id for entry in before.in_sync}
+        new = {entry.broker_id for entry in proposal.state.in_sync}
+        self._metrics.in_sync_shrinks.inc(len(old - new))
+        self._metrics.in_sync_expands.inc(len(new - old))
+        bound = log.bind(topic=partition.topic, partition=partition.number, in_sync=sorted(new))
+        if old - new:
+            bound.warning("in_sync_set_shrank", left=sorted(old - new))
+        if new - old:
+            bound.info("in_sync_set_grew", joined=sorted(new - old))
+
+    async def leave(self, topic_id: bytes, number: int) -> None:
+        """Take this broker out of in-sync set, eligible leaders and lead, however long etcd takes (H33, H34)."""
+        key = self._keyspace.partition(topic_id, number)
+        while True:
+            try:
+                found = (await self._metastore.get(key)).key_value
+                if found is None:
+                    return
+                state = decode(found.value)
+                if self._broker_id not in {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}:
+                    return
+                left = leave(state, [self._broker_id], doubtful=True)
+                await self._metastore.txn([ModRevisionIs(key, found.mod_revision)], success=[Put(key, encode(left))])
+            except MetastoreRolledBackError:
+                raise
+            except MetastoreUnavailableError as error:
+                log.warning("leave_delayed", topic_id=topic_id.hex(), partition=number, cause=str(error))
+                await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,263 @@
+"""The follower's end of the stream to one leader: sends fetches for all partitions followed there, applies answers.
+
+Made by `replication` for each broker that leads something this one follows; belongs to the event loop. While the stream
+is down it is made anew with growing pauses; what was awaited on the old one is never used (H6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import structlog
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.envelopes import Buffers, Envelope
+from headrace.wire.errors import CorruptBatchError, HeadraceError, StorageFullError, from_detail
+from headrace.wire.ids import BrokerId
+from headrace_server.internal_v1 import replication_pb2
+from headrace_server.metadata_view import ClusterView
+
+from headrace_broker.core.replica import Role
+from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.replica_messages import (
+    METHOD,
+    RESPONSES,
+    SIGN_OF_LIFE_SECONDS,
+    SILENCE_SECONDS,
+    read_answer,
+)
+
+log = structlog.get_logger(__name__)
+
+PartitionId = tuple[bytes, int]
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 1.0
+REFUSED_PAUSE_SECONDS = 0.2
+FULL_PAUSE_SECONDS = 1.0
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 32 << 20),
+    ("grpc.max_send_message_length", 32 << 20),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class LeaderLink:
+    """See the module."""
+
+    def __init__(
+        self, leader_id: int, view: ClusterView, identity: Callable[[], replication_pb2.FollowerIdentity | None]
+    ) -> None:
+        """`identity` says who follows; None: there is no session now."""
+        self._leader_id = leader_id
+        self._view = view
+        self._identity = identity
+        self._partitions: dict[PartitionId, Partition] = {}
+        self._due: dict[PartitionId, Partition] = {}
+        self._damaged: dict[PartitionId, None] = {}
+        self._wake = asyncio.Event()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def partitions(self) -> int:
+        """How many are followed."""
+        return len(self._partitions)
+
+    def add(self, partition: Partition) -> None:
+        """Follow a partition here, or follow it in a new leader epoch."""
+        key = (partition.topic_id, partition.number)
+        self._partitions[key] = partition
+        self.fetch(partition)
+
+    def remove(self, partition: Partition) -> None:
+        """Follow a partition here no more."""
+        key = (partition.topic_id, partition.number)
+        self._partitions.pop(key, None)
+        self._due.pop(key, None)
+        self._damaged.pop(key, None)
+
+    def fetch(self, partition: Partition) -> None:
+        """See that a fetch of the partition is sent when it may be."""
+        key = (partition.topic_id, partition.number)
+        if key in self._partitions:
+            self._due[key] = partition
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            broker, identity = self._view.brokers.get(BrokerId(self._leader_id)), self._identity()
+            if broker is not None and identity is not None and self._partitions:
+                try:
+                    async with grpc.aio.insecure_channel(
+                        broker.live.internal_address, options=_CHANNEL_OPTIONS
+                    ) as channel:
+                        if await self._talk(channel, identity):
+                            pause = FIRST_PAUSE_SECONDS
+                except (grpc.aio.AioRpcError, TimeoutError) as error:
+                    log.info("replica_stream_ended", leader=self._leader_id, cause=_cause(error))
+                finally:
+                    self._end_fetches()
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _end_fetches(self) -> None:
+        for partition in self._partitions.values():
+            partition.replica.end_fetch()
+            self.fetch(partition)
+
+    async def _talk(self, channel: grpc.aio.Channel, identity: replication_pb2.FollowerIdentity) -> bool:
+        """Run one stream to its end; whether anything was heard on it."""
+        open_stream = channel.stream_stream(
+            METHOD,
+            request_serializer=replication_pb2.ReplicaFetchRequest.SerializeToString,
+            response_deserializer=RESPONSES.parse,
+        )
+        call = open_stream()
+        heard = False
+        writer: asyncio.Task[None] | None = None
+        try:
+            await call.write(replication_pb2.ReplicaFetchRequest(follower=identity))
+            writer = asyncio.create_task(self._write(call))
+            while not writer.done():
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    envelope = await call.read()
+                if not isinstance(envelope, Envelope):
+                    break  # The leader ended the stream.
+                heard = True
+                await self._apply(envelope.message, envelope.batches)
+            return heard
+        finally:
+            if writer is not None:
+                writer.cancel()
+                with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await writer
+            call.cancel()
+            for task in list(self._tasks):
+                task.cancel()
+
+    # --- fetches ---
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(SIGN_OF_LIFE_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            await call.write(self._make_request())
+
+    def _make_request(self) -> replication_pb2.ReplicaFetchRequest:
+        request = replication_pb2.ReplicaFetchRequest()
+        topics: dict[bytes, replication_pb2.TopicReplicaFetch] = {}
+        due, self._due = self._due, {}
+        for key, partition in due.items():
+            if not partition.may_fetch():
+                continue  # A flush is under way, which asks again.
+            token = partition.replica.begin_fetch(replace=partition.fetches_anew)
+            if token is None:
+                continue
+            replica, partition_log = partition.replica, partition.open_log
+            topic = topics.get(key[0])
+            if topic is None:
+                topic = topics[key[0]] = request.topics.add(topic_id=key[0])
+            topic.partitions.add(
+                partition=key[1],
+                leader_epoch=replica.leader_epoch,
+                token=token,
+                offset=replica.log_end_offset,
+                durable_offset=min(replica.flushed_offset, replica.log_end_offset),
+                last_epoch=partition_log.last_batch_epoch,
+                last_crc=partition_log.last_crc,
+                high_watermark=replica.high_watermark,
+                found_damage=key in self._damaged,
+            )
+            self._damaged.pop(key, None)
+        return request
+
+    # --- answers ---
+
+    async def _apply(self, response: replication_pb2.ReplicaFetchResponse, batches: list[Buffers]) -> None:
+        in_order = iter(batches)
+        for topic in response.topics:
+            for result in topic.partitions:
+                data = next(in_order)
+                key = (topic.topic_id, result.partition)
+                partition = self._partitions.get(key)
+                if partition is None:
+                    continue
+                if result.HasField("error"):
+                    self._refused(key, partition, result)
+                elif result.HasField("diverged") or result.HasField("restart"):
+                    # Cutting a log waits for the disk several times: beside the others.
+                    self._spawn(self._take(key, partition, result, b""))
+                else:
+                    await self._take(key, partition, result, data[-1] if data else b"")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _take(
+        self,
+        key: PartitionId,
+        partition: Partition,
+        result: replication_pb2.PartitionReplicaFetchResult,
+        data: ReadableBuffer,
+    ) -> None:
+        pause = 0.0
+        try:
+            pause = await partition.take_answer(read_answer(result, data))
+        except CorruptBatchError as error:
+            partition.services.metrics.damaged_fetches.inc()
+            log.error(
+                "replica_fetch_damaged",
+                topic=partition.topic, partition=partition.number, leader=self._leader_id, reason=str(error),
+            )  # fmt: skip
+            self._damaged[key] = None
+            pause = REFUSED_PAUSE_SECONDS
+        except StorageFullError:
+            pause = FULL_PAUSE_SECONDS
+        except HeadraceError as error:
+            partition.fail(error)
+            return
+        self._fetch_after(partition, pause)
+
+    def _refused(
+        self, key: PartitionId, partition: Partition, result: replication_pb2.PartitionReplicaFetchResult
+    ) -> None:
+        """The leader does not lead, or this broker's metadata is behind: again after a moment."""
+        if not partition.replica.take_answer(result.token, result.leader_epoch):
+            return
+        error = from_detail(result.error)
+        log.info(
+            "replica_fetch_refused",
+            topic=partition.topic, partition=partition.number, leader=self._leader_id, reason=str(error),
+        )  # fmt: skip
+        self._fetch_after(partition, REFUSED_PAUSE_SECONDS)
+
+    def _fetch_after(self, partition: Partition, seconds: float) -> None:
+        if partition.replica.role is not Role.FOLLOWING:
+            return
+        if seconds <= 0:
+            self.fetch(partition)
+        else:
+            asyncio.get_running_loop().call_later(seconds, self.fetch, partition)
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return "nothing was heard"

@@ -1,0 +1,65 @@
+"""Replica fetches between the wire (`replication.proto`) and the core (`core.replica_fetch`)."""
+
+from __future__ import annotations
+
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.envelopes import BatchCarrier
+from headrace.wire.errors import HeadraceError, to_detail
+from headrace_server.internal_v1 import replication_pb2
+from headrace_server.partition_state import Replica
+
+from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, FetchRequest, Restart, Verdict
+
+METHOD = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
+SERVICE_NAME = "headrace.internal.v1.ReplicaService"
+SIGN_OF_LIFE_SECONDS = 0.5
+SILENCE_SECONDS = 5.0
+"""A stream on which nothing came for so long is given up."""
+
+RESPONSES = BatchCarrier(replication_pb2.ReplicaFetchResponse)
+
+
+def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch) -> FetchRequest:
+    """One fetch of a request."""
+    return FetchRequest(
+        follower=follower,
+        leader_epoch=entry.leader_epoch,
+        token=entry.token,
+        offset=entry.offset,
+        durable_offset=entry.durable_offset,
+        last_epoch=entry.last_epoch,
+        last_crc=entry.last_crc,
+        high_watermark=entry.high_watermark,
+    )
+
+
+def write_verdict(result: replication_pb2.PartitionReplicaFetchResult, verdict: Verdict) -> None:
+    """Put a verdict into an answer."""
+    match verdict:
+        case Diverged(leader_epoch, end_offset):
+            result.diverged.leader_epoch, result.diverged.end_offset = leader_epoch, end_offset
+        case Restart(offset, previous_crc):
+            result.restart.offset, result.restart.previous_crc = offset, previous_crc
+
+
+def write_error(result: replication_pb2.PartitionReplicaFetchResult, error: HeadraceError) -> None:
+    """Put an error into an answer."""
+    result.error.CopyFrom(to_detail(error))
+
+
+def read_answer(result: replication_pb2.PartitionReplicaFetchResult, batches: ReadableBuffer) -> FetchAnswer:
+    """One answer of a response that is no error."""
+    verdict: Verdict | None = None
+    if result.HasField("diverged"):
+        verdict = Diverged(result.diverged.leader_epoch, result.diverged.end_offset)
+    elif result.HasField("restart"):
+        verdict = Restart(result.restart.offset, result.restart.previous_crc)
+    return FetchAnswer(
+        token=result.token,
+        leader_epoch=result.leader_epoch,
+        verdict=verdict,
+        batches=batches,
+        high_watermark=result.high_watermark,
+        log_start_offset=result.log_start_offset,
+        more=result.more,
+    )

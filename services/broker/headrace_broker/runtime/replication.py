@@ -1,0 +1,198 @@
+"""A broker's part in replication: streams to the leaders it follows, streams of its followers, in-sync sets.
+
+The one `PartitionHost`. Owned by the broker's app, belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+from headrace.wire.errors import FencedBrokerError, InvalidRequestError, Outcome
+from headrace.wire.ids import BrokerId
+from headrace_server.internal_v1 import replication_pb2
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Metastore
+from headrace_server.partition_state import Replica
+
+from headrace_broker.core.messages import Propose, Ticked
+from headrace_broker.core.replica import Role
+from headrace_broker.runtime.follower_stream import FollowerStream, PartitionId
+from headrace_broker.runtime.in_sync import InSyncWriter
+from headrace_broker.runtime.leader_link import LeaderLink
+from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.services import PartitionServices
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS = 0.5
+
+
+class Replication:
+    """See the module; `PartitionHost` says what partitions ask of it."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        metastore: Metastore,
+        services: PartitionServices,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._view = view
+        self._services = services
+        self._tasks = tasks
+        self.writer = InSyncWriter(metastore, view.keyspace, services.broker_id, services.metrics)
+        self._links: dict[int, tuple[LeaderLink, asyncio.Task[None]]] = {}
+        self._followed: dict[PartitionId, int] = {}  # the broker that each is copied from
+        self._streams: dict[int, FollowerStream] = {}  # of followers, by broker
+        self._on_left: Callable[[Partition], None] = lambda partition: None
+        self.broker_epoch: int | None = None
+
+    def on_left(self, callback: Callable[[Partition], None]) -> None:
+        """Call `callback` when a failed replica has been taken out of its key."""
+        self._on_left = callback
+
+    # --- PartitionHost ---
+
+    def start_epoch(self, partition: Partition, leader_epoch: int) -> None:
+        """See `PartitionHost`."""
+        self._spawn(partition.persist_epoch(leader_epoch))
+
+    def follow(self, partition: Partition, leader: Replica) -> None:
+        """See `PartitionHost`."""
+        key = (partition.topic_id, partition.number)
+        if self._followed.get(key, leader.broker_id) != leader.broker_id:
+            self.unfollow(partition)
+        self._followed[key] = leader.broker_id
+        if leader.broker_id not in self._links:
+            link = LeaderLink(leader.broker_id, self._view, self._identify)
+            self._links[leader.broker_id] = link, self._tasks.create_task(link.run())
+        self._links[leader.broker_id][0].add(partition)
+        self._services.metrics.following.set(len(self._followed))
+
+    def unfollow(self, partition: Partition) -> None:
+        """See `PartitionHost`."""
+        leader_id = self._followed.pop((partition.topic_id, partition.number), None)
+        if leader_id is not None:
+            link, task = self._links[leader_id]
+            link.remove(partition)
+            if not link.partitions:
+                del self._links[leader_id]
+                task.cancel()
+        self._services.metrics.following.set(len(self._followed))
+
+    def fetch(self, partition: Partition) -> None:
+        """See `PartitionHost`."""
+        leader_id = self._followed.get((partition.topic_id, partition.number))
+        if leader_id is not None:
+            self._links[leader_id][0].fetch(partition)
+
+    def propose(self, partition: Partition, proposal: Propose) -> None:
+        """See `PartitionHost`."""
+        self._spawn(self.writer.write(partition, proposal))
+
+    def leave_in_sync(self, partition: Partition) -> None:
+        """See `PartitionHost`."""
+        self._spawn(self._leave(partition))
+
+    async def _leave(self, partition: Partition) -> None:
+        await self.writer.leave(partition.topic_id, partition.number)
+        self._on_left(partition)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+    def _identify(self) -> replication_pb2.FollowerIdentity | None:
+        if self.broker_epoch is None:
+            return None
+        return replication_pb2.FollowerIdentity(
+            cluster_id=self._view.identity.cluster_id,
+            generation=self._view.keyspace.generation,
+            broker_id=self._services.broker_id,
+            broker_epoch=self.broker_epoch,
+        )
+
+    # --- followers ---
+
+    def open_stream(
+        self, identity: replication_pb2.FollowerIdentity, find: Callable[[PartitionId], Partition | None]
+    ) -> FollowerStream:
+        """Let a follower in; an older stream of the same broker ends.
+
+        Raises:
+            InvalidRequestError: it is of another cluster or generation, or is this broker itself.
+            FencedBrokerError: a later session of it is known.
+        """
+        if (identity.cluster_id, identity.generation) != (
+            self._view.identity.cluster_id,
+            self._view.keyspace.generation,
+        ):
+            raise InvalidRequestError(
+                f"broker {identity.broker_id} is of cluster {identity.cluster_id!r}, generation {identity.generation}",
+                action="Start it with the etcd endpoints and the cluster name of its own cluster.",
+            )
+        if identity.broker_id == self._services.broker_id:
+            raise InvalidRequestError(f"broker {identity.broker_id} is this broker: two share an id or an address")
+        follower = Replica(identity.broker_id, identity.broker_epoch)
+        registered = self._view.brokers.get(BrokerId(identity.broker_id))
+        before = self._streams.get(identity.broker_id)
+        newest = max(
+            -1 if registered is None else registered.broker_epoch,
+            -1 if before is None else before.follower.broker_epoch,
+        )
+        if identity.broker_epoch < newest:
+            raise FencedBrokerError(f"broker {identity.broker_id} has a later session", outcome=Outcome.NOT_APPLIED)
+        if before is not None:
+            before.close()
+        stream = self._streams[identity.broker_id] = FollowerStream(follower, find, self._may_join, self._services)
+        self._services.metrics.followers.set(len(self._streams))
+        return stream
+
+    def close_stream(self, stream: FollowerStream) -> None:
+        """End what `open_stream` began."""
+        stream.close()
+        if self._streams.get(stream.follower.broker_id) is stream:
+            del self._streams[stream.follower.broker_id]
+        self._services.metrics.followers.set(len(self._streams))
+
+    def _may_join(self, replica: Replica) -> bool:
+        """Whether it is registered so, as far as is known here, and does not stop; the write compares it again."""
+        broker = self._view.brokers.get(BrokerId(replica.broker_id))
+        return broker is not None and broker.broker_epoch == replica.broker_epoch and not broker.live.draining
+
+    async def tick(self, partitions: Callable[[], list[Partition]]) -> None:
+        """Look after followers that fall behind, until cancelled."""
+        clock, metrics = self._services.clock, self._services.metrics
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            ticked = Ticked(
+                clock.monotonic_ms(),
+                {stream.follower: stream.heard_ms for stream in self._streams.values()},
+                {
+                    Replica(broker_id, broker.broker_epoch)
+                    for broker_id, broker in self._view.brokers.items()
+                    if not broker.live.draining
+                },
+            )
+            under_replicated = under_minimum = 0
+            for partition in partitions():
+                state = partition.replica.state
+                if partition.replica.role is not Role.LEADING or state is None:
+                    continue
+                if len(state.replicas) > 1:
+                    partition.handle(ticked)
+                under_replicated += len(state.in_sync) < len(state.replicas) - len(state.adding)
+                under_minimum += len(state.in_sync) < state.min_insync_replicas
+            metrics.under_replicated.set(under_replicated)
+            metrics.under_min_insync.set(under_minimum)
+
+    def close(self) -> None:
+        """End all streams: the broker stops."""
+        for _, task in self._links.values():
+            task.cancel()
+        self._links.clear()
+        self._followed.clear()
+        for stream in list(self._streams.values()):
+            stream.close()
