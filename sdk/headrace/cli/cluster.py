@@ -5,14 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.exit_codes import ExitCode
-from headrace.cli.health import Problem, find_problems
-from headrace.cli.rendering import Column, Facts, JsonValue, Note, Report, Section, Table
-from headrace.cli.session import CommandFailed, Session, command
+from headrace.cli.cluster_health import health
+from headrace.cli.rendering import Column, Facts, JsonValue, Report, Table
+from headrace.cli.session import Session, command
 
 if TYPE_CHECKING:
-    from headrace.client.admin import Admin
-    from headrace.client.admin_replication import LogInfo
     from headrace.client.admin_rpc import BrokerDescription
 
 app = typer.Typer(help="Look at the cluster as a whole.", no_args_is_help=True, rich_markup_mode=None)
@@ -39,6 +36,9 @@ def broker_row(broker: "BrokerDescription") -> dict[str, JsonValue]:
         "version": broker.version,
         "broker_epoch": broker.broker_epoch,
     }
+
+
+app.command("health")(health)
 
 
 @app.command("describe")
@@ -100,47 +100,6 @@ def describe(session: Session) -> None:
             ),
         )
     )
-
-
-@app.command("health")
-@command()
-def health(session: Session) -> None:
-    """Say whether the cluster is healthy, what is wrong, and what to do. Exit code 5 when something is wrong."""
-    with session.admin() as admin:
-        cluster = admin.describe_cluster()
-        topics = admin.describe_topics()
-        logs, unanswered = _logs(admin)
-    problems = find_problems(cluster, topics, logs) + unanswered
-    document: dict[str, JsonValue] = {
-        "healthy": not problems,
-        "brokers": len(cluster.brokers),
-        "coordinators": len(cluster.coordinators),
-        "topics": cluster.topics,
-        "partitions": cluster.partitions,
-        "problems": [{"kind": each.kind, "message": each.message, "action": each.action} for each in problems],
-    }
-    sections: list[Section] = [
-        Note(
-            f"{'healthy' if not problems else 'unhealthy'}: {len(cluster.brokers)} brokers, "
-            f"{len(cluster.coordinators)} coordinators, {cluster.topics} topics, {cluster.partitions} partitions"
-        )
-    ]
-    sections += [Note(f"* {each.message}\n  -> {each.action}") for each in problems]
-    if problems or not session.quiet:
-        session.show(Report(document, sections))
-    if problems:
-        raise CommandFailed(ExitCode.UNHEALTHY)
-
-
-def _logs(admin: "Admin") -> "tuple[list[LogInfo], list[Problem]]":
-    from headrace.wire.errors import HeadraceError
-
-    try:
-        return admin.describe_logs(), []
-    except HeadraceError as error:
-        where = "; ".join(getattr(error, "__notes__", ()))
-        message = f"a broker did not answer{f' ({where})' if where else ''}: {error.message}"
-        return [], [Problem("broker_unanswering", message, error.action or "Look at the broker's log.")]
 
 
 @app.command("dump")

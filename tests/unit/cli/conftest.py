@@ -3,13 +3,21 @@
 import io
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pytest
+from headrace.cli import watching
 from headrace.cli.main import run
-from headrace.client.admin_replication import LogInfo
+from headrace.client.admin_replication import (
+    DiskInfo,
+    DrainResult,
+    FollowerInfo,
+    LogInfo,
+    PartitionChange,
+    Reassignment,
+)
 from headrace.client.admin_rpc import (
     BrokerDescription,
     ClusterDescription,
@@ -21,7 +29,13 @@ from headrace.client.admin_rpc import (
     TopicDescription,
 )
 from headrace.client.records import Record
-from headrace.wire.errors import HeadraceError, InvalidConfigError, TopicAlreadyExistsError, UnknownTopicError
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidConfigError,
+    LeaderNotAvailableError,
+    TopicAlreadyExistsError,
+    UnknownTopicError,
+)
 from headrace.wire.ids import TopicPartition
 
 CREATED_MS = 1_700_000_000_000
@@ -40,20 +54,44 @@ class FakeTopics:
     failure: BaseException | None = None
     # Raised by describe_logs alone.
     logs_failure: HeadraceError | None = None
+    # Raised by dump alone, which is how etcd is asked.
+    etcd_failure: HeadraceError | None = None
+    drained: set[int] = field(default_factory=set)
+    # Log ends of replicas that lack records: (partition, broker id) -> offset.
+    log_ends: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
+    # What the administrator changed: (method, arguments).
+    changes: list[tuple[str, Any]] = field(default_factory=list)
     # Settings of every object made.
     settings: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, name: str, partitions: int = 2) -> None:
-        parts = tuple(PartitionDescription(n, 1, 0, (1,), (1,), (1,)) for n in range(partitions))
+    def add(self, name: str, partitions: int = 2, replicas: tuple[int, ...] = (1,), minimum: int = 1) -> None:
+        parts = tuple(
+            PartitionDescription(n, replicas[0], 4, replicas, replicas, (), min_insync_replicas=minimum)
+            for n in range(partitions)
+        )
         self.topics[name] = TopicDescription(name, uuid.uuid5(uuid.NAMESPACE_DNS, name).bytes, parts, 1_048_576)
         self.configs.setdefault(name, {})
         for n in range(partitions):
             self.records.setdefault(TopicPartition(name, n), [])
 
-    def lose_leader(self, topic: str, partition: int) -> None:
+    def start_brokers(self, *broker_ids: int, racks: str = "") -> None:
+        """Register brokers, in place of those that were."""
+        self.brokers = tuple(
+            BrokerDescription(each, f"127.0.0.1:{7180 + each}", racks[n : n + 1], "", 5, False, "0.1.0")
+            for n, each in enumerate(broker_ids)
+        )
+
+    def change(self, topic: str, partition: int, **fields: Any) -> None:
+        """Change one partition's description."""
         parts = list(self.topics[topic].partitions)
-        parts[partition] = replace(parts[partition], leader_id=-1, replicas=(2,), in_sync_replicas=(2,))
+        parts[partition] = replace(parts[partition], **fields)
         self.topics[topic] = replace(self.topics[topic], partitions=tuple(parts))
+
+    def partition(self, where: TopicPartition) -> PartitionDescription:
+        return self.topics[where.topic].partitions[where.partition]
+
+    def lose_leader(self, topic: str, partition: int) -> None:
+        self.change(topic, partition, leader_id=-1, replicas=(2,), in_sync_replicas=(2,))
 
     def append(self, topic: str, partition: int, value: bytes | None, **fields: Any) -> None:
         log = self.records[TopicPartition(topic, partition)]
@@ -140,20 +178,148 @@ class FakeAdmin(FakeContext):
     def describe_cluster(self) -> ClusterDescription:
         if self.held.failure is not None:
             raise self.held.failure
+        brokers = tuple(
+            replace(each, draining=each.draining or each.broker_id in self.held.drained) for each in self.held.brokers
+        )
         coordinators = (CoordinatorDescription("a", "127.0.0.1:7170", "0.1.0"),)
         counts = len(self.held.topics), sum(len(topic.partitions) for topic in self.held.topics.values())
         return ClusterDescription(
-            "c1", 1, 1, self.held.controller_id, 3, self.held.brokers, coordinators, *counts, 0, 0, "3.5.1", 99
+            "c1", 1, 1, self.held.controller_id, 3, brokers, coordinators, *counts, 0, 0, "3.5.1", 99
         )
 
-    def describe_logs(self, topic: str | None = None) -> list[LogInfo]:
+    def describe_logs(self, topic: str | None = None, *, brokers: Sequence[int] | None = None) -> list[LogInfo]:
+        if self.held.logs_failure is not None:
+            raise self.held.logs_failure
+        live = {each.broker_id for each in self.held.brokers}
+        asked = live if brokers is None else live & set(brokers)
+        return [
+            self._log(where, broker_id)
+            for where in sorted(self.held.records)
+            if topic in (None, where.topic)
+            for broker_id in self.held.partition(where).replicas
+            if broker_id in asked
+        ]
+
+    def _log(self, where: TopicPartition, broker_id: int) -> LogInfo:
+        partition = self.held.partition(where)
+        leads = partition.leader_id == broker_id
+        end = len(self.held.records[where])
+        own = self.held.log_ends.get((where, broker_id), end)
+        followers = tuple(
+            FollowerInfo(
+                each,
+                5,
+                at := self.held.log_ends.get((where, each), end),
+                at,
+                0 if at == end else 700,
+                each in partition.in_sync_replicas,
+                0.5,
+            )
+            for each in partition.replicas
+            if each != broker_id
+        )
+        sizes = own, own, own, 100 * own, 1
+        return LogInfo(*where, broker_id, leads, 4, 0, *sizes, "", not leads, followers if leads else ())
+
+    def describe_disks(self, *, brokers: Sequence[int] | None = None) -> list[DiskInfo]:
         if self.held.logs_failure is not None:
             raise self.held.logs_failure
         return [
-            LogInfo(where.topic, where.partition, 1, True, 0, 0, len(log), len(log), len(log), 100 * len(log), 1, "")
-            for where, log in self.held.records.items()
-            if topic in (None, where.topic)
+            DiskInfo(each.broker_id, 4 << 30, 1 << 30)
+            for each in self.held.brokers
+            if brokers is None or each.broker_id in brokers
         ]
+
+    def reassign_partitions(
+        self, moves: Mapping[TopicPartition, Sequence[int]], *, copy_bytes_per_second: int = 0, validate_only: bool
+    ) -> list[PartitionChange]:
+        if not validate_only:
+            self.held.changes.append(("reassign", (dict(moves), copy_bytes_per_second)))
+        results = []
+        for where, after in moves.items():
+            if where.topic not in self.held.topics:
+                unknown = UnknownTopicError(f"there is no topic {where.topic!r}")
+                results.append(PartitionChange(*where, unknown, False, -1, -1, ()))
+                continue
+            now = self.held.partition(where)
+            removing = tuple(each for each in now.target_replicas if each not in after)
+            adding = tuple(each for each in after if each not in now.target_replicas)
+            if not validate_only and (removing or adding):
+                self.held.change(
+                    *where, replicas=(*after, *removing), adding_replicas=adding, removing_replicas=removing
+                )
+            results.append(PartitionChange(*where, None, False, now.leader_id, 4, (*after, *removing)))
+        return results
+
+    def cancel_reassignment(
+        self, partitions: Sequence[TopicPartition], *, validate_only: bool
+    ) -> list[PartitionChange]:
+        if not validate_only:
+            self.held.changes.append(("cancel", list(partitions)))
+        results = []
+        for where in partitions:
+            now = self.held.partition(where)
+            before = tuple(each for each in now.replicas if each not in now.adding_replicas)
+            results.append(PartitionChange(*where, None, before == now.replicas, now.leader_id, 4, before))
+            if not validate_only:
+                self.held.change(*where, replicas=before, adding_replicas=(), removing_replicas=())
+        return results
+
+    def list_reassignments(self, topics: Sequence[str] | None = None) -> list[Reassignment]:
+        if self.held.failure is not None:
+            raise self.held.failure
+        return [
+            Reassignment(
+                name,
+                each.partition,
+                each.replicas,
+                each.adding_replicas,
+                each.removing_replicas,
+                each.in_sync_replicas,
+                each.leader_id,
+                0,
+            )
+            for name in sorted(self.held.topics)
+            if topics is None or name in topics
+            for each in self.held.topics[name].partitions
+            if each.adding_replicas or each.removing_replicas
+        ]
+
+    def elect_leaders(
+        self,
+        kind: str = "preferred",
+        partitions: Sequence[TopicPartition] | None = None,
+        *,
+        broker_id: int | None = None,
+        validate_only: bool = False,
+    ) -> list[PartitionChange]:
+        if not validate_only:
+            self.held.changes.append(("elect", (kind, partitions, broker_id)))
+        results = []
+        for where in sorted(self.held.records) if partitions is None else partitions:
+            now = self.held.partition(where)
+            leader = now.target_replicas[0] if broker_id is None else broker_id
+            if kind == "preferred" and leader not in now.in_sync_replicas:
+                refused = LeaderNotAvailableError(f"{where.topic}-{where.partition}: {leader} is not in sync")
+                results.append(PartitionChange(*where, refused, False, now.leader_id, 4, now.replicas))
+                continue
+            if not validate_only:
+                self.held.change(*where, leader_id=leader)
+            results.append(PartitionChange(*where, None, now.leader_id == leader, leader, 5, now.replicas))
+        return results
+
+    def drain_broker(self, broker_id: int) -> DrainResult:
+        return self._drain(broker_id, {broker_id})
+
+    def undrain_broker(self, broker_id: int) -> DrainResult:
+        return self._drain(broker_id, set())
+
+    def _drain(self, broker_id: int, drained: set[int]) -> DrainResult:
+        self.held.changes.append(("drain" if drained else "undrain", broker_id))
+        unchanged = (broker_id in self.held.drained) == bool(drained)
+        self.held.drained = (self.held.drained - {broker_id}) | drained
+        leads = sum(self.held.partition(where).leader_id == broker_id for where in self.held.records)
+        return DrainResult(leads, unchanged)
 
     def list_offsets(
         self, topic: str, at: str | int, *, partitions: Sequence[int] | None
@@ -170,9 +336,13 @@ class FakeAdmin(FakeContext):
         return found
 
     def dump(self, prefix: str = "") -> Iterator[MetadataEntry]:
-        for name in self.held.topics:
-            if f"topics/{name}".startswith(prefix):
-                yield MetadataEntry(f"topics/{name}", f'{{"name": "{name}"}}', 1, 2, 3, 0)
+        if self.held.etcd_failure is not None:
+            raise self.held.etcd_failure
+        keys = {f"topics/{name}": f'{{"name": "{name}"}}' for name in self.held.topics}
+        keys |= {f"drain/{each}": "{}" for each in self.held.drained}
+        for key, value in sorted(keys.items()):
+            if key.startswith(prefix):
+                yield MetadataEntry(f"/headrace/c1/1/{key}", value, 1, 2, 3, 0)
 
 
 class FakeProducer(FakeContext):
@@ -267,3 +437,31 @@ def headrace(
     monkeypatch.delenv("HEADRACE_BOOTSTRAP_SERVERS", raising=False)
     monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
     return CommandLine(held, capsysbinary, monkeypatch)
+
+
+class ScriptedTime:
+    """Stands for the module `time`: a wait takes no time and lets the next thing of the script happen."""
+
+    def __init__(self, held: FakeTopics, script: Sequence[Callable[[FakeTopics], object]]) -> None:
+        self._held = held
+        self._script = list(script)
+        self._now = 1000.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        if not self._script:
+            raise KeyboardInterrupt  # Nothing more will happen: whoever still waits would wait for ever.
+        self._script.pop(0)(self._held)
+
+
+@pytest.fixture
+def happens(held: FakeTopics, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`happens(change, change, ...)`: what changes in the cluster, one thing each time that a command waits."""
+
+    def script(*changes: Callable[[FakeTopics], object]) -> None:
+        monkeypatch.setattr(watching, "time", ScriptedTime(held, changes))
+
+    return script

@@ -193,7 +193,7 @@ def test_the_leader_stays_first_where_that_is_even() -> None:
 
 def test_replicas_of_a_removed_broker_go_where_few_are() -> None:
     """The emptiest of the brokers that are as good for spread gets each."""
-    partitions = [PlanPartition(TopicPartition("t", n), (1,)) for n in range(3)]
+    partitions = [PlanPartition(TopicPartition("s", n), (1,)) for n in range(3)]
     partitions += [PlanPartition(TopicPartition("t", n), (9,)) for n in range(3, 8)]
     after = applied(partitions, plan_moves(partitions, [PlanBroker(1), PlanBroker(2)], receivers=()))
     assert replicas_by_broker(after) == Counter({1: 4, 2: 4})
