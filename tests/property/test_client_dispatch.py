@@ -7,7 +7,8 @@ definitely failed is not there (PROTOCOL I20 to I22).
 
 import random
 
-from headrace.client.inflight import Answer, Dispatcher, PartitionPipeline, SealedBatch
+from headrace.client.inflight import Dispatcher
+from headrace.client.pipeline import Answer, PartitionPipeline, SealedBatch
 from headrace.client.receipts import PendingBatch
 from headrace.client.retry import Backoff
 from headrace.client.routing import RoutingTable
@@ -77,6 +78,7 @@ class World:
         )  # fmt: skip
         self.pipelines = [PartitionPipeline(TopicPartition("t", n), TOPIC_ID) for n in range(PARTITIONS)]
         self.flying, self.late = [], []
+        self.given_up = 0
         self.finished = {}
         self.sent = 0
         self.contents = {}
@@ -197,6 +199,16 @@ class World:
             self.forget(self.logs.index(log))
         elif kind == 2 and self.late:
             self.arrive(*self.late.pop(0))
+        elif kind == 3:
+            self.now_ms += self.rng.randrange(1500)  # Nobody answers meanwhile.
+
+    def give_up(self):
+        """Requests that nobody answers, of leaders that have moved; they may still arrive, and nobody hears of it."""
+        given_up, finished = self.dispatcher.give_up_overdue(self.now_ms)
+        self.late += [(request, body) for request, body in self.flying if request in given_up]
+        self.flying = [(request, body) for request, body in self.flying if request not in given_up]
+        self.given_up += len(given_up)
+        self.finish(finished)
 
     def forget(self, number):
         """Lose a partition's producers, as retention may: long after a first batch and its retries (PROTOCOL H49)."""
@@ -223,6 +235,7 @@ class World:
                 self.land()
             elif self.rng.random() < self.faults:
                 self.upset()
+            self.give_up()
             self.finish(self.dispatcher.expire(self.now_ms))
         self.faults = 0
         for _ in range(4000):
@@ -231,6 +244,7 @@ class World:
             self.now_ms += 60
             self.send()
             self.land()
+            self.give_up()
             self.finish(self.dispatcher.expire(self.now_ms))
         assert not self.dispatcher.unresolved, "everything ends once the faults do"
         assert self.dispatcher.next_event_ms(self.now_ms) is None
@@ -260,6 +274,16 @@ def test_an_idempotent_producer_neither_loses_doubles_nor_reorders(seed, faults)
     world.dispatcher.set_identity(7, 0)
     world.run(150)
     check(world)
+
+
+def test_the_model_gives_requests_up():
+    """The property above is shown of requests that nobody answers, too."""
+    worlds = [World(seed, idempotent=True, faults=1.0) for seed in range(10)]
+    for world in worlds:
+        world.dispatcher.set_identity(7, 0)
+        world.run(150)
+        check(world)
+    assert sum(world.given_up for world in worlds)
 
 
 @given(st.integers(0, 2**32))

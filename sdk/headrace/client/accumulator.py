@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from headrace.client.inflight import PartitionPipeline
+from headrace.client.pipeline import PartitionPipeline
 from headrace.client.receipts import PendingBatch, Receipt
 from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition

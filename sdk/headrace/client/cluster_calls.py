@@ -18,7 +18,12 @@ from headrace.v1 import cluster_pb2
 from headrace.wire.errors import HeadraceError, Outcome, from_rpc_error
 
 PROBE_TIMEOUT_S = 5.0
-"""How long one address may take to answer for metadata while others are left to try."""
+"""How long one coordinator may take to answer while others are left to try."""
+METADATA_PROBE_S = 1.0
+"""So long each address has to answer for metadata, before all of them are tried once more with the time that is left.
+
+A server that has stopped, and keeps its connections, costs no more than that.
+"""
 
 
 class ClusterCalls:
@@ -50,7 +55,16 @@ class ClusterCalls:
         def ask(address: str, left: float) -> Steps[Any]:
             return self._metadata_at(address, request, left)
 
-        response: cluster_pb2.GetMetadataResponse = yield from self._first(addresses, ask, timeout, True)
+        started = time.monotonic()
+        try:
+            response: cluster_pb2.GetMetadataResponse = yield from self._first(
+                addresses, ask, timeout, True, METADATA_PROBE_S
+            )
+        except NoBrokersAvailableError:
+            left = timeout - (time.monotonic() - started)
+            if left <= METADATA_PROBE_S:
+                raise
+            response = yield from self._first(addresses, ask, left, True)
         self._brokers = [broker.address for broker in response.brokers if broker.address]
         self._coordinators = list(response.coordinators)
         return response
@@ -95,9 +109,14 @@ class ClusterCalls:
         raise AssertionError("unreachable")
 
     def _first(
-        self, addresses: Iterable[str], ask: Callable[[str, float], Steps[Any]], timeout: float, repeatable: bool
+        self,
+        addresses: Iterable[str],
+        ask: Callable[[str, float], Steps[Any]],
+        timeout: float,
+        repeatable: bool,
+        probe: float | None = None,
     ) -> Steps[Any]:
-        """Try addresses in order until one answers, sharing the time."""
+        """Try addresses in order until one answers, sharing the time, or with at most `probe` seconds for each."""
         deadline = time.monotonic() + timeout
         causes: dict[str, str] = {}
         remaining = list(addresses)
@@ -106,7 +125,9 @@ class ClusterCalls:
             if left <= 0:
                 causes[address] = "not tried: the time was up"
                 continue
-            if position + 1 < len(remaining):
+            if probe is not None:
+                left = min(left, probe)
+            elif position + 1 < len(remaining):
                 left = min(left, max(PROBE_TIMEOUT_S, left / (len(remaining) - position)))
             try:
                 answer = yield from ask(address, left)

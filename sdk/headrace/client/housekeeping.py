@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any, cast
 
 from headrace.client.config import ProducerConfig
+from headrace.client.retry import Backoff
 from headrace.wire.errors import HeadraceError
 
 IDLE_LOOK_MS = 1_000
@@ -24,8 +25,15 @@ _log = logging.getLogger("headrace.client")
 class Housekeeper:
     """Runs `seal_due` when something is due and `refresh` when something is wanted. Any thread."""
 
-    def __init__(self, config: ProducerConfig, seal_due: Callable[[], int | None], refresh: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        config: ProducerConfig,
+        backoff: Backoff,
+        seal_due: Callable[[], int | None],
+        refresh: Callable[[], bool],
+    ) -> None:
         self._config = config
+        self._backoff = backoff
         self._seal_due = weakref.WeakMethod(cast(MethodType, seal_due))
         self._refresh = weakref.WeakMethod(cast(MethodType, refresh))
         self._tick = threading.Event()
@@ -102,6 +110,7 @@ def _run_clock(keeper: Housekeeper) -> None:
 
 
 def _run_refresh(keeper: Housekeeper) -> None:
+    """Refresh when something is wanted, and before metadata grows too old; never twice within a short while."""
     seconds = keeper._config.metadata_max_age_ms / 1000
     failures = 0
     while keeper._wait(keeper._wanted, seconds):
@@ -111,7 +120,7 @@ def _run_refresh(keeper: Housekeeper) -> None:
         satisfied = False
         try:
             satisfied = refresh()
-            failures = 0 if satisfied else failures + 1
+            failures = 0
         except HeadraceError as error:
             failures += 1
             _log.warning("metadata could not be read (try %d): %s", failures, error)
@@ -119,9 +128,13 @@ def _run_refresh(keeper: Housekeeper) -> None:
             failures += 1
             _log.exception("reading metadata failed")
         del refresh
-        if satisfied:
-            seconds = keeper._config.metadata_max_age_ms / 1000
-        else:
-            backoff = keeper._config.retry_backoff_ms << min(failures, 10)
-            keeper._stopped.wait(min(backoff, keeper._config.retry_backoff_max_ms) / 1000)
-            seconds = 0.0
+        keeper._stopped.wait(refresh_delay_ms(keeper._backoff, failures) / 1000)
+        seconds = keeper._config.metadata_max_age_ms / 1000 if satisfied else 0.0
+
+
+def refresh_delay_ms(backoff: Backoff, failures: int) -> int:
+    """Give how long to wait after a refresh, in milliseconds, where the last so many failed.
+
+    One that succeeded may have to be repeated while a leader is elected; that one takes no back-off.
+    """
+    return backoff.delay_ms(failures) if failures else backoff.look_delay_ms()

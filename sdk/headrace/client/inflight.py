@@ -15,26 +15,26 @@ queue.
 After a failure a partition is recovering: it sends nothing until all that flew has come back, and one request at a time
 until one succeeds. So order holds whatever is lost (PROTOCOL H50, H51, I20 to I22). Without a producer id one request
 at a time flies.
+
+A partition whose leader failed waits, and metadata is asked for a newer leader meanwhile, which is tried at once. A
+request that nobody answers is given up when metadata names a newer leader: its outcome is unknown.
 """
 
-from bisect import insort
-from collections import deque
 from collections.abc import Iterable
 from copy import copy
-from typing import NamedTuple
 
-from headrace.client.receipts import PendingBatch
-from headrace.client.retry import Backoff
+from headrace.client.pipeline import Answer, Finished, PartitionPipeline, Request, RequestPart, SealedBatch
+from headrace.client.retry import Backoff, Overdue
 from headrace.client.routing import RoutingTable
-from headrace.client.sequences import ProducerStamp, SequenceState, restamp
+from headrace.client.sequences import SequenceState, restamp
 from headrace.wire.errors import (
     ErrorCode,
     HeadraceError,
     Outcome,
     TimedOutError,
+    TransportError,
     UnknownTopicIdError,
 )
-from headrace.wire.ids import TopicPartition
 
 MAX_BATCHES_IN_FLIGHT = 64
 """A partition: as many ranges as the leader remembers (PROTOCOL H48)."""
@@ -50,108 +50,11 @@ _LEADERSHIP = frozenset(
     }
 )
 _IDENTITY = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
+_GONE = _LEADERSHIP | {ErrorCode.SHUTTING_DOWN, ErrorCode.TIMED_OUT}
+"""Another leader may be found, or be on its way. So may be where a connection fails."""
+_FULL = frozenset({ErrorCode.THROTTLED, ErrorCode.STORAGE_FULL})
+"""Nothing is wrong with the leader that was asked."""
 _SEQUENCE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.UNKNOWN_PRODUCER})
-
-
-class SealedBatch:
-    """A batch that takes no more records. Owned by its partition's pipeline."""
-
-    __slots__ = (
-        "charged", "deadline_ms", "doubtful", "encoded", "numbered", "pending", "pipeline", "records", "serial",
-        "stamp",
-    )  # fmt: skip
-
-    def __init__(
-        self, pipeline: "PartitionPipeline", pending: PendingBatch, records: int, charged: int, deadline_ms: int
-    ) -> None:
-        self.pipeline = pipeline
-        self.pending = pending
-        self.records = records
-        self.charged = charged
-        """Bytes of the producer's budget."""
-        self.deadline_ms = deadline_ms
-        self.serial = pipeline.next_serial()
-        self.stamp: ProducerStamp = pipeline.sequences.sealed(records)
-        self.encoded: bytes | None = None
-        """None while it is being encoded; nothing behind it is sent meanwhile."""
-        self.numbered = False
-        """Whether its sequence counts as sent in the present epoch."""
-        self.doubtful = False
-        """Whether some send of it may have been applied."""
-
-
-class PartitionPipeline:
-    """The sealed batches of one partition of one life of a topic."""
-
-    __slots__ = (
-        "failures", "flying", "needs_epoch", "queue", "recovering", "retry_at_ms", "sequences", "serials", "topic_id",
-        "where",
-    )  # fmt: skip
-
-    def __init__(self, where: TopicPartition, topic_id: bytes) -> None:
-        self.where = where
-        self.topic_id = topic_id
-        self.queue: deque[SealedBatch] = deque()
-        self.flying: list[SealedBatch] = []
-        self.sequences = SequenceState()
-        self.serials = 0
-        self.recovering = False
-        self.needs_epoch = False
-        self.failures = 0
-        self.retry_at_ms = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is queued or in flight: then a batch that lingers may go."""
-        return not self.queue and not self.flying
-
-    def next_serial(self) -> int:
-        """Number batches in the order in which they were sealed."""
-        self.serials += 1
-        return self.serials
-
-    def put_back(self, batches: Iterable[SealedBatch]) -> None:
-        """Put batches back to their places in the queue."""
-        merged = list(self.queue)
-        for batch in batches:
-            insort(merged, batch, key=lambda entry: entry.serial)
-        self.queue = deque(merged)
-
-
-class RequestPart(NamedTuple):
-    """What a request carries for one partition."""
-
-    pipeline: PartitionPipeline
-    leader_epoch: int
-    batches: list[SealedBatch]
-
-
-class Request:
-    """One Produce to be sent. It lands once: whatever comes for it later is ignored."""
-
-    __slots__ = ("address", "broker_id", "landed", "parts", "timeout_ms")
-
-    def __init__(self, broker_id: int, address: str, parts: list[RequestPart], timeout_ms: int) -> None:
-        self.broker_id = broker_id
-        self.address = address
-        self.parts = parts
-        self.timeout_ms = timeout_ms
-        self.landed = False
-
-
-class Answer(NamedTuple):
-    """What came back for one partition of a request."""
-
-    base_offsets: tuple[int, ...]
-    error: HeadraceError | None
-
-
-class Finished(NamedTuple):
-    """A batch that is done with."""
-
-    batch: SealedBatch
-    base_offset: int
-    error: HeadraceError | None
 
 
 class Dispatcher:
@@ -178,6 +81,7 @@ class Dispatcher:
         self._request_timeout_ms = request_timeout_ms
         self._waiting: dict[PartitionPipeline, None] = {}
         self._in_flight: dict[int, int] = {}
+        self._flying: dict[Request, Overdue] = {}
         self._identity: tuple[int, int] | None = None
         self.unresolved: dict[SealedBatch, None] = {}
         """Every batch that was added and has not finished, in order."""
@@ -229,13 +133,13 @@ class Dispatcher:
             if not pipeline.queue:
                 del self._waiting[pipeline]
                 continue
-            if not self._may_send(pipeline, now_ms):
-                continue
             leader = self._routes.leader(pipeline.where)
             if leader is None:
                 self.needs_metadata = True
                 continue
             broker_id, address, epoch = leader
+            if not self._may_send(pipeline, epoch, now_ms):
+                continue
             room = self._max_request_bytes - sizes.get(broker_id, 0)
             if self._in_flight.get(broker_id, 0) >= self._max_in_flight or room <= 0:
                 continue
@@ -246,17 +150,21 @@ class Dispatcher:
                 parts.setdefault(broker_id, []).append(RequestPart(pipeline, epoch, batches))
         for broker_id in parts:
             self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
-        return [
+        requests = [
             Request(broker_id, addresses[broker_id], entry, self._timeout(entry, now_ms))
             for broker_id, entry in parts.items()
         ]
+        for request in requests:
+            self._flying[request] = Overdue(now_ms, 0)
+        return requests
 
     def _timeout(self, parts: list[RequestPart], now_ms: int) -> int:
         deadline = min(batch.deadline_ms for part in parts for batch in part.batches)
         return max(1, min(self._request_timeout_ms, deadline - now_ms))
 
-    def _may_send(self, pipeline: PartitionPipeline, now_ms: int) -> bool:
-        if pipeline.retry_at_ms > now_ms:
+    def _may_send(self, pipeline: PartitionPipeline, leader_epoch: int, now_ms: int) -> bool:
+        if pipeline.is_waiting(leader_epoch, now_ms):
+            self.needs_metadata = self.needs_metadata or pipeline.seeks_leader
             return False
         if pipeline.flying and (pipeline.recovering or pipeline.needs_epoch or not self._idempotent):
             return False
@@ -327,20 +235,39 @@ class Dispatcher:
         finished: list[Finished] = []
         for part in request.parts:
             self._remove(part)
-            if (
-                error.outcome != Outcome.NOT_APPLIED
-                or error.code in _LEADERSHIP
-                or error.code == ErrorCode.SHUTTING_DOWN
-            ):
-                self.needs_metadata = True
             self._part_failed(part, Answer((), error), error, now_ms, finished)
         return self._forget(finished)
 
+    def give_up_overdue(self, now_ms: int) -> tuple[list[Request], list[Finished]]:
+        """Give up the requests that nobody answers and that have a newer leader; the shell cancels their calls.
+
+        For the others that are overdue metadata is to be read. Their batches' outcome is unknown, so they go to the
+        newer leader with the same sequences; to all leaders, where one of the request has moved.
+        """
+        given_up = []
+        for request, overdue in self._flying.items():
+            if not overdue.is_due(now_ms):
+                continue
+            if any(self._has_newer_leader(part) for part in request.parts):
+                given_up.append(request)
+            elif overdue.takes_look(now_ms):
+                self.needs_metadata = True
+        finished: list[Finished] = []
+        for request in given_up:
+            error = TimedOutError(f"broker {request.broker_id} did not answer, and another one leads by now")
+            finished += self.failed(request, error, now_ms)
+        return given_up, finished
+
+    def _has_newer_leader(self, part: RequestPart) -> bool:
+        leader = self._routes.leader(part.pipeline.where)
+        return leader is not None and leader[2] > part.leader_epoch
+
     def _lands_again(self, request: Request) -> bool:
-        """Whether it has landed before: a caller that was interrupted while it started a call cannot tell."""
+        """Whether it has landed before: it was given up, or its caller was interrupted while it started the call."""
         if request.landed:
             return True
         request.landed = True
+        self._flying.pop(request, None)
         self._in_flight[request.broker_id] -= 1
         return False
 
@@ -349,7 +276,7 @@ class Dispatcher:
         part.pipeline.flying = [batch for batch in part.pipeline.flying if batch not in gone]
 
     def _succeeded(self, part: RequestPart, answer: Answer, finished: list[Finished]) -> None:
-        part.pipeline.recovering = False
+        part.pipeline.recovering = part.pipeline.seeks_leader = False
         part.pipeline.failures = 0
         offsets = answer.base_offsets
         for index, batch in enumerate(part.batches):
@@ -389,15 +316,15 @@ class Dispatcher:
         return error.retriable or error.code in _IDENTITY or error.code in _LEADERSHIP
 
     def _reroute(self, pipeline: PartitionPipeline, epoch: int, error: HeadraceError, now_ms: int) -> None:
+        """Decide where and when a partition is tried again that failed at the leader of `epoch`."""
         moved = error.leader is not None and self._routes.learn_leader(pipeline.where, error.leader)
-        if error.code in _LEADERSHIP and not moved:
-            self._routes.forget_leader(pipeline.where, epoch)
-            self.needs_metadata = True
-        if error.code in _IDENTITY:
-            self.needs_metadata = True
-        at_once = moved and pipeline.failures == 1
-        delay = 0 if at_once else self._backoff.delay_ms(pipeline.failures, error.retry_after_ms)
-        pipeline.retry_at_ms = now_ms + delay
+        if not moved:
+            if error.code in _LEADERSHIP:
+                self._routes.forget_leader(pipeline.where, epoch)
+            self.needs_metadata = self.needs_metadata or error.code not in _FULL
+        pipeline.seeks_leader = not moved and (error.code in _GONE or isinstance(error, TransportError))
+        pipeline.failed_epoch = epoch
+        pipeline.retry_at_ms = now_ms + self._backoff.delay_ms(pipeline.failures, error.retry_after_ms)
 
     def _end(self, batch: SealedBatch, error: HeadraceError, finished: list[Finished]) -> None:
         """Give a batch up. Its sequence stays missing, so what follows needs a new epoch."""
@@ -466,8 +393,8 @@ class Dispatcher:
         return self._forget(finished)
 
     def next_event_ms(self, now_ms: int) -> int | None:
-        """Give when a retry or an expiry is next due, after now, or None."""
-        times = []
+        """Give when a retry, an expiry or a look at an unanswered call is next due, after now, or None."""
+        times = [overdue.next_ms(now_ms) for overdue in self._flying.values()]
         for pipeline in self._waiting:
             if pipeline.queue:
                 times.append(pipeline.queue[0].deadline_ms)

@@ -1,7 +1,7 @@
 """Produce on the wire: requests from sealed batches, answers by partition. Pure, shared by both shells."""
 
 from headrace.client.config import ProducerConfig
-from headrace.client.inflight import Answer, Request, RequestPart
+from headrace.client.pipeline import Answer, Request, RequestPart
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.envelopes import Buffers, Envelope, produce_request_bytes
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, from_detail

@@ -33,13 +33,14 @@ from headrace.client.connection import Connections
 from headrace.client.errors import BufferFullError, ClosedError, DeliveryError, ForkedError
 from headrace.client.forking import ForkGuard
 from headrace.client.housekeeping import Housekeeper
-from headrace.client.inflight import Dispatcher, Finished, PartitionPipeline, Request, SealedBatch
+from headrace.client.inflight import Dispatcher
 from headrace.client.interrupts import Uninterrupted
 from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.pipeline import Finished, PartitionPipeline, Request, SealedBatch
 from headrace.client.produce_rpc import GRACE_MS, answers_of, produce_request
 from headrace.client.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
 from headrace.client.records import RecordMetadata
-from headrace.client.retry import Backoff
+from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable, TopicRoute
 from headrace.client.serializers import resolve_serializer, serialize
 from headrace.client.steps import Pause, Steps, drive
@@ -118,9 +119,10 @@ class Producer:
         self._cluster = ClusterCalls(config)
         self._random = random.Random()
         self._routes = RoutingTable()
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self._random)
         self._dispatcher = Dispatcher(
             self._routes,
-            Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self._random),
+            self._backoff,
             idempotent=config.idempotent,
             max_in_flight_requests=config.max_in_flight_requests,
             max_request_bytes=config.max_request_bytes,
@@ -132,10 +134,10 @@ class Producer:
         self._failed_records = 0
         self._closed = False
         self._forked_at = False
-        self._calls: set[Any] = set()
+        self._calls: dict[Request, Any] = {}
         self._dispatching = False
         self._dispatch_again = False
-        self._housekeeper = Housekeeper(self._config, self._seal_due, self._refresh)
+        self._housekeeper = Housekeeper(self._config, self._backoff, self._seal_due, self._refresh)
         self._fork = ForkGuard(self._forked)
         _live.add(self)
 
@@ -539,6 +541,8 @@ class Producer:
                 wanted = self._dispatcher.needs_metadata or self._dispatcher.needs_producer_id
             if wanted:
                 self._housekeeper.refresh_wanted()
+            if requests:
+                self._housekeeper.due_at(_monotonic_ms() + OVERDUE_MS)
             for request in requests:
                 self._call(request)
 
@@ -551,12 +555,12 @@ class Producer:
         except (ClosedError, ValueError):  # grpc says ValueError of a channel that was closed meanwhile
             self._resolve(request, None, ClosedError("Producer"))
             return
-        self._calls.add(call)
+        self._calls[request] = call
         call.add_done_callback(lambda done: self._landed(request, done))
 
     def _landed(self, request: Request, call: Any) -> None:
         """Take an answer, on gRPC's thread."""
-        self._calls.discard(call)
+        self._calls.pop(request, None)
         try:
             self._resolve(request, call.result(), None)
         except grpc.FutureCancelledError:
@@ -608,12 +612,24 @@ class Producer:
                 next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
             elif buffer.pipeline.idle:
                 self._seal_now(buffer)
-        with self._lock:
-            finished = self._dispatcher.expire(now_ms)
-            event_ms = self._dispatcher.next_event_ms(now_ms)
-        self._finish(finished)
+        event_ms = self._look_after(now_ms)
         self._dispatch()
         return min((at for at in (next_ms, event_ms) if at is not None), default=None)
+
+    def _look_after(self, now_ms: int) -> int | None:
+        """End what is too late, and cancel the calls that nobody answers where another leader is known.
+
+        Gives when to look again, in monotonic ms.
+        """
+        with self._lock:
+            given_up, finished = self._dispatcher.give_up_overdue(now_ms)
+            finished += self._dispatcher.expire(now_ms)
+            event_ms = self._dispatcher.next_event_ms(now_ms)
+            calls = [self._calls[request] for request in given_up if request in self._calls]
+        self._finish(finished)
+        for call in calls:
+            call.cancel()
+        return event_ms
 
     def _seal_now(self, buffer: PartitionBuffer, cost: int | None = None) -> None:
         """Seal the open batch, encode it and send; with `cost` only if it is still full for a record of that cost."""
@@ -680,7 +696,7 @@ class Producer:
                 until = deadline if error.retriable else grace
                 if (not error.retriable and not _is_unknown_topic(error)) or time.monotonic() >= until:
                     raise
-                delay = self._config.retry_backoff_ms * min(attempt, 10) / 1000
+                delay = self._backoff.delay_ms(attempt, error.retry_after_ms) / 1000
                 yield Pause(min(delay, max(0.0, until - time.monotonic())))
                 self._check_usable()
                 continue
@@ -782,6 +798,7 @@ class Producer:
             self._routes.update(response)
             finished = self._dispatcher.metadata_changed()
         self._finish(finished)
+        self._look_after(_monotonic_ms())
 
     def _refresh(self) -> bool:
         return drive(self._refresh_steps(), self._perform)
@@ -831,7 +848,7 @@ class Producer:
         with self._lock:
             finished = self._dispatcher.abandon(error)
         self._finish(finished)
-        for call in list(self._calls):
+        for call in list(self._calls.values()):
             call.cancel()
 
     def _forked(self) -> None:

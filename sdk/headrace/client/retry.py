@@ -58,3 +58,7 @@ class Overdue:
             return False
         self._look_at_ms = now_ms + OVERDUE_MS
         return True
+
+    def next_ms(self, now_ms: int) -> int:
+        """Give when it is next of interest."""
+        return self.due_ms if now_ms < self.due_ms else max(self._look_at_ms, now_ms + 1)

@@ -9,9 +9,9 @@ from headrace.client import config as settings
 from headrace.client.accumulator import PIECE_BYTES, Budget, PartitionBuffer, record_cost
 from headrace.client.bulk import bulk_of
 from headrace.client.errors import ConfigError, NoBrokersAvailableError, SerializationError
-from headrace.client.inflight import PartitionPipeline, Request, RequestPart, SealedBatch
 from headrace.client.interrupts import Uninterrupted
 from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.pipeline import PartitionPipeline, Request, RequestPart, SealedBatch
 from headrace.client.produce_rpc import produce_request
 from headrace.client.receipts import PendingBatch
 from headrace.client.retry import Backoff

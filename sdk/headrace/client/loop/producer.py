@@ -18,15 +18,16 @@ import grpc
 from headrace.client.accumulator import Headers, record_cost
 from headrace.client.config import ProducerConfig, build
 from headrace.client.errors import BufferFullError, ClosedError, ConfigError
-from headrace.client.housekeeping import Housekeeper
-from headrace.client.inflight import Finished, Request
+from headrace.client.housekeeping import Housekeeper, refresh_delay_ms
 from headrace.client.loop.connection import LoopConnections
+from headrace.client.pipeline import Finished, Request
 from headrace.client.produce_rpc import GRACE_MS, produce_request
 from headrace.client.producer import Producer as BlockingProducer
 from headrace.client.producer import TakeMemory, _live
 from headrace.client.receipts import PendingBatch
 from headrace.client.receipts import Receipt as BatchReceipt
 from headrace.client.records import RecordMetadata
+from headrace.client.retry import Backoff
 from headrace.client.serializers import serialize
 from headrace.client.steps import drive_async
 from headrace.wire.errors import HeadraceError, Outcome, TimedOutError
@@ -313,14 +314,14 @@ class _Core(BlockingProducer):
             self._resolve(request, None, ClosedError("Producer"))
             return
         task = self._loop.create_task(self._channels.answer(call))
-        self._calls.add(task)
+        self._calls[request] = task
         task.add_done_callback(lambda done: self._landed(request, done))
 
     def _landed(self, request: Request, call: Any) -> None:
         if not call.cancelled() and not isinstance(call.exception(), HeadraceError):
             super()._landed(request, call)
             return
-        self._calls.discard(call)
+        self._calls.pop(request, None)
         error = TimedOutError("the call was given up", outcome=Outcome.UNKNOWN, retriable=False)
         self._resolve(request, None, error)
 
@@ -341,6 +342,10 @@ class _Core(BlockingProducer):
     @property
     def config(self) -> ProducerConfig:
         return self._config
+
+    @property
+    def backoff(self) -> Backoff:
+        return self._backoff
 
     def seal_due(self) -> int | None:
         return self._seal_due()
@@ -394,16 +399,18 @@ class LoopHousekeeper:
         self.due_at(self._core.seal_due())
 
     async def _refresh_loop(self) -> None:
-        config = self._core.config
+        """Refresh when something is wanted, and before metadata grows too old; never twice within a short while."""
+        seconds = self._core.config.metadata_max_age_ms / 1000
         failures = 0
         while True:
-            if not failures:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(config.metadata_max_age_ms / 1000):
-                        await self._wanted.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wanted.wait()
             self._wanted.clear()
+            satisfied = False
             try:
-                failures = 0 if await self._core.refresh() else failures + 1
+                satisfied = await self._core.refresh()
+                failures = 0
             except ClosedError:
                 return
             except HeadraceError as error:
@@ -412,9 +419,8 @@ class LoopHousekeeper:
             except Exception:
                 failures += 1
                 _log.exception("reading metadata failed")
-            if failures:
-                backoff_ms = config.retry_backoff_ms << min(failures, 10)
-                await asyncio.sleep(min(backoff_ms, config.retry_backoff_max_ms) / 1000)
+            await asyncio.sleep(refresh_delay_ms(self._core.backoff, failures) / 1000)
+            seconds = self._core.config.metadata_max_age_ms / 1000 if satisfied else 0.0
 
 
 async def _until_done(batch: PendingBatch) -> None:

@@ -1,0 +1,123 @@
+"""What a producer has on its way: sealed batches, the line of them in each partition, requests and answers. Data.
+
+`headrace.client.inflight` decides over them.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from headrace.client.receipts import PendingBatch
+from headrace.client.sequences import ProducerStamp, SequenceState
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import TopicPartition
+
+
+class SealedBatch:
+    """A batch that takes no more records. Owned by its partition's pipeline."""
+
+    __slots__ = (
+        "charged", "deadline_ms", "doubtful", "encoded", "numbered", "pending", "pipeline", "records", "serial",
+        "stamp",
+    )  # fmt: skip
+
+    def __init__(
+        self, pipeline: "PartitionPipeline", pending: PendingBatch, records: int, charged: int, deadline_ms: int
+    ) -> None:
+        self.pipeline = pipeline
+        self.pending = pending
+        self.records = records
+        self.charged = charged
+        """Bytes of the producer's budget."""
+        self.deadline_ms = deadline_ms
+        self.serial = pipeline.next_serial()
+        self.stamp: ProducerStamp = pipeline.sequences.sealed(records)
+        self.encoded: bytes | None = None
+        """None while it is being encoded; nothing behind it is sent meanwhile."""
+        self.numbered = False
+        """Whether its sequence counts as sent in the present epoch."""
+        self.doubtful = False
+        """Whether some send of it may have been applied."""
+
+
+class PartitionPipeline:
+    """The sealed batches of one partition of one life of a topic."""
+
+    __slots__ = (
+        "failed_epoch", "failures", "flying", "needs_epoch", "queue", "recovering", "retry_at_ms", "seeks_leader",
+        "sequences", "serials", "topic_id", "where",
+    )  # fmt: skip
+
+    def __init__(self, where: TopicPartition, topic_id: bytes) -> None:
+        self.where = where
+        self.topic_id = topic_id
+        self.queue: deque[SealedBatch] = deque()
+        self.flying: list[SealedBatch] = []
+        self.sequences = SequenceState()
+        self.serials = 0
+        self.recovering = False
+        self.needs_epoch = False
+        self.failures = 0
+        self.retry_at_ms = 0
+        self.failed_epoch = -1
+        """The leader epoch that the back-off is for; the leader of a newer one is tried at once."""
+        self.seeks_leader = False
+        """Whether metadata is asked for a newer leader while it waits."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or in flight: then a batch that lingers may go."""
+        return not self.queue and not self.flying
+
+    def is_waiting(self, leader_epoch: int, now_ms: int) -> bool:
+        """Whether it waits out a failure of the leader of this epoch."""
+        return self.retry_at_ms > now_ms and leader_epoch <= self.failed_epoch
+
+    def next_serial(self) -> int:
+        """Number batches in the order in which they were sealed."""
+        self.serials += 1
+        return self.serials
+
+    def put_back(self, batches: Iterable[SealedBatch]) -> None:
+        """Put batches back to their places in the queue."""
+        merged = list(self.queue)
+        for batch in batches:
+            insort(merged, batch, key=lambda entry: entry.serial)
+        self.queue = deque(merged)
+
+
+class RequestPart(NamedTuple):
+    """What a request carries for one partition."""
+
+    pipeline: PartitionPipeline
+    leader_epoch: int
+    batches: list[SealedBatch]
+
+
+class Request:
+    """One Produce to be sent. It lands once: whatever comes for it later is ignored."""
+
+    __slots__ = ("address", "broker_id", "landed", "parts", "timeout_ms")
+
+    def __init__(self, broker_id: int, address: str, parts: list[RequestPart], timeout_ms: int) -> None:
+        self.broker_id = broker_id
+        self.address = address
+        self.parts = parts
+        self.timeout_ms = timeout_ms
+        self.landed = False
+
+
+class Answer(NamedTuple):
+    """What came back for one partition of a request."""
+
+    base_offsets: tuple[int, ...]
+    error: HeadraceError | None
+
+
+class Finished(NamedTuple):
+    """A batch that is done with."""
+
+    batch: SealedBatch
+    base_offset: int
+    error: HeadraceError | None
