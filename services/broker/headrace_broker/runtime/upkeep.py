@@ -59,6 +59,8 @@ async def _maintain_partition(partition: Partition) -> None:
     now_ms = partition.services.clock.now_ms()
     partition.replica.producers.expire(now_ms)
     high_watermark = partition.replica.high_watermark
+    if not partition_log.checkpoint_is_stale(high_watermark):
+        return
     try:
         await partition.in_thread(lambda: partition_log.checkpoint(now_ms, high_watermark))
     except HeadraceError as error:

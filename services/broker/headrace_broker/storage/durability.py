@@ -85,6 +85,16 @@ class LogDurability:
         with self._lock:
             self._state.flushed = target
 
+    def is_stale(self, high_watermark: int) -> bool:
+        """See `PartitionLog.checkpoint_is_stale`."""
+        last, state = self._last_checkpoint, self._state
+        return (
+            last is None
+            or self._checkpoint_due
+            or (last.log_start_offset, last.high_watermark) != (state.log_start_offset, high_watermark)
+            or last.mark != state.flushed
+        )
+
     def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool) -> bool:
         """See `PartitionLog.checkpoint`."""
         state = self._state

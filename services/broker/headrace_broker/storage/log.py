@@ -466,6 +466,10 @@ class PartitionLog:
         """
         return self._durability.checkpoint(at_ms, high_watermark, force=force)
 
+    def checkpoint_is_stale(self, high_watermark: int) -> bool:
+        """Whether `checkpoint` would have anything to write; a hint that takes no lock and never blocks."""
+        return self._durability.is_stale(high_watermark)
+
     # -- the log's start -------------------------------------------------------------------------------------------
 
     def roll_if_due(self, at_ms: int) -> bool:

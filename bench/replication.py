@@ -1,0 +1,263 @@
+"""`python -m bench.replication CASE`: what replication costs and how fast it heals, on three brokers.
+
+
+Cases: `catch-up` (a follower copies what it missed, beside a plain fetch of the same bytes), `idle` (processor time of
+the brokers while nothing happens), `failover` (a broker with a third of the leaderships is killed), `outage` (how long
+one partition takes no writes after kill -9 of its leader, and during a controlled stop). Prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import grpc
+import headrace
+import typer
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc, topics_pb2
+from headrace.wire.envelopes import Envelope, parse_fetch_response
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
+
+TOPIC = "bench"
+POLL_SECONDS = 0.02
+FETCH_BYTES = 4 << 20
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print one case's figures."""
+    print(json.dumps(result, indent=2))
+
+
+@contextmanager
+def cluster(**broker_settings: object) -> Iterator[LocalCluster]:
+    """Three brokers, two coordinators, one etcd."""
+    with LocalCluster(LocalClusterSpec(brokers=3, broker_settings=broker_settings)) as running:
+        yield running
+
+
+def create_topic(running: LocalCluster, partitions: int, **config: str) -> None:
+    """Create the topic with three replicas, two of which must be in sync."""
+    with headrace.Admin(bootstrap_servers=running.bootstrap_servers) as admin:
+        settings = {"min_insync_replicas": "2", **config}
+        admin.create_topic(TOPIC, partitions=partitions, replication_factor=3, config=settings)
+
+
+def metadata(running: LocalCluster) -> list[cluster_pb2.PartitionMetadata]:
+    """The topic's partitions as a coordinator sees them."""
+    with grpc.insecure_channel(running.coordinators[0].address) as channel:
+        request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=TOPIC)])
+        answer = cluster_pb2_grpc.ClusterServiceStub(channel).GetMetadata(request, timeout=20)
+        return list(answer.topics[0].partitions)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> float:
+    """Poll until `condition` holds; the seconds that took."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > seconds:
+            raise TimeoutError(f"not within {seconds:g} s")
+        time.sleep(POLL_SECONDS)
+    return time.monotonic() - started
+
+
+def in_sync(running: LocalCluster, replicas: int) -> bool:
+    """Whether every partition has so many in sync and a leader."""
+    return all(len(part.in_sync_replicas) >= replicas and part.leader_id >= 0 for part in metadata(running))
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@app.command("idle")
+def idle(
+    partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 1_000,
+    seconds: Annotated[float, typer.Option(help="How long to watch.")] = 20.0,
+) -> None:
+    """Processor time a broker spends on partitions that nobody writes to."""
+    with cluster() as running:
+        create_topic(running, partitions)
+        settled = wait_until(lambda: in_sync(running, 3))
+        time.sleep(5)
+        pids = [broker.pid for broker in running.brokers if broker.pid is not None]
+        before = [processor_seconds(pid) for pid in pids]
+        time.sleep(seconds)
+        shares = [(processor_seconds(pid) - was) / seconds for pid, was in zip(pids, before, strict=True)]
+        show({"partitions": partitions, "settled_s": round(settled, 2), "core_share": [round(x, 4) for x in shares]})
+
+
+@app.command("failover")
+def failover(partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 1_000) -> None:
+    """Kill a broker; how long until others lead and serve all that it led, from its detection on."""
+    with cluster(lease_ttl_ms=3_000) as running:
+        create_topic(running, partitions)
+        wait_until(lambda: in_sync(running, 3))
+        time.sleep(3)
+        led = sum(part.leader_id == 1 for part in metadata(running))
+        killed = time.monotonic()
+        running.broker(1).kill()
+        address = running.coordinators[0].address
+        wait_until(lambda: all(broker.broker_id != 1 for broker in describe_cluster(address).brokers))
+        detected = time.monotonic()
+        wait_until(lambda: all(part.leader_id not in (-1, 1) for part in metadata(running)))
+        elected = time.monotonic()
+        wait_until(lambda: serves_all(running))
+        served = time.monotonic()
+        show(
+            {
+                "partitions": partitions,
+                "led_by_the_dead": led,
+                "detected_s": round(detected - killed, 2),
+                "elected_after_s": round(elected - detected, 2),
+                "served_after_s": round(served - detected, 2),
+            }
+        )
+
+
+def serves_all(running: LocalCluster) -> bool:
+    """Whether the leader of every partition answers for it."""
+    by_leader: dict[int, list[int]] = {}
+    for part in metadata(running):
+        by_leader.setdefault(part.leader_id, []).append(part.partition)
+    for leader, numbers in by_leader.items():
+        request = broker_pb2.ListOffsetsRequest()
+        topic = request.topics.add(topic=topics_pb2.TopicRef(name=TOPIC))
+        for number in numbers:
+            topic.partitions.add(partition=number, spec=broker_pb2.OFFSET_SPEC_LATEST)
+        with grpc.insecure_channel(running.broker(leader).address) as channel:
+            answer = broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(request, timeout=20)
+        if any(part.HasField("error") for topic in answer.topics for part in topic.partitions):
+            return False
+    return True
+
+
+@app.command("catch-up")
+def catch_up(gigabytes: Annotated[float, typer.Option(help="What the follower has missed.")] = 2.0) -> None:
+    """A follower that was down copies what it missed; beside it a plain fetch of the same bytes."""
+    with cluster(lease_ttl_ms=2_000) as running:
+        create_topic(running, 1, durability="async")
+        wait_until(lambda: in_sync(running, 3))
+        first = metadata(running)[0]
+        leader, follower = first.leader_id, first.replicas[-1]
+        running.broker(follower).stop()
+        values = [n.to_bytes(4, "big") + bytes(196) for n in range(5_000)]
+        with headrace.Producer(bootstrap_servers=running.bootstrap_servers, acks=1) as producer:
+            for _ in range(round(gigabytes * 1e9 / 1e6)):
+                producer.send_many(TOPIC, values, partition=0)
+            producer.flush()
+        end_offset = log_of(running, leader).log_end_offset
+        size_bytes = log_of(running, leader).size_bytes
+        plain = [plain_fetch(running.broker(leader).address, end_offset) for _ in range(3)]
+        running.restart(running.broker(follower))
+        started, copied_from = 0.0, 0
+        while (now := log_of(running, follower)).log_end_offset < end_offset:
+            if now.size_bytes and not started:
+                started, copied_from = time.monotonic(), now.size_bytes
+            time.sleep(POLL_SECONDS)
+        rate = (size_bytes - copied_from) / (time.monotonic() - started)
+        plain_rate = size_bytes / statistics.median(plain)
+        show(
+            {
+                "bytes": size_bytes,
+                "catch_up_mb_s": round(rate / 1e6),
+                "plain_fetch_mb_s": round(plain_rate / 1e6),
+                "share": round(rate / plain_rate, 3),
+            }
+        )
+
+
+def log_of(running: LocalCluster, broker_id: int) -> broker_pb2.LogDescription:
+    """The topic's first replica at one broker."""
+    with grpc.insecure_channel(running.broker(broker_id).address) as channel:
+        request = broker_pb2.DescribeLogsRequest()
+        logs = broker_pb2_grpc.BrokerServiceStub(channel).DescribeLogs(request, timeout=20).logs
+    return logs[0] if logs else broker_pb2.LogDescription()
+
+
+def plain_fetch(address: str, end_offset: int) -> float:
+    """Fetch everything by one unary call after the other; seconds."""
+    with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", 32 << 20)]) as channel:
+        fetch = channel.unary_unary(
+            "/headrace.v1.BrokerService/Fetch",
+            request_serializer=broker_pb2.FetchRequest.SerializeToString,
+            response_deserializer=parse_fetch_response,
+        )
+        started, offset = time.monotonic(), 0
+        while offset < end_offset:
+            request = broker_pb2.FetchRequest(max_bytes=FETCH_BYTES, min_bytes=1, max_wait_ms=1_000)
+            topic = request.topics.add(topic=topics_pb2.TopicRef(name=TOPIC))
+            topic.partitions.add(partition=0, offset=offset)
+            envelope: Envelope = fetch(request, timeout=20)
+            data = envelope.batches[0][0]
+            offset = last_offset(data)
+        return time.monotonic() - started
+
+
+def last_offset(data: Any) -> int:
+    """The offset after the last of some batches, by their headers."""
+    from headrace.wire.batch import iter_batches
+
+    end_offset = 0
+    for header, _ in iter_batches(data):
+        end_offset = header.end_offset
+    return end_offset
+
+
+@app.command("outage")
+def outage(
+    rounds: Annotated[int, typer.Option(help="How many times each.")] = 3,
+    lease_ttl_ms: Annotated[int, typer.Option(help="The brokers' lease.")] = 10_000,
+) -> None:
+    """The longest wait for an acknowledgement (acks=all, fsync) around a kill -9 of the leader, and around its stop."""
+    with cluster(lease_ttl_ms=lease_ttl_ms) as running:
+        create_topic(running, 1)
+        wait_until(lambda: in_sync(running, 3))
+        results: dict[str, list[float]] = {"kill": [], "stop": []}
+        for _ in range(rounds):
+            for way, waits in results.items():
+                waits.append(round(longest_wait(running, way, lease_ttl_ms / 1000 + 10), 3))
+                wait_until(lambda: in_sync(running, 3))
+        show({"lease_ttl_ms": lease_ttl_ms, "longest_wait_s": results})
+
+
+def longest_wait(running: LocalCluster, way: str, seconds: float) -> float:
+    """Send one record after the other, take the leader away, bring it back; the longest wait for one."""
+    leader = metadata(running)[0].leader_id
+    waits: list[float] = []
+    end = threading.Event()
+
+    def send() -> None:
+        with headrace.Producer(bootstrap_servers=running.bootstrap_servers, acks="all") as producer:
+            while not end.is_set():
+                started = time.monotonic()
+                producer.send(TOPIC, b"x").result(timeout=120)
+                waits.append(time.monotonic() - started)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    time.sleep(2)
+    before = len(waits)
+    if way == "kill":
+        running.broker(leader).kill()
+    else:
+        running.broker(leader).stop()
+    wait_until(lambda: len(waits) > before + 200, seconds + 60)
+    end.set()
+    sender.join()
+    running.restart(running.broker(leader))
+    return max(waits[max(0, before - 1) :])
+
+
+if __name__ == "__main__":
+    app()
