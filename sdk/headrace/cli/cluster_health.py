@@ -1,8 +1,7 @@
 """`headrace cluster health`: asks the cluster, judges what it hears (`health.py`), and shows it, once or until told."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,15 +9,13 @@ from headrace.cli.arguments import counted
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.health import CatchingUp, Problem, catching_up, find_notices, find_problems
 from headrace.cli.rendering import JsonValue, Note, Report, Section
+from headrace.cli.replica_logs import gather_logs, silence_text
 from headrace.cli.session import CommandFailed, Session, command
 from headrace.cli.watching import Interval, RateWindow, Screen, WaitTimeout, eta_text, rounds
 
 if TYPE_CHECKING:
     from headrace.client.admin import Admin
-    from headrace.client.admin_replication import LogInfo
     from headrace.client.admin_rpc import ClusterDescription
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,47 +87,24 @@ def _look(admin: "Admin", *, outlasts_errors: bool) -> Picture:
             raise
         return Picture(None, [Problem("unreachable", error.message, error.action or "Look at the servers' logs.")])
     drained, without_etcd = _drained(admin)
-    logs, unanswered = _logs(admin, (broker.broker_id for broker in cluster.brokers))
-    problems = without_etcd + find_problems(cluster, topics, logs) + unanswered
+    logs, silent = gather_logs(admin, (broker.broker_id for broker in cluster.brokers))
+    problems = without_etcd + find_problems(cluster, topics, logs)
+    for broker_id, cause in silent.items():
+        action = cause.action or f"Look at the log of broker {broker_id}."
+        problems.append(Problem("broker_unanswering", silence_text(broker_id, cause), action))
     return Picture(cluster, problems, find_notices(cluster, topics, drained), catching_up(topics, logs))
 
 
 def _drained(admin: "Admin") -> tuple[list[int], list[Problem]]:
     """The drained brokers, from etcd itself: what a coordinator remembers would not tell that etcd is away."""
-    return _or_problem(
-        lambda: [int(entry.key.rpartition("/")[2]) for entry in admin.dump("drain/")],
-        "etcd_unavailable",
-        "the coordinators do not reach etcd, so nothing is elected or changed",
-        "Look at etcd; it needs a majority. Leaders go on without it meanwhile.",
-    )
-
-
-def _logs(admin: "Admin", broker_ids: Iterable[int]) -> "tuple[list[LogInfo], list[Problem]]":
-    """The logs of all brokers that answer, and a problem for each that does not."""
-    logs: list[LogInfo] = []
-    problems: list[Problem] = []
-    for broker_id in broker_ids:
-        found, unanswered = _or_problem(
-            lambda broker_id=broker_id: admin.describe_logs(brokers=[broker_id]),  # type: ignore[misc]
-            "broker_unanswering",
-            f"broker {broker_id} did not answer",
-            f"Look at the log of broker {broker_id}.",
-        )
-        logs += found
-        problems += unanswered
-    return logs, problems
-
-
-def _or_problem(
-    ask: Callable[[], list[Found]], kind: str, message: str, action: str
-) -> tuple[list[Found], list[Problem]]:
     from headrace.wire.errors import HeadraceError
 
     try:
-        return ask(), []
+        return [int(entry.key.rpartition("/")[2]) for entry in admin.dump("drain/")], []
     except HeadraceError as error:
-        where = "; ".join(getattr(error, "__notes__", ()))
-        return [], [Problem(kind, f"{message}{f' ({where})' if where else ''}: {error.message}", action)]
+        message = f"the coordinators do not reach etcd, so nothing is elected or changed: {error.message}"
+        action = "Look at etcd; it needs a majority. Leaders go on without it meanwhile."
+        return [], [Problem("etcd_unavailable", message, action)]
 
 
 def _report(picture: Picture, rate: RateWindow) -> Report:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import broker_list, counted
+from headrace.cli.replica_logs import leader_logs
 
 if TYPE_CHECKING:
     from headrace.client.admin_replication import LogInfo
@@ -131,7 +132,7 @@ def find_notices(
 
 def catching_up(topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]") -> CatchingUp | None:
     """How far replicas are behind their leaders, as those see it; None where all are in sync."""
-    leads = {(log.topic, log.partition): log for log in logs if log.is_leader}
+    leads = leader_logs(logs)
     replicas = records = 0
     for topic in topics:
         for each in topic.partitions:

@@ -43,6 +43,8 @@ class Table:
     rows: Sequence[Mapping[str, JsonValue]]
     # Printed where there is no row.
     empty: str = "(none)"
+    # The whole table is shown by `wide` only.
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def render(report: Report, output: OutputFormat) -> str:
             return yaml_document(report.document)
         case OutputFormat.TABLE | OutputFormat.WIDE:
             wide = output is OutputFormat.WIDE
-            return "\n".join(_section_text(section, wide=wide) for section in report.sections)
+            shown = [each for each in report.sections if wide or not (isinstance(each, Table) and each.wide)]
+            return "\n".join(_section_text(section, wide=wide) for section in shown)
         case _:
             assert_never(output)
 
