@@ -1,0 +1,524 @@
+"""The dispatcher: what is sent where and when, as leaders move, answer late or not at all. No I/O, no clock."""
+
+import random
+
+import pytest
+from headrace.client.inflight import MAX_BATCHES_IN_FLIGHT, Dispatcher
+from headrace.client.pipeline import Answer, PartitionPipeline, SealedBatch
+from headrace.client.receipts import PendingBatch
+from headrace.client.retry import OVERDUE_MS, Backoff
+from headrace.client.routing import RoutingTable
+from headrace.client.sequences import MAX_EPOCH
+from headrace.v1 import cluster_pb2
+from headrace.wire.batch import read_header
+from headrace.wire.columns import encode_batch
+from headrace.wire.errors import (
+    FencedLeaderEpochError,
+    InvalidTimestampError,
+    LeaderHint,
+    LeaderNotAvailableError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    Outcome,
+    OutOfOrderSequenceError,
+    ShuttingDownError,
+    StorageFullError,
+    ThrottledError,
+    TimedOutError,
+    TransportError,
+    UnknownLeaderEpochError,
+    UnknownProducerError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+    to_detail,
+)
+from headrace.wire.ids import TopicPartition
+
+TOPIC_ID = b"1" * 16
+REFUSED = TransportError("connection refused", outcome=Outcome.NOT_APPLIED, retriable=True)
+LOST = TransportError("connection reset", outcome=Outcome.UNKNOWN, retriable=True)
+BATCH_BYTES = len(encode_batch([b"v"], base_timestamp_ms=0))
+
+
+def metadata(leaders, topic_id=TOPIC_ID):
+    """`leaders` is (broker, leader epoch) a partition."""
+    answer = cluster_pb2.GetMetadataResponse()
+    for broker in (1, 2, 3):
+        answer.brokers.add(broker_id=broker, address=f"b{broker}:1")
+    topic = answer.topics.add(name="t", topic_id=topic_id)
+    for number, (broker, epoch) in enumerate(leaders):
+        topic.partitions.add(partition=number, leader_id=broker, leader_epoch=epoch)
+    return answer
+
+
+class Sending:
+    """A dispatcher over some partitions, all led by broker 1 in epoch 5, with a clock of its own."""
+
+    def __init__(self, partitions=1, **settings):
+        self.routes = RoutingTable()
+        settings = {"idempotent": True, "max_in_flight_requests": 5, "max_request_bytes": 1 << 20, **settings}
+        backoff = Backoff(50, 1000, random.Random(1))
+        self.dispatcher = Dispatcher(self.routes, backoff, request_timeout_ms=30_000, **settings)
+        if settings["idempotent"]:
+            self.dispatcher.set_identity(7, 0)
+        self.pipelines = [PartitionPipeline(TopicPartition("t", n), TOPIC_ID) for n in range(partitions)]
+        self.now_ms = 0
+        self.leaders([(1, 5)] * partitions)
+
+    def leaders(self, leaders, topic_id=TOPIC_ID):
+        self.routes.update(metadata(leaders, topic_id))
+        return self.dispatcher.metadata_changed()
+
+    def add(self, partition=0, encoded=True, deadline_ms=120_000):
+        pipeline = self.pipelines[partition]
+        self.dispatcher.start_pipeline(pipeline)
+        batch = SealedBatch(pipeline, PendingBatch(pipeline.where, 0, lambda pending: None), 1, 0, deadline_ms)
+        if encoded:
+            batch.encoded = encode_batch([b"v"], base_timestamp_ms=0, **batch.stamp._asdict())
+        self.dispatcher.add(batch)
+        return batch
+
+    def send(self):
+        return self.dispatcher.next_requests(self.now_ms)
+
+    def send_one(self):
+        (request,) = self.send()
+        return request
+
+    def answer(self, request, *errors, offsets=()):
+        answers = [Answer(offsets, error) for error in errors or [None]]
+        return self.dispatcher.answered(request, answers, self.now_ms)
+
+    def fail(self, request, error=LOST):
+        return self.dispatcher.failed(request, error, self.now_ms)
+
+    def later(self, milliseconds=2000):
+        self.now_ms += milliseconds
+
+
+def sequences(request):
+    return [read_header(batch.encoded).base_sequence for batch in request.parts[0].batches]
+
+
+# --- leaders that move ---
+
+
+@pytest.mark.parametrize("hinted", [True, False])
+@pytest.mark.parametrize("error_class", [NotLeaderError, FencedLeaderEpochError])
+def test_a_newer_leader_is_sent_to_at_once(hinted, error_class):
+    """With the leader's name, or when metadata has it: back-off is for the one that failed."""
+    sending = Sending()
+    sending.add()
+    hint = LeaderHint(2, 6, "b2:1") if hinted else None
+    assert not sending.answer(sending.send_one(), error_class("moved", leader=hint))
+    if not hinted:
+        assert not sending.send()
+        assert sending.dispatcher.needs_metadata
+        sending.leaders([(2, 6)])
+    request = sending.send_one()
+    assert (request.broker_id, request.parts[0].leader_epoch) == (2, 6)
+
+
+def test_two_moves_in_a_row_cost_no_wait_and_keep_the_order():
+    sending = Sending()
+    batches = [sending.add() for _ in range(3)]
+    sending.answer(sending.send_one(), NotLeaderError("moved", leader=LeaderHint(2, 6, "b2:1")))
+    sending.answer(sending.send_one(), NotLeaderError("moved", leader=LeaderHint(3, 7, "b3:1")))
+    request = sending.send_one()
+    assert request.broker_id == 3
+    assert request.parts[0].batches == batches
+    assert sequences(request) == [0, 1, 2]
+
+
+def test_a_wrong_hint_is_followed_at_the_pace_of_the_back_off():
+    """Brokers that point at each other in one epoch are not asked in a circle; metadata decides."""
+    sending = Sending()
+    sending.add()
+    sending.answer(sending.send_one(), NotLeaderError("not me", leader=LeaderHint(2, 5, "b2:1")))
+    assert not sending.send()
+    sending.later()
+    request = sending.send_one()
+    assert request.broker_id == 2
+    sending.answer(request, NotLeaderError("not me", leader=LeaderHint(1, 5, "b1:1")))
+    assert not sending.send()
+    sending.leaders([(3, 6)])
+    assert sending.send_one().broker_id == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        REFUSED,
+        LOST,
+        LeaderNotAvailableError("none"),
+        UnknownLeaderEpochError("behind"),
+        ShuttingDownError("bye"),
+        TimedOutError("slow"),
+    ],
+)
+def test_while_a_leader_is_looked_for_metadata_is_asked_for_at_every_look(error):
+    """Until a newer one is known, which is tried at once; the one that failed is tried after the back-off."""
+    sending = Sending()
+    batch = sending.add()
+    sending.fail(sending.send_one(), error)
+    for _ in range(3):
+        assert sending.dispatcher.needs_metadata
+        sending.leaders([(1, 5)])
+        assert not sending.send()
+    sending.leaders([(2, 6)])
+    assert sending.send_one().parts[0].batches == [batch]
+
+
+@pytest.mark.parametrize("attempts", [1, 7])
+def test_a_refused_connection_is_tried_again_and_nothing_is_in_doubt(attempts):
+    """What never left is certainly not there: out of time, the error says so."""
+    sending = Sending()
+    batch = sending.add(deadline_ms=30_000)
+    for _ in range(attempts):
+        assert not sending.fail(sending.send_one(), REFUSED)
+        sending.later()
+    sending.later(30_000)
+    ((ended, _, error),) = sending.dispatcher.expire(sending.now_ms)
+    assert ended is batch
+    assert error.outcome == Outcome.NOT_APPLIED
+    assert f"{attempts} tries failed" in error.message
+
+
+@pytest.mark.parametrize("error", [ThrottledError("slow", retry_after_ms=40), StorageFullError("full")])
+def test_a_full_leader_is_no_reason_for_metadata(error):
+    sending = Sending()
+    sending.add()
+    sending.answer(sending.send_one(), error)
+    assert not sending.send()
+    assert not sending.dispatcher.needs_metadata
+    sending.later()
+    assert sending.send_one().broker_id == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "doubtful"),
+    [(NotEnoughReplicasError("one"), False), (NotEnoughReplicasAfterAppendError("one"), True)],
+)
+def test_too_few_replicas_are_waited_for_with_the_same_sequence(error, doubtful):
+    """After the append the outcome is unknown: only the same bytes may go again (PROTOCOL H13, H51)."""
+    sending = Sending()
+    batch = sending.add()
+    before = batch.encoded
+    sending.answer(sending.send_one(), error)
+    assert batch.doubtful == doubtful
+    sending.later()
+    request = sending.send_one()
+    assert request.parts[0].batches == [batch]
+    assert batch.encoded == before
+    assert [entry.base_offset for entry in sending.answer(request, offsets=(4,))] == [4]
+
+
+# --- calls that nobody answers ---
+
+
+def test_a_call_that_nobody_answers_is_given_up_for_a_newer_leader():
+    """Metadata is asked for once a second while it is overdue; what comes late changes nothing."""
+    sending = Sending()
+    batch = sending.add()
+    stuck = sending.send_one()
+    sending.later(OVERDUE_MS - 1)
+    assert sending.dispatcher.next_event_ms(sending.now_ms) == OVERDUE_MS
+    assert sending.dispatcher.give_up_overdue(sending.now_ms) == ([], [])
+    assert not sending.dispatcher.needs_metadata
+    sending.later(1)
+    assert sending.dispatcher.give_up_overdue(sending.now_ms) == ([], [])
+    assert sending.dispatcher.needs_metadata
+    sending.leaders([(1, 5)])
+    assert sending.dispatcher.give_up_overdue(sending.now_ms) == ([], [])
+    assert not sending.dispatcher.needs_metadata, "one look a second"
+    assert sending.dispatcher.next_event_ms(sending.now_ms) == 2 * OVERDUE_MS
+    sending.leaders([(2, 6)])
+    assert sending.dispatcher.give_up_overdue(sending.now_ms) == ([stuck], [])
+    assert batch.doubtful
+    request = sending.send_one()
+    assert (request.broker_id, sequences(request)) == (2, [0])
+    assert not sending.answer(stuck, offsets=(0,))
+    assert not sending.fail(stuck)
+    assert [entry.base_offset for entry in sending.answer(request, offsets=(3,))] == [3]
+    assert sending.dispatcher.next_event_ms(sending.now_ms) is None
+
+
+def test_a_call_is_not_given_up_before_it_is_overdue():
+    """A leader that moves in good order answers by itself what it knows."""
+    sending = Sending()
+    sending.add()
+    sending.send_one()
+    sending.leaders([(2, 6)])
+    assert sending.dispatcher.give_up_overdue(OVERDUE_MS - 1) == ([], [])
+
+
+def test_one_moved_partition_is_enough_and_the_others_go_again_too():
+    sending = Sending(partitions=2)
+    sending.add(0)
+    sending.add(1)
+    stuck = sending.send_one()
+    sending.leaders([(2, 6), (1, 5)])
+    sending.later(OVERDUE_MS)
+    assert sending.dispatcher.give_up_overdue(sending.now_ms)[0] == [stuck]
+    assert sending.send_one().broker_id == 2, "the one that stayed waits out the back-off"
+    sending.later()
+    assert sending.send_one().broker_id == 1
+
+
+def test_a_broker_that_hangs_holds_up_no_other():
+    """Requests in flight count a broker."""
+    sending = Sending(partitions=2, max_in_flight_requests=1)
+    sending.leaders([(1, 5), (2, 5)])
+    sending.add(0)
+    assert [request.broker_id for request in sending.send()] == [1]
+    sending.add(0)
+    sending.add(1)
+    assert [request.broker_id for request in sending.send()] == [2]
+
+
+# --- requests: how much, and in which order ---
+
+
+def test_a_request_is_filled_up_to_its_size_and_the_next_partition_comes_after():
+    """No batch that does not fit; one that is larger than all goes alone."""
+    sending = Sending(partitions=2, max_request_bytes=BATCH_BYTES + 1)
+    first, second = sending.add(0), sending.add(1)
+    sizes = [[part.batches for part in request.parts] for request in sending.send()]
+    assert sizes == [[[first]], [[second]]]
+    alone = Sending(max_request_bytes=1)
+    batch = alone.add()
+    assert alone.send_one().parts[0].batches == [batch]
+
+
+def test_a_request_that_is_exactly_full_takes_no_more():
+    sending = Sending(partitions=2, max_request_bytes=BATCH_BYTES, max_in_flight_requests=1)
+    sending.add(0)
+    sending.add(1)
+    assert [len(request.parts) for request in sending.send()] == [1]
+
+
+def test_as_many_batches_fly_as_the_leader_remembers():
+    """Not one more (PROTOCOL H48)."""
+    sending = Sending()
+    for _ in range(MAX_BATCHES_IN_FLIGHT + 1):
+        sending.add()
+    assert sum(len(request.parts[0].batches) for request in sending.send()) == MAX_BATCHES_IN_FLIGHT
+
+
+def test_nothing_overtakes_a_batch_that_is_being_encoded():
+    sending = Sending()
+    first = sending.add(encoded=False)
+    second = sending.add()
+    assert not sending.send()
+    first.encoded = encode_batch([b"v"], base_timestamp_ms=0, **first.stamp._asdict())
+    assert sending.send_one().parts[0].batches == [first, second]
+
+
+def test_a_requests_time_is_what_its_most_urgent_batch_has_left():
+    """At most the request timeout, at least a millisecond."""
+    sending = Sending(partitions=2)
+    sending.add(0, deadline_ms=120_000)
+    assert sending.send_one().timeout_ms == 30_000
+    sending.add(0, deadline_ms=9_000)
+    sending.add(1, deadline_ms=8_000)
+    assert sending.send_one().timeout_ms == 8_000
+    sending.add(0, deadline_ms=0)
+    assert sending.send_one().timeout_ms == 1
+
+
+def test_while_it_recovers_one_request_flies_until_one_succeeds():
+    """Nothing is sent until all that flew is back, then one at a time: so order holds (PROTOCOL H50)."""
+    sending = Sending()
+    batches, flying = [], []
+    for _ in range(3):
+        batches.append(sending.add())
+        flying.append(sending.send_one())
+    sending.fail(flying[0])
+    sending.later()
+    assert not sending.send()
+    sending.answer(flying[2], OutOfOrderSequenceError("a gap"))
+    sending.answer(flying[1], OutOfOrderSequenceError("a gap"))
+    sending.later()
+    request = sending.send_one()
+    assert request.parts[0].batches == batches
+    batches.append(sending.add())
+    assert not sending.send()
+    sending.answer(request, offsets=(0, 1, 2))
+    assert sending.send_one().parts[0].batches == batches[3:]
+
+
+def test_without_a_producer_id_one_request_flies():
+    sending = Sending(idempotent=False)
+    sending.add()
+    request = sending.send_one()
+    sending.add()
+    assert not sending.send()
+    sending.answer(request, offsets=(0,))
+    assert len(sending.send()) == 1
+
+
+# --- what becomes of a batch ---
+
+
+def test_offsets_that_the_broker_has_forgotten_are_not_made_up():
+    """An answer with fewer offsets than batches: the others are delivered, where nobody knows."""
+    sending = Sending()
+    sending.add()
+    sending.add()
+    assert [entry.base_offset for entry in sending.answer(sending.send_one(), offsets=(9,))] == [9, -1]
+
+
+def test_a_batch_behind_the_refused_one_was_not_looked_at():
+    """It goes again; the one before it, which was appended though the answer is an error, is in doubt."""
+    sending = Sending()
+    first, refused, behind = (sending.add() for _ in range(3))
+    finished = sending.answer(sending.send_one(), InvalidTimestampError("bad"), offsets=(5,))
+    assert [(entry.batch, entry.error.outcome) for entry in finished] == [(refused, Outcome.NOT_APPLIED)]
+    assert first.doubtful
+    assert not behind.doubtful
+    sending.later()
+    assert sending.send_one().parts[0].batches == [first], "an epoch follows only when the doubt is resolved"
+
+
+def test_an_unknown_outcome_puts_every_batch_from_there_on_in_doubt():
+    sending = Sending()
+    batches = [sending.add() for _ in range(3)]
+    sending.answer(sending.send_one(), TimedOutError("waited"))
+    assert all(batch.doubtful for batch in batches)
+
+
+def test_a_new_epoch_numbers_what_is_left_from_the_start():
+    """Once nothing flies and nothing is in doubt; the bytes are stamped anew (PROTOCOL H49)."""
+    sending = Sending()
+    sending.add()
+    sending.answer(sending.send_one(), offsets=(0,))
+    sending.add()
+    sending.answer(sending.send_one(), UnknownProducerError("forgotten"))
+    sending.later()
+    header = read_header(sending.send_one().parts[0].batches[0].encoded)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, 0)
+
+
+def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for():
+    """Nothing is sent before it has come (PROTOCOL H54)."""
+    sending = Sending()
+    sending.add()
+    sending.pipelines[0].sequences.epoch = MAX_EPOCH
+    sending.answer(sending.send_one(), UnknownProducerError("forgotten"))
+    sending.later()
+    assert not sending.send()
+    assert sending.dispatcher.needs_producer_id
+    assert not sending.dispatcher.has_identity
+    sending.dispatcher.set_identity(8, 0)
+    assert not sending.dispatcher.needs_producer_id
+    header = read_header(sending.send_one().parts[0].batches[0].encoded)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (8, 0, 0)
+
+
+def test_a_doubtful_batch_that_was_forgotten_is_never_numbered_anew():
+    """It may be in the log: its error says that nobody knows (PROTOCOL H51)."""
+    sending = Sending()
+    sending.add()
+    sending.fail(sending.send_one())
+    sending.later()
+    (entry,) = sending.answer(sending.send_one(), UnknownProducerError("forgotten"))
+    assert entry.error.outcome == Outcome.UNKNOWN
+    assert isinstance(entry.error.__cause__, UnknownProducerError)
+
+
+def test_a_batch_that_cannot_be_encoded_leaves_no_hole():
+    """Its sequence was never sent: what follows takes it."""
+    sending = Sending()
+    broken = sending.add(encoded=False)
+    sending.add()
+    (entry,) = sending.dispatcher.give_up(broken, InvalidTimestampError("cannot"))
+    assert entry.batch is broken
+    assert sending.dispatcher.give_up(broken, InvalidTimestampError("cannot")) == []
+    assert sequences(sending.send_one()) == [0]
+
+
+# --- ends ---
+
+
+@pytest.mark.parametrize(
+    ("change", "obstacle"),
+    [
+        (lambda sending: sending.leaders([(-1, 6)]), "has no leader that is known"),
+        (lambda sending: None, "busy with earlier requests"),
+    ],
+)
+def test_what_is_out_of_time_says_what_it_waited_for(change, obstacle):
+    sending = Sending()
+    sending.add(deadline_ms=10)
+    change(sending)
+    assert sending.dispatcher.expire(9) == []
+    assert sending.dispatcher.next_event_ms(9) == 10
+    ((_, _, error),) = sending.dispatcher.expire(10)
+    assert obstacle in error.message
+
+
+def test_out_of_time_for_want_of_a_producer_id_says_so():
+    sending = Sending(idempotent=False)
+    sending.dispatcher._idempotent = True
+    sending.add(deadline_ms=10)
+    assert not sending.send()
+    assert sending.dispatcher.needs_producer_id
+    ((_, _, error),) = sending.dispatcher.expire(10)
+    assert "no coordinator gave a producer id" in error.message
+
+
+def test_a_retry_is_due_when_its_back_off_ends():
+    sending = Sending()
+    sending.add()
+    sending.answer(sending.send_one(), ThrottledError("slow", retry_after_ms=700))
+    assert sending.dispatcher.next_event_ms(0) == 700
+    assert sending.dispatcher.next_event_ms(700) == 120_000
+
+
+@pytest.mark.parametrize("created_again", [True, False])
+def test_batches_of_a_topic_that_is_gone_end_and_one_that_flies_does_not(created_again):
+    """Never by name to another life of the topic (PROTOCOL H26); what flies is answered for by its broker."""
+    sending = Sending()
+    flying = sending.add()
+    sending.send_one()
+    queued = sending.add()
+    unfinished = sending.add(encoded=False)
+    if created_again:
+        finished = sending.leaders([(1, 0)], topic_id=b"2" * 16)
+    else:
+        gone = cluster_pb2.GetMetadataResponse()
+        gone.topics.add(name="t", error=to_detail(UnknownTopicError("deleted")))
+        sending.routes.update(gone)
+        finished = sending.dispatcher.metadata_changed()
+    assert [entry.batch for entry in finished] == [queued]
+    assert isinstance(finished[0].error, UnknownTopicIdError)
+    assert ("created again" in finished[0].error.message) == created_again
+    assert list(sending.dispatcher.unresolved) == [flying, unfinished]
+
+
+def test_a_topic_that_is_not_known_for_another_reason_is_waited_for():
+    sending = Sending()
+    sending.add()
+    away = cluster_pb2.GetMetadataResponse()
+    away.topics.add(name="t", error=to_detail(LeaderNotAvailableError("not yet")))
+    sending.routes.update(away)
+    assert sending.dispatcher.metadata_changed() == []
+    assert not sending.send()
+    assert sending.dispatcher.needs_metadata
+    assert sending.dispatcher.waiting_topics() == ["t"]
+
+
+def test_abandoning_ends_all_and_doubts_what_flies():
+    sending = Sending()
+    flying = sending.add()
+    request = sending.send_one()
+    queued = sending.add()
+    finished = sending.dispatcher.abandon(InvalidTimestampError("closed"))
+    assert {entry.batch: entry.error.outcome for entry in finished} == {
+        flying: Outcome.UNKNOWN,
+        queued: Outcome.NOT_APPLIED,
+    }
+    assert not sending.dispatcher.unresolved
+    assert not sending.answer(request, offsets=(0,)), "each batch finishes once"
+    assert not sending.send()
