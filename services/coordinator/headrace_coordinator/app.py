@@ -29,9 +29,15 @@ from headrace_server.telemetry import LoopBeat, MetricsServer, serve_metrics
 from prometheus_client import CollectorRegistry
 
 from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.answers import Answers
+from headrace_coordinator.rpc.broker_requests import BrokerRequests
 from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
+from headrace_coordinator.rpc.partition_changes import PartitionChanges
+from headrace_coordinator.rpc.partition_requests import PartitionRequests
 from headrace_coordinator.rpc.topic_requests import TopicRequests
+from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.controller import Controller
+from headrace_coordinator.runtime.partition_store import PartitionStore
 from headrace_coordinator.runtime.producer_ids import ProducerIds
 from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_coordinator.runtime.settled_writes import SettledWrites
@@ -144,7 +150,7 @@ class _Coordinator:
         view = ClusterView(self._identity, self._prefix_view)
         writes = SettledWrites(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(writes, view, self._metrics, self._clock)
-        self._serve_calls(view, store)
+        self._serve_calls(view, store, writes)
         address = await self._server.start(self._settings.listen)
         session = self._make_session(self._settings.advertised_address or address)
         controller = Controller(
@@ -192,11 +198,21 @@ class _Coordinator:
             else:
                 return
 
-    def _serve_calls(self, view: ClusterView, store: TopicStore) -> None:
+    def _serve_calls(self, view: ClusterView, store: TopicStore, writes: SettledWrites) -> None:
+        answers = Answers(self._prefix_view, self._metrics, default_timeout_ms=self._settings.default_timeout_ms)
         servicer = ClusterServicer(
             self._metastore,
             view,
-            topics=TopicRequests(store, view, self._prefix_view, self._settings, self._metrics),
+            topics=TopicRequests(store, view, answers, self._settings),
+            partitions=PartitionRequests(
+                PartitionChanges(PartitionStore(writes, view), store, view, answers),
+                store,
+                view,
+                answers,
+                self._settings,
+                self._metrics,
+            ),
+            brokers=BrokerRequests(BrokerStore(writes, view.keyspace, self._clock), view, answers),
             producer_ids=ProducerIds(
                 self._metastore, view.keyspace, self._metrics, block_size=self._settings.producer_id_block
             ),

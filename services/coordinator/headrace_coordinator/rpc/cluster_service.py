@@ -20,6 +20,8 @@ from headrace_server.rpc import server_streaming, unary
 from headrace_server.topic_configs import TopicConfig
 
 from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.broker_requests import BrokerRequests
+from headrace_coordinator.rpc.partition_requests import PartitionRequests
 from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.producer_ids import ProducerIds
 from headrace_coordinator.settings import CoordinatorSettings
@@ -40,6 +42,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         view: ClusterView,
         *,
         topics: TopicRequests,
+        partitions: PartitionRequests,
+        brokers: BrokerRequests,
         producer_ids: ProducerIds,
         settings: CoordinatorSettings,
         metrics: CoordinatorMetrics,
@@ -48,6 +52,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self._metastore = metastore
         self._view = view
         self._topics = topics
+        self._partitions = partitions
+        self._brokers = brokers
         self._producer_ids = producer_ids
         self._settings = settings
         self._metrics = metrics
@@ -120,6 +126,38 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         """Give a producer id that nobody had before, in epoch 0."""
         with self._call("InitProducerId", request.client_id, ()):
             return cluster_pb2.InitProducerIdResponse(producer_id=await self._producer_ids.take(), producer_epoch=0)
+
+    @unary
+    async def ReassignPartitions(
+        self, request: cluster_pb2.ReassignPartitionsRequest, context: Any
+    ) -> cluster_pb2.ReassignPartitionsResponse:
+        """Begin, change or cancel moves of replicas."""
+        with self._call("ReassignPartitions", request.client_id, ()):
+            return await self._partitions.reassign(request, context.time_remaining())
+
+    @unary
+    async def ListReassignments(
+        self, request: cluster_pb2.ListReassignmentsRequest, context: Any
+    ) -> cluster_pb2.ListReassignmentsResponse:
+        """The moves under way: from the view."""
+        with self._call("ListReassignments", request.client_id, request.topics):
+            return self._partitions.list_reassignments(request)
+
+    @unary
+    async def ElectLeaders(
+        self, request: cluster_pb2.ElectLeadersRequest, context: Any
+    ) -> cluster_pb2.ElectLeadersResponse:
+        """Let preferred replicas lead, or, explicitly, replicas that may lack records."""
+        with self._call("ElectLeaders", request.client_id, request.topics):
+            return await self._partitions.elect(request, context.time_remaining())
+
+    @unary
+    async def DrainBroker(
+        self, request: cluster_pb2.DrainBrokerRequest, context: Any
+    ) -> cluster_pb2.DrainBrokerResponse:
+        """Take a broker out of service, or give it back its place."""
+        with self._call("DrainBroker", request.client_id, ()):
+            return await self._brokers.drain(request, context.time_remaining())
 
     @server_streaming
     async def DumpMetadata(

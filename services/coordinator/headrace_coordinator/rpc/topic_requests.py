@@ -16,10 +16,8 @@ from headrace.wire.errors import (
     InvalidRequestError,
     TimedOutError,
     TopicAlreadyExistsError,
-    to_detail,
 )
 from headrace_server.metadata_view import ClusterView, Topic
-from headrace_server.metastore.view import PrefixView
 from headrace_server.topic_configs import describe_topic_config
 
 from headrace_coordinator.core.placement import Placement
@@ -34,13 +32,11 @@ from headrace_coordinator.core.topics import (
     place_more_partitions,
     place_new_topic,
 )
-from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_coordinator.runtime.waiting import wait_until
 from headrace_coordinator.settings import CoordinatorSettings
 
-ANSWER_MARGIN_SECONDS = 0.1
-"""What is left of the caller's time for the answer itself."""
 NO_LEADER_YET = "not every partition has a leader yet"
 
 
@@ -51,15 +47,13 @@ class TopicRequests:
         self,
         store: TopicStore,
         view: ClusterView,
-        prefix_view: PrefixView,
+        answers: Answers,
         settings: CoordinatorSettings,
-        metrics: CoordinatorMetrics,
     ) -> None:
         self._store = store
         self._view = view
-        self._prefix_view = prefix_view
+        self._answers = answers
         self._settings = settings
-        self._metrics = metrics
         self._defaults = TopicDefaults(
             settings.default_partitions, settings.default_replication_factor, settings.max_partitions_per_topic
         )
@@ -68,7 +62,7 @@ class TopicRequests:
         self, request: cluster_pb2.CreateTopicsRequest, seconds_left: float
     ) -> cluster_pb2.CreateTopicsResponse:
         """Create each topic that can be, and answer when they have leaders or the time is up."""
-        deadline = self._deadline(request.timeout_ms, seconds_left)
+        deadline = self._answers.deadline(request.timeout_ms, seconds_left)
         await self._store.check_reachable(deadline)
         answers = [cluster_pb2.CreateTopicResult(name=topic.name[:1_000]) for topic in request.topics]
         plans = self._plan_creation(request, answers)
@@ -82,7 +76,7 @@ class TopicRequests:
         self, request: cluster_pb2.DeleteTopicsRequest, seconds_left: float
     ) -> cluster_pb2.DeleteTopicsResponse:
         """Delete each topic that is there."""
-        deadline = self._deadline(0, seconds_left)
+        deadline = self._answers.deadline(0, seconds_left)
         await self._store.check_reachable(deadline)
         answers = [_result(reference) for reference in request.topics]
 
@@ -93,9 +87,9 @@ class TopicRequests:
                 else:
                     message, revision = await self._store.delete(reference, deadline)
                 answer.name, answer.topic_id = message.name, message.topic_id
-                await self._see(revision, deadline)
+                await self._answers.see(revision, deadline)
             except HeadraceError as error:
-                self._put_error(answer, error)
+                self._answers.put_error(answer, error)
 
         async with asyncio.TaskGroup() as tasks:
             for reference, answer in zip(request.topics, answers, strict=True):
@@ -106,7 +100,7 @@ class TopicRequests:
         self, request: cluster_pb2.CreatePartitionsRequest, seconds_left: float
     ) -> cluster_pb2.CreatePartitionsResponse:
         """Add partitions to a topic and answer when they have leaders or the time is up."""
-        deadline = self._deadline(0, seconds_left)
+        deadline = self._answers.deadline(0, seconds_left)
         answer = cluster_pb2.CreatePartitionsResponse(result=_result(request.topic))
         assignments = [tuple(replicas.broker_ids) for replicas in request.assignments]
         try:
@@ -126,18 +120,18 @@ class TopicRequests:
             if request.validate_only:
                 return answer
             revision, _ = await self._store.grow(found, total, assignments, placement, deadline)
-            await self._see(revision, deadline)
+            await self._answers.see(revision, deadline)
             if not await self._have_leaders(found.message.topic_id, total, deadline):
                 answer.warnings.append(NO_LEADER_YET)
         except HeadraceError as error:
-            self._put_error(answer.result, error)
+            self._answers.put_error(answer.result, error)
         return answer
 
     async def alter_configs(
         self, request: cluster_pb2.AlterConfigsRequest, seconds_left: float
     ) -> cluster_pb2.AlterConfigsResponse:
         """Change settings of a topic."""
-        deadline = self._deadline(0, seconds_left)
+        deadline = self._answers.deadline(0, seconds_left)
         answer = cluster_pb2.AlterConfigsResponse(result=_result(request.topic))
         changes: Mapping[str, str] = dict(request.set)
         unset = list(request.unset)
@@ -151,9 +145,9 @@ class TopicRequests:
                     request.topic, lambda topic: altered_configs(topic, changes, unset), deadline
                 )
             answer.result.name, answer.result.topic_id = message.name, message.topic_id
-            await self._see(revision, deadline)
+            await self._answers.see(revision, deadline)
         except HeadraceError as error:
-            self._put_error(answer.result, error)
+            self._answers.put_error(answer.result, error)
         return answer
 
     def describe_configs(self, request: cluster_pb2.DescribeConfigsRequest) -> cluster_pb2.DescribeConfigsResponse:
@@ -167,7 +161,7 @@ class TopicRequests:
             try:
                 _describe(answer, self._view.resolve(reference))
             except HeadraceError as error:
-                self._put_error(answer, error)
+                self._answers.put_error(answer, error)
         return response
 
     def _plan_creation(
@@ -191,7 +185,7 @@ class TopicRequests:
                     raise TopicAlreadyExistsError(f"a topic named {new.name} exists")
                 placement = place_new_topic(topic, candidates)
             except HeadraceError as error:
-                self._put_error(answer, error)
+                self._answers.put_error(answer, error)
                 continue
             candidates = add_load(candidates, placement.assignments)
             answer.partitions, answer.replication_factor = topic.partitions, topic.replication_factor
@@ -205,11 +199,11 @@ class TopicRequests:
         try:
             created = await self._store.create(topic, placement, deadline)
         except HeadraceError as error:
-            self._put_error(answer, error)
+            self._answers.put_error(answer, error)
             return
         answer.topic_id = created.topic_id
         try:
-            await self._see(created.revision, deadline)
+            await self._answers.see(created.revision, deadline)
         except TimedOutError as error:
             answer.warnings.append(error.message)
             return
@@ -223,12 +217,7 @@ class TopicRequests:
             if await self._store.exists(topic.name, deadline):
                 raise TopicAlreadyExistsError(f"a topic named {topic.name} exists")
         except HeadraceError as error:
-            self._put_error(answer, error)
-
-    async def _see(self, revision: int, deadline: float) -> None:
-        """Wait until this coordinator's own view shows what was written (read your writes); 0: nothing was."""
-        if revision:
-            await self._prefix_view.wait_for(revision, max(0.0, deadline - asyncio.get_running_loop().time()))
+            self._answers.put_error(answer, error)
 
     async def _have_leaders(self, topic_id: bytes, partitions: int, deadline: float) -> bool:
         """Wait until all partitions are led, or the topic is gone; False: not in time."""
@@ -253,22 +242,6 @@ class TopicRequests:
                 f"the cluster has {present} partitions; {asked} more would exceed {self._settings.max_partitions}",
                 action="Delete topics, ask for fewer, or raise max_partitions of the coordinators.",
             )
-
-    def _deadline(self, timeout_ms: int, seconds_left: float) -> float:
-        """When to end, in loop time: the request's own timeout, and in any case before the caller gives up."""
-        if timeout_ms < 0:
-            raise InvalidRequestError(f"timeout_ms = {timeout_ms} is negative")
-        wanted = (timeout_ms or self._settings.default_timeout_ms) / 1000
-        margin = min(ANSWER_MARGIN_SECONDS, seconds_left / 10)
-        return asyncio.get_running_loop().time() + min(wanted, seconds_left - margin)
-
-    def _put_error(
-        self,
-        answer: cluster_pb2.CreateTopicResult | cluster_pb2.TopicResult | cluster_pb2.TopicConfigs,
-        error: HeadraceError,
-    ) -> None:
-        answer.error.CopyFrom(to_detail(error))
-        self._metrics.call_errors.labels(error.code.name).inc()
 
 
 def _spec(new: cluster_pb2.NewTopic) -> TopicSpec:

@@ -18,6 +18,13 @@ from headrace_coordinator.core.election import Session, sessions_of
 from headrace_coordinator.metrics import CoordinatorMetrics
 
 
+def registered_sessions(view: ClusterView) -> dict[int, Session]:
+    """Give the brokers that the view shows, as the pure functions want them."""
+    return sessions_of(
+        ((broker_id, broker.broker_epoch, broker.live) for broker_id, broker in view.brokers.items()), view.drained
+    )
+
+
 class PartitionRounds:
     """Collects what is to be looked at until `changes` looks."""
 
@@ -104,10 +111,7 @@ class PartitionRounds:
     def _look_at_everything(self) -> None:
         """Take the brokers anew and note every partition, by topic name and number."""
         self._look_at_all = False
-        self.live = sessions_of(
-            ((broker_id, broker.broker_epoch, broker.live) for broker_id, broker in self._view.brokers.items()),
-            self._view.drained,
-        )
+        self.live = registered_sessions(self._view)
         for counted in (self._offline, self._under_replicated, self._moving):
             counted.clear()
         self._look_at = {

@@ -246,15 +246,33 @@ class TopicStore:
     ) -> tuple[metadata_pb2.Topic, int]:
         """Store what `decide` makes of the topic's settings; the topic and the revision (0: nothing changed)."""
 
-        async def attempt(settling: Settling) -> tuple[metadata_pb2.Topic, int] | None:
-            found = await self.find(reference, deadline)
-            configs = decide(found.message)
-            if dict(found.message.configs) == configs:
-                return found.message, 0
-            message = metadata_pb2.Topic()
-            message.CopyFrom(found.message)
+        def rewrite(message: metadata_pb2.Topic) -> None:
+            configs = decide(message)
             message.configs.clear()
             message.configs.update(configs)
+
+        return await self._rewrite(reference, rewrite, deadline)
+
+    async def set_replication_factor(
+        self, reference: topics_pb2.TopicRef, replication_factor: int, deadline: float
+    ) -> None:
+        """Record how many replicas each partition has; further partitions get as many."""
+
+        def rewrite(message: metadata_pb2.Topic) -> None:
+            message.replication_factor = replication_factor
+
+        await self._rewrite(reference, rewrite, deadline)
+
+    async def _rewrite(
+        self, reference: topics_pb2.TopicRef, rewrite: Callable[[metadata_pb2.Topic], None], deadline: float
+    ) -> tuple[metadata_pb2.Topic, int]:
+        async def attempt(settling: Settling) -> tuple[metadata_pb2.Topic, int] | None:
+            found = await self.find(reference, deadline)
+            message = metadata_pb2.Topic()
+            message.CopyFrom(found.message)
+            rewrite(message)
+            if message == found.message:
+                return found.message, 0
             write = topic_writes.configure(self._keyspace, message, found.topic_revision, found.tid_revision)
             result = await self._writes.send(settling, write)
             return (message, result.revision) if result.succeeded else None

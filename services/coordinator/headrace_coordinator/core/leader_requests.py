@@ -1,0 +1,77 @@
+"""Elections that an administrator asks for: what the key is to become, or why not.
+
+Pure; used by the coordinators that answer administrators. The controller's own elections are `election.elect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.wire.errors import InvalidRequestError, LeaderNotAvailableError, UnknownBrokerError
+from headrace_server.keys import Keyspace
+from headrace_server.metastore.api import Compare, CreateRevisionIs
+from headrace_server.partition_state import PartitionState, Replica, change
+
+from headrace_coordinator.core.election import Session, elect_uncleanly, electable, is_session, preferred
+
+
+def elect_preferred(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+    """Give the key once the preferred one of the in-sync replicas leads; None: it does.
+
+    Raises:
+        LeaderNotAvailableError: nobody leads now; the controller elects as soon as somebody can be elected.
+    """
+    if state.leader is None or not is_session(state.leader, live):
+        raise LeaderNotAvailableError(
+            "the partition has no leader that could hand over",
+            action="Wait for the controller to elect one, or elect uncleanly if no replica in sync comes back.",
+        )
+    leader = preferred(state, [entry for entry in state.in_sync if is_session(entry, live)], live)
+    return None if leader == state.leader else change(state, leader=leader, in_sync=state.in_sync)
+
+
+def elect_unclean(state: PartitionState, live: Mapping[int, Session], broker_id: int | None) -> PartitionState:
+    """Give the key once a replica leads that may lack committed records (H21). `broker_id` None: a live one.
+
+    Raises:
+        InvalidRequestError: a replica that lacks nothing is registered, or `broker_id` is no replica.
+        UnknownBrokerError: `broker_id` is not registered.
+        LeaderNotAvailableError: no replica at all is registered.
+    """
+    complete = electable(state, live)
+    if complete:
+        raise InvalidRequestError(
+            f"{_brokers(complete)} {'holds' if len(complete) == 1 else 'hold'} every committed record and "
+            "can lead: an unclean election would lose records for nothing",
+            action="Elect the preferred leader, or wait a moment for the controller.",
+        )
+    if broker_id is not None and broker_id not in state.replicas:
+        raise InvalidRequestError(
+            f"broker {broker_id} holds no replica of the partition",
+            action=f"Name one of the replicas: {', '.join(map(str, state.replicas))}.",
+        )
+    if broker_id is not None and broker_id not in live:
+        raise UnknownBrokerError(f"broker {broker_id} is not registered", action="Start it, or name another replica.")
+    after = elect_uncleanly(state, live, broker_id)
+    if after is None:
+        raise LeaderNotAvailableError(
+            f"none of the replicas {', '.join(map(str, state.replicas))} is registered",
+            action="Start at least one of these brokers.",
+        )
+    return after
+
+
+def nobody_returned(keyspace: Keyspace, state: PartitionState, live: Mapping[int, Session]) -> tuple[Compare, ...]:
+    """Compares that hold while nobody of the in-sync and eligible replicas has registered since `live` was seen."""
+    entries = state.in_sync + state.eligible_leaders
+    return tuple(
+        CreateRevisionIs(
+            keyspace.live(entry.broker_id), live[entry.broker_id].broker_epoch if entry.broker_id in live else 0
+        )
+        for entry in entries
+    )
+
+
+def _brokers(entries: Sequence[Replica]) -> str:
+    named = ", ".join(str(entry.broker_id) for entry in entries)
+    return f"broker {named}" if len(entries) == 1 else f"brokers {named}"

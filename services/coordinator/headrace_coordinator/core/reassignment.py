@@ -1,0 +1,83 @@
+"""Moving a partition's replicas, at an administrator's word: what the key is to become, checked (PROTOCOL H25).
+
+A move adds first and removes last: `replicas` holds the brokers that are to have the partition, in their order, and
+behind them those that are to go; the leader takes the added ones into the in-sync set as they catch up, and the
+controller finishes the move (`control.finish_move`). A move under way may be changed, given another throttle, or
+cancelled. Pure; used by the coordinators that answer administrators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.wire.errors import InvalidReplicationFactorError, InvalidRequestError, UnknownBrokerError
+from headrace_server.partition_state import Move, PartitionState, change
+
+from headrace_coordinator.core.election import Session, reluctance
+from headrace_coordinator.core.topics import MAX_REPLICATION_FACTOR
+
+
+def check_target(state: PartitionState, target: Sequence[int], live: Mapping[int, Session]) -> None:
+    """Check where an administrator wants a partition's replicas.
+
+    Brokers that hold it already need not live: that is one reason to move.
+
+    Raises:
+        InvalidRequestError: no broker, or one twice.
+        InvalidReplicationFactorError: too many.
+        UnknownBrokerError: a new one is not registered, or takes no new replicas.
+    """
+    if not target or len(set(target)) != len(target):
+        raise InvalidRequestError(
+            f"the brokers {list(target)} cannot hold a partition", action="Name at least one broker, and each once."
+        )
+    if len(target) > MAX_REPLICATION_FACTOR:
+        raise InvalidReplicationFactorError(
+            f"{len(target)} replicas are more than {MAX_REPLICATION_FACTOR}",
+            action=f"Name 1 to {MAX_REPLICATION_FACTOR} brokers.",
+        )
+    usable = [broker_id for broker_id, session in live.items() if not reluctance(session)]
+    for broker_id in target:
+        if broker_id not in state.replicas and broker_id not in usable:
+            raise UnknownBrokerError(
+                f"broker {broker_id} is not registered, or is draining",
+                action=f"Move to brokers that live: {', '.join(map(str, usable)) or 'there are none'}.",
+            )
+
+
+def plan_move(state: PartitionState, target: Sequence[int], copy_bytes_per_second: int) -> PartitionState | None:
+    """Give the key once the replicas begin to move to `target`; None: they are there, or on their way just so.
+
+    `target` is checked. `copy_bytes_per_second` >= 0 is the throttle, 0: none. Replicas that an earlier move was
+    adding and this one does not want are dropped at once, unless the leader or `min_insync_replicas` needs them: then
+    they go like any other when this one is finished.
+    """
+    dropped = set(state.adding) - set(target)
+    stays = [entry for entry in state.in_sync if entry.broker_id not in dropped]
+    if len(stays) < state.min_insync_replicas or (state.leader is not None and state.leader not in stays):
+        members = {entry.broker_id for entry in state.in_sync + state.eligible_leaders}
+        dropped -= members
+        stays = list(state.in_sync)
+    held = [broker_id for broker_id in state.replicas if broker_id not in dropped and not _is_copying(state, broker_id)]
+    adding = tuple(broker_id for broker_id in target if broker_id not in held)
+    removing = tuple(broker_id for broker_id in held if broker_id not in target)
+    move = Move((*target, *removing), adding, removing, copy_bytes_per_second if adding else 0)
+    if move == Move(state.replicas, state.adding, state.removing, state.copy_bytes_per_second):
+        return None
+    return change(state, leader=state.leader, in_sync=stays, move=move)
+
+
+def plan_cancel(state: PartitionState) -> PartitionState | None:
+    """Give the key once the move under way goes back to the brokers there were before it; None: nothing moves.
+
+    Which brokers they were the key says, not their order: those that were to stay come first, as the move had them.
+    """
+    if not state.adding and not state.removing:
+        return None
+    return plan_move(state, [broker_id for broker_id in state.replicas if broker_id not in state.adding], 0)
+
+
+def _is_copying(state: PartitionState, broker_id: int) -> bool:
+    """Say whether a replica is being added and has not caught up."""
+    members = {entry.broker_id for entry in state.in_sync + state.eligible_leaders}
+    return broker_id in state.adding and broker_id not in members

@@ -1,0 +1,140 @@
+"""Changes to many partitions of one request, each with an answer and an error of its own.
+
+Used by `partition_requests`; belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headrace.v1 import cluster_pb2, topics_pb2
+from headrace.wire.errors import HeadraceError, InvalidRequestError, TimedOutError, UnknownPartitionError
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metadata_view import ClusterView
+
+from headrace_coordinator.rpc.answers import Answers
+from headrace_coordinator.runtime.partition_rounds import registered_sessions
+from headrace_coordinator.runtime.partition_store import (
+    ChangedPartition,
+    Decide,
+    Guard,
+    PartitionStore,
+    StoredPartition,
+)
+from headrace_coordinator.runtime.topic_store import TopicStore
+
+READS_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPartition:
+    """One partition of a request, with the place for its answer."""
+
+    reference: topics_pb2.TopicRef
+    partition: int
+    answer: cluster_pb2.PartitionChangeResult
+    decide: Decide
+    guard: Guard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTopic:
+    """A topic that a request names, as etcd has it."""
+
+    message: metadata_pb2.Topic
+    partitions: Mapping[int, StoredPartition]
+
+
+class PartitionChanges:
+    """Reads the topics that a request names, and changes their partitions."""
+
+    def __init__(self, store: PartitionStore, topics: TopicStore, view: ClusterView, answers: Answers) -> None:
+        self._store = store
+        self._topics = topics
+        self._view = view
+        self._answers = answers
+
+    async def find(
+        self, references: Iterable[topics_pb2.TopicRef], deadline: float
+    ) -> dict[str, FoundTopic | HeadraceError]:
+        """Read the topics named, each once, with all their partitions."""
+        permits = asyncio.Semaphore(READS_AT_ONCE)
+        found: dict[str, FoundTopic | HeadraceError] = {}
+
+        async def read(key: str, reference: topics_pb2.TopicRef) -> None:
+            try:
+                async with permits:
+                    message = (await self._topics.find(reference, deadline)).message
+                    found[key] = FoundTopic(message, await self._store.read_topic(message.topic_id, deadline))
+            except HeadraceError as error:
+                found[key] = error
+
+        async with asyncio.TaskGroup() as tasks:
+            for key, reference in {topic_key(reference): reference for reference in references}.items():
+                tasks.create_task(read(key, reference))
+        return found
+
+    async def change_all(
+        self,
+        asked: Iterable[AskedPartition],
+        found: Mapping[str, FoundTopic | HeadraceError],
+        deadline: float,
+        *,
+        validate_only: bool,
+    ) -> list[tuple[AskedPartition, ChangedPartition]]:
+        """Change each partition that can be, fill the answers, and wait until the view shows it."""
+        changed: list[tuple[AskedPartition, ChangedPartition]] = []
+
+        async def change_one(one: AskedPartition, topic: FoundTopic) -> None:
+            try:
+                outcome = await self._change(one, topic, deadline, validate_only=validate_only)
+            except HeadraceError as error:
+                self._answers.put_error(one.answer, error)
+                return
+            _fill(one.answer, outcome)
+            changed.append((one, outcome))
+
+        seen: set[tuple[bytes, int]] = set()
+        async with asyncio.TaskGroup() as tasks:
+            for one in asked:
+                topic = found[topic_key(one.reference)]
+                if isinstance(topic, HeadraceError):
+                    self._answers.put_error(one.answer, topic)
+                    continue
+                one.answer.name, one.answer.topic_id = topic.message.name, topic.message.topic_id
+                if (topic.message.topic_id, one.partition) in seen:
+                    self._answers.put_error(one.answer, InvalidRequestError("the request names the partition twice"))
+                    continue
+                seen.add((topic.message.topic_id, one.partition))
+                tasks.create_task(change_one(one, topic))
+        with contextlib.suppress(TimedOutError):  # Written it is, and the answers say what.
+            await self._answers.see(max((outcome.revision for _, outcome in changed), default=0), deadline)
+        return changed
+
+    async def _change(
+        self, one: AskedPartition, topic: FoundTopic, deadline: float, *, validate_only: bool
+    ) -> ChangedPartition:
+        found = topic.partitions.get(one.partition)
+        if found is None or one.partition >= topic.message.partitions:
+            raise UnknownPartitionError(f"topic {topic.message.name} has no partition {one.partition}")
+        if not validate_only:
+            return await self._store.change(
+                topic.message.topic_id, one.partition, found, one.decide, deadline, guard=one.guard
+            )
+        after = one.decide(found.state, registered_sessions(self._view))
+        return ChangedPartition(found.state, after or found.state, 0, after is None)
+
+
+def _fill(answer: cluster_pb2.PartitionChangeResult, outcome: ChangedPartition) -> None:
+    answer.unchanged = outcome.unchanged
+    answer.leader_id = -1 if outcome.after.leader is None else outcome.after.leader.broker_id
+    answer.leader_epoch = outcome.after.leader_epoch
+    answer.replicas.extend(outcome.after.replicas)
+
+
+def topic_key(reference: topics_pb2.TopicRef) -> str:
+    """Tell one reference from another in what `PartitionChanges.find` gives."""
+    return f"name {reference.name}" if reference.HasField("name") else f"id {reference.topic_id.hex()}"

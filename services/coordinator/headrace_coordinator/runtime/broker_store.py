@@ -1,0 +1,53 @@
+"""An administrator's word about a broker: `drain/{broker_id}`, written by any coordinator.
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from headrace.wire.errors import UnknownBrokerError
+from headrace_server.clock import Clock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import Keyspace
+from headrace_server.metastore.api import Delete, ModRevisionIs, Operation, Put
+
+from headrace_coordinator.core.topic_writes import Write
+from headrace_coordinator.runtime.settled_writes import SettledWrites, Settling
+
+
+class BrokerStore:
+    """Takes brokers out of service and back, each call within its deadline (event loop time, seconds)."""
+
+    def __init__(self, writes: SettledWrites, keyspace: Keyspace, clock: Clock) -> None:
+        self._writes = writes
+        self._keyspace = keyspace
+        self._clock = clock
+
+    async def drain(self, broker_id: int, drain: bool, deadline: float) -> tuple[int, bool]:
+        """Take a broker out of service, or give it back its place; the revision, and whether anything changed.
+
+        Whoever was registered once can be drained, whether it lives now or not; undraining needs nobody.
+
+        Raises:
+            UnknownBrokerError: no broker of this id was ever registered.
+            MetastoreUnavailableError, TimedOutError: with the outcome.
+        """
+        key = self._keyspace.drained(broker_id)
+
+        async def attempt(settling: Settling) -> tuple[int, bool] | None:
+            found = await self._writes.read(key, deadline)
+            if (found is not None) == drain:
+                return 0, settling.unanswered is not None
+            if drain and not await self._is_known(broker_id, deadline):
+                raise UnknownBrokerError(f"broker {broker_id} was never registered")
+            value = metadata_pb2.DrainedBroker(since_ms=self._clock.now_ms()).SerializeToString()
+            operation: Operation = Put(key, value) if drain else Delete(key)
+            revision = 0 if found is None else found.mod_revision
+            result = await self._writes.send(settling, Write((ModRevisionIs(key, revision),), (operation,)))
+            return (result.revision, True) if result.succeeded else None
+
+        return await self._writes.until_settled(attempt, deadline, f"draining broker {broker_id}")
+
+    async def _is_known(self, broker_id: int, deadline: float) -> bool:
+        keys = (self._keyspace.session(broker_id), self._keyspace.live(broker_id))
+        return any([await self._writes.read(key, deadline) is not None for key in keys])

@@ -1,0 +1,353 @@
+"""The administrator's calls about moves, leaders and brokers, on the in-memory metastore."""
+
+from __future__ import annotations
+
+import pytest
+from headrace.v1 import cluster_pb2, topics_pb2
+from headrace.wire.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    MetastoreUnavailableError,
+    Outcome,
+    UnknownBrokerError,
+)
+from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
+from headrace_coordinator.rpc.answers import Answers
+from headrace_coordinator.rpc.broker_requests import BrokerRequests
+from headrace_coordinator.rpc.partition_changes import PartitionChanges
+from headrace_coordinator.rpc.partition_requests import PartitionRequests
+from headrace_coordinator.runtime.broker_store import BrokerStore
+from headrace_coordinator.runtime.partition_store import PartitionStore
+from headrace_coordinator.settings import CoordinatorSettings
+from headrace_server.clock import SystemClock
+from headrace_server.metastore.api import CreateRevisionIs, Put
+from headrace_server.partition_state import change, encode, leave
+
+LOST, NEVER = "answer lost", "never arrived"
+SECONDS = 20
+PREFERRED, UNCLEAN = cluster_pb2.ELECTION_TYPE_PREFERRED, cluster_pb2.ELECTION_TYPE_UNCLEAN
+
+
+class Administration:
+    """A coordinator's answers to administrators, with a topic on brokers 1, 2 and 3; 4 holds nothing."""
+
+    def __init__(self, parts):
+        self.parts = parts
+        answers = Answers(parts.prefix_view, parts.metrics, default_timeout_ms=SECONDS * 1000)
+        changes = PartitionChanges(PartitionStore(parts.writes, parts.view), parts.store, parts.view, answers)
+        self.partitions = PartitionRequests(
+            changes, parts.store, parts.view, answers, CoordinatorSettings(coordinator_id="a"), parts.metrics
+        )
+        self.brokers = BrokerRequests(BrokerStore(parts.writes, parts.keyspace, SystemClock()), parts.view, answers)
+        self.epochs = {}
+
+    async def start(self, partitions=2):
+        for broker_id in (1, 2, 3, 4):
+            self.epochs[broker_id] = await self.parts.register(broker_id)
+        topic = check_new_topic(TopicSpec("t", assignments=((1, 2, 3),) * partitions), TopicDefaults())
+        placement = place_new_topic(topic, self.parts.store.candidates())
+        created = await self.parts.store.create(topic, placement, self.parts.deadline)
+        await self.parts.prefix_view.wait_for(created.revision, SECONDS)
+        self.topic_id = created.topic_id
+        self.parts.metastore.sent.clear()
+        return self
+
+    def state(self, number=0):
+        return self.parts.view.partitions(self.topic_id)[number].state
+
+    async def put(self, state, number=0):
+        result = await self.parts.memory.txn(
+            [], [Put(self.parts.keyspace.partition(self.topic_id, number), encode(state))]
+        )
+        await self.parts.prefix_view.wait_for(result.revision, SECONDS)
+
+    async def reassign(self, *wanted, rate=0, validate_only=False):
+        request = cluster_pb2.ReassignPartitionsRequest(
+            partitions=[
+                cluster_pb2.PartitionReassignment(
+                    topic=topics_pb2.TopicRef(name=fields.pop("topic", "t")), partition=number, **fields
+                )
+                for number, fields in wanted
+            ],
+            copy_bytes_per_second=rate,
+            validate_only=validate_only,
+        )
+        return (await self.partitions.reassign(request, SECONDS)).partitions
+
+    async def elect(self, kind, *numbers, **fields):
+        topics = [cluster_pb2.TopicPartitions(topic=topics_pb2.TopicRef(name="t"), partitions=numbers)]
+        request = cluster_pb2.ElectLeadersRequest(**{"type": kind, "topics": topics} | fields)
+        return (await self.partitions.elect(request, SECONDS)).partitions
+
+    async def drain(self, broker_id, drain=True):
+        request = cluster_pb2.DrainBrokerRequest(broker_id=broker_id, drain=drain)
+        return await self.brokers.drain(request, SECONDS)
+
+
+@pytest.fixture
+def run(run_with_parts):
+    """Run a coroutine function with an administration and its parts."""
+
+    def start(scenario, partitions=2):
+        async def whole(parts):
+            return await scenario(await Administration(parts).start(partitions), parts)
+
+        return run_with_parts(whole)
+
+    return start
+
+
+@pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER], [NEVER, LOST]])
+def test_a_move_begins_once_whatever_answers_are_lost(run, faults):
+    """The key says where replicas go; the answer what it says; the added broker's session is compared (I12)."""
+
+    async def scenario(admin, parts):
+        parts.metastore.faults = list(faults)
+        (answer,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
+        assert not answer.HasField("error")
+        assert (answer.name, answer.partition, answer.unchanged) == ("t", 0, False)
+        assert (list(answer.replicas), answer.leader_id, answer.leader_epoch) == ([4, 2, 1, 3], 1, 0)
+        state = admin.state()
+        assert (state.adding, state.removing, state.copy_bytes_per_second) == ((4,), (3,), 1_000)
+        assert state.partition_epoch == 1
+        compares, _ = parts.metastore.sent[0]
+        assert CreateRevisionIs(parts.keyspace.live(4), admin.epochs[4]) in compares
+        (listed,) = admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
+        assert (listed.name, listed.partition, list(listed.adding), list(listed.removing)) == ("t", 0, [4], [3])
+        assert (list(listed.in_sync_replicas), listed.leader_id, listed.copy_bytes_per_second) == ([2, 1, 3], 1, 1_000)
+
+    run(scenario)
+
+
+def test_a_move_is_unchanged_throttled_and_cancelled(run):
+    """Each call says whether it changed anything."""
+
+    async def scenario(admin, parts):
+        await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
+        (same,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
+        (faster,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=9_000)
+        assert (same.unchanged, faster.unchanged, admin.state().copy_bytes_per_second) == (True, False, 9_000)
+        (cancelled,) = await admin.reassign((0, {"cancel": True}))
+        (again,) = await admin.reassign((0, {"cancel": True}))
+        assert (cancelled.unchanged, again.unchanged) == (False, True)
+        assert set(admin.state().replicas) == {1, 2, 3}
+        assert not admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
+
+    run(scenario)
+
+
+def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leader_wrote(run):
+    """The leader shrinks in between: the shrunk set stays shrunk, and the move begins."""
+
+    async def scenario(admin, parts):
+        async def race(compares, success):
+            parts.metastore.before_txn = None
+            await admin.put(leave(admin.state(), [3]))
+
+        parts.metastore.before_txn = race
+        (answer,) = await admin.reassign((0, {"replicas": [1, 2, 4]}))
+        assert not answer.HasField("error")
+        state = admin.state()
+        assert [entry.broker_id for entry in state.in_sync] == [1, 2]
+        assert (state.adding, state.partition_epoch) == ((4,), 2)
+
+    run(scenario)
+
+
+def test_bad_moves_are_refused_one_by_one(run):
+    """An error a partition, beside the others; what can be done is done."""
+
+    async def scenario(admin, parts):
+        answers = await admin.reassign(
+            (0, {"replicas": [1, 9]}),
+            (1, {"replicas": [1, 2, 4]}),
+            (1, {"replicas": [1, 2]}),
+            (7, {"replicas": [1, 2]}),
+            (0, {"replicas": [1], "topic": "other"}),
+            (0, {"replicas": [1], "topic": "other", "cancel": True}),
+        )
+        codes = [ErrorCode(answer.error.code).name if answer.HasField("error") else "" for answer in answers]
+        assert codes == ["UNKNOWN_BROKER", "", "INVALID_REQUEST", "UNKNOWN_PARTITION", "UNKNOWN_TOPIC", "UNKNOWN_TOPIC"]
+        assert admin.state(0).partition_epoch == 0
+        assert admin.state(1).adding == (4,)
+        with pytest.raises(InvalidRequestError, match="negative"):
+            await admin.reassign(rate=-1)
+
+    run(scenario)
+
+
+def test_validate_only_changes_nothing(run):
+    """Of a move and of an election: the answer says what would be."""
+
+    async def scenario(admin, parts):
+        (move,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), validate_only=True)
+        assert (list(move.replicas), move.unchanged) == ([4, 2, 1, 3], False)
+        await admin.put(change(admin.state(), leader=admin.state().in_sync[1], in_sync=admin.state().in_sync))
+        (election,) = await admin.elect(PREFERRED, 0, validate_only=True)
+        assert (election.leader_id, election.unchanged) == (1, False)
+        assert parts.metastore.sent == []
+        assert parts.metric("unclean_elections") == 0
+
+    run(scenario)
+
+
+def test_the_topic_says_how_many_replicas_its_partitions_have(run):
+    """Once all are to have equally many, and not before."""
+
+    async def scenario(admin, parts):
+        await admin.reassign((0, {"replicas": [1, 2]}))
+        assert parts.view.topics["t"].replication_factor == 3
+        await admin.reassign((1, {"replicas": [1, 2]}))
+        found = await parts.store.find(topics_pb2.TopicRef(name="t"), parts.deadline)
+        assert found.message.replication_factor == 2
+
+    run(scenario)
+
+
+def test_preferred_leaders_lead_again(run):
+    """The named partitions or all; who leads already is unchanged."""
+
+    async def scenario(admin, parts):
+        for number in (0, 1):
+            state = admin.state(number)
+            await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync), number)
+        (named,) = await admin.elect(PREFERRED, 0)
+        assert (named.leader_id, named.leader_epoch, named.unchanged) == (1, 2, False)
+        every = await admin.elect(PREFERRED, topics=[])
+        assert [(answer.partition, answer.leader_id, answer.unchanged) for answer in every] == [
+            (0, 1, True),
+            (1, 1, False),
+        ]
+
+    run(scenario)
+
+
+def test_without_a_leader_there_is_none_to_prefer(run):
+    """The controller elects; the administrator is told so."""
+
+    async def scenario(admin, parts):
+        await admin.put(change(admin.state(), leader=None, in_sync=admin.state().in_sync))
+        answers = await admin.elect(PREFERRED)
+        assert [ErrorCode(answer.error.code).name for answer in answers if answer.HasField("error")] == [
+            "LEADER_NOT_AVAILABLE"
+        ]
+
+    run(scenario)
+
+
+async def lose_the_in_sync(admin, parts):
+    """Only broker 3, which is neither in sync nor eligible, is left."""
+    state = admin.state()
+    await admin.put(change(state, leader=None, in_sync=state.in_sync[:2], doubtful=[3]))
+    for broker_id in (1, 2):
+        await parts.unregister(broker_id)
+    parts.metastore.sent.clear()
+
+
+@pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER]])
+def test_an_unclean_election_happens_once_and_says_so(run, faults):
+    """H21: the epoch rises by one, the key says unclean, nobody else counts any more, it is counted."""
+
+    async def scenario(admin, parts):
+        await lose_the_in_sync(admin, parts)
+        before = admin.state()
+        parts.metastore.faults = list(faults)
+        (answer,) = await admin.elect(UNCLEAN, 0)
+        assert not answer.HasField("error")
+        state = admin.state()
+        assert (answer.leader_id, answer.leader_epoch) == (3, before.leader_epoch + 1)
+        assert (state.leader.broker_id, state.leader.broker_epoch) == (3, admin.epochs[3])
+        assert (state.unclean, state.unclean_epoch, state.eligible_leaders) == (True, answer.leader_epoch, ())
+        assert [entry.broker_id for entry in state.in_sync] == [3]
+        assert parts.metric("unclean_elections") == 1
+
+    run(scenario)
+
+
+def test_an_unclean_election_loses_against_the_return_of_a_complete_replica(run):
+    """The write compares that nobody came back: then the clean one is elected, not this one."""
+
+    async def scenario(admin, parts):
+        await lose_the_in_sync(admin, parts)
+
+        async def race(compares, success):
+            parts.metastore.before_txn = None
+            await parts.register(1, resumes=admin.epochs[1], clean=True)
+
+        parts.metastore.before_txn = race
+        (answer,) = await admin.elect(UNCLEAN, 0)
+        assert ErrorCode(answer.error.code).name == "INVALID_REQUEST"
+        assert "broker 1 holds every committed record" in answer.error.message
+        assert admin.state().leader is None
+
+    run(scenario)
+
+
+def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(run):
+    """Somebody complete lives, the broker is no replica, is not registered, or nothing is named."""
+
+    async def scenario(admin, parts):
+        healthy = await admin.elect(UNCLEAN)
+        assert {ErrorCode(answer.error.code).name for answer in healthy} == {"INVALID_REQUEST"}
+        await lose_the_in_sync(admin, parts)
+        (stranger,) = await admin.elect(UNCLEAN, 0, broker_id=4)
+        (absent,) = await admin.elect(UNCLEAN, 0, broker_id=1)
+        assert "no replica" in stranger.error.message
+        assert ErrorCode(absent.error.code).name == "UNKNOWN_BROKER"
+        await parts.unregister(3)
+        (nobody,) = await admin.elect(UNCLEAN, 0)
+        assert ErrorCode(nobody.error.code).name == "LEADER_NOT_AVAILABLE"
+        for bad in ({"type": UNCLEAN, "topics": []}, {"type": 0}, {"type": PREFERRED, "broker_id": 1}):
+            with pytest.raises(InvalidRequestError):
+                await admin.elect(UNCLEAN, 0, **bad)
+        assert parts.metastore.sent == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("faults", [[], [NEVER], [LOST]])
+def test_a_broker_is_drained_and_undrained(run, faults):
+    """The key stands as long as the word does; the answer counts what it leads."""
+
+    async def scenario(admin, parts):
+        parts.metastore.faults = list(faults)
+        answer = await admin.drain(1)
+        assert (answer.leaders, answer.unchanged) == (2, False)
+        assert parts.view.is_draining(1)
+        assert 1 not in parts.store.candidates()
+        assert (await admin.drain(1)).unchanged
+        parts.metastore.faults = list(faults)
+        assert not (await admin.drain(1, False)).unchanged
+        assert (await admin.drain(1, False)).unchanged
+        assert not parts.view.is_draining(1)
+
+    run(scenario)
+
+
+def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undrained(run):
+    """Whoever was there once may come back; a mistyped number is refused."""
+
+    async def scenario(admin, parts):
+        await parts.memory.txn([], [Put(parts.keyspace.session(7), b"")])
+        assert not (await admin.drain(7)).unchanged
+        assert not (await admin.drain(7, False)).unchanged
+        with pytest.raises(UnknownBrokerError, match="broker 8 was never registered"):
+            await admin.drain(8)
+        with pytest.raises(InvalidRequestError):
+            await admin.drain(-1)
+
+    run(scenario)
+
+
+def test_without_etcd_nothing_is_known_to_be_done(run):
+    """The outcome says whether something may have happened."""
+
+    async def scenario(admin, parts):
+        parts.metastore.faults = [NEVER] * 100
+        request = cluster_pb2.DrainBrokerRequest(broker_id=1, drain=True)
+        with pytest.raises(MetastoreUnavailableError) as failure:
+            await admin.brokers.drain(request, 0.3)
+        assert failure.value.outcome is Outcome.UNKNOWN
+        assert parts.metric("unknown_writes") >= 1
+
+    run(scenario)

@@ -1,0 +1,158 @@
+"""Moves of replicas: what the key becomes when one begins, changes, is cancelled, is finished (PROTOCOL H25)."""
+
+from __future__ import annotations
+
+import pytest
+from headrace.wire.errors import InvalidReplicationFactorError, InvalidRequestError, UnknownBrokerError
+from headrace_coordinator.core.control import change_partition
+from headrace_coordinator.core.election import Session
+from headrace_coordinator.core.reassignment import check_target, plan_cancel, plan_move
+from headrace_server.partition_state import PartitionState, Replica, change, check_shape, check_step, join
+from hypothesis import given
+from hypothesis import strategies as st
+
+A, B, C, D = Replica(1, 10), Replica(2, 20), Replica(3, 30), Replica(4, 40)
+
+
+def state(**fields):
+    defaults = {
+        "replicas": (1, 2, 3),
+        "leader": A,
+        "leader_epoch": 5,
+        "in_sync": (A, B, C),
+        "min_insync_replicas": 2,
+        "partition_epoch": 9,
+    }
+    found = PartitionState(**defaults | fields)
+    check_shape(found)
+    return found
+
+
+def test_a_move_adds_first_and_removes_last():
+    """The wanted ones in their order, behind them those that are to go; leader and in-sync set stay."""
+    after = plan_move(state(), (4, 2, 1), 1_000)
+    assert (after.replicas, after.adding, after.removing) == ((4, 2, 1, 3), (4,), (3,))
+    assert (after.copy_bytes_per_second, after.leader, after.leader_epoch) == (1_000, A, 5)
+    assert set(after.in_sync) == {A, B, C}
+
+
+def test_what_is_so_already_is_no_move():
+    """Asked again for the same, also while it is under way."""
+    assert plan_move(state(), (1, 2, 3), 7) is None
+    under_way = plan_move(state(), (4, 2, 1), 1_000)
+    assert plan_move(under_way, (4, 2, 1), 1_000) is None
+
+
+def test_another_order_is_written_at_once():
+    """Nothing has to be copied: only the preference changes."""
+    after = plan_move(state(), (3, 2, 1), 7)
+    assert (after.replicas, after.adding, after.removing, after.copy_bytes_per_second) == ((3, 2, 1), (), (), 0)
+    assert after.leader == A
+
+
+def test_the_throttle_of_a_move_under_way_is_changed():
+    """Given again, it replaces the one in force, and nothing else changes."""
+    under_way = plan_move(state(), (4, 2, 1), 1_000)
+    after = plan_move(under_way, (4, 2, 1), 0)
+    assert (after.copy_bytes_per_second, after.replicas, after.adding) == (0, (4, 2, 1, 3), (4,))
+
+
+def test_a_changed_move_drops_what_it_had_not_copied():
+    """Broker 4 had not caught up: it goes at once, and 5 comes in its place."""
+    after = plan_move(plan_move(state(), (4, 2, 1), 0), (5, 2, 1), 0)
+    assert (after.replicas, after.adding, after.removing) == ((5, 2, 1, 3), (5,), (3,))
+
+
+@pytest.mark.parametrize("caught_up", [False, True])
+def test_a_cancelled_move_is_back_where_it_was(caught_up):
+    """An added one leaves at once, caught up or not, where enough stay without it."""
+    under_way = plan_move(state(), (1, 2, 4), 5)
+    if caught_up:
+        under_way = join(under_way, D)
+    after = plan_cancel(under_way)
+    assert (after.replicas, after.adding, after.removing) == ((1, 2, 3), (), ())
+    assert (after.in_sync, after.copy_bytes_per_second) == ((A, B, C), 0)
+
+
+@pytest.mark.parametrize("needed", ["leader", "minimum"])
+def test_a_cancelled_move_keeps_an_added_one_that_is_needed(needed):
+    """The leader first hands over, or others catch up; then it goes as any removed one does."""
+    before = {
+        "leader": state(replicas=(1, 2, 4, 3), leader=D, in_sync=(A, B, D, C), adding=(4,), removing=(3,)),
+        "minimum": state(replicas=(1, 2, 4, 3), leader=A, in_sync=(A, D), adding=(4,), removing=(3,)),
+    }[needed]
+    after = plan_cancel(before)
+    assert (after.replicas, after.adding, after.removing) == ((1, 2, 3, 4), (), (4,))
+    assert set(after.in_sync) == set(before.in_sync)
+
+
+def test_nothing_is_cancelled_where_nothing_moves():
+    """None: unchanged."""
+    assert plan_cancel(state()) is None
+
+
+LIVE = {1: Session(10), 3: Session(30), 4: Session(40), 5: Session(50, drained=True), 6: Session(60, stopping=True)}
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "words"),
+    [
+        ((), InvalidRequestError, "at least one"),
+        ((1, 1), InvalidRequestError, "each once"),
+        (tuple(range(1, 11)), InvalidReplicationFactorError, "more than 9"),
+        ((1, 9), UnknownBrokerError, "broker 9 .* 1, 3, 4"),
+        ((1, 5), UnknownBrokerError, "broker 5"),
+        ((1, 6), UnknownBrokerError, "broker 6"),
+    ],
+)
+def test_bad_targets_are_refused(target, error, words):
+    """Typed, and the message says what would be right."""
+    with pytest.raises(error, match=words):
+        check_target(state(), target, LIVE)
+
+
+def test_who_holds_the_partition_already_need_not_live():
+    """Broker 2 is dead and stays a replica; broker 4 is new and lives."""
+    check_target(state(), (4, 2, 1), LIVE)
+
+
+@given(
+    st.permutations(range(1, 7)),
+    st.data(),
+)
+def test_whatever_is_asked_in_whatever_order_the_last_word_is_reached(order, data):
+    """I11 in every write; once all added ones are in sync the replicas are exactly the last target, never too few."""
+    size = data.draw(st.integers(1, 4))
+    entries = {broker_id: Replica(broker_id, 10 * broker_id) for broker_id in order}
+    live = {broker_id: Session(entry.broker_epoch) for broker_id, entry in entries.items()}
+    replicas = tuple(order[:size])
+    found = PartitionState(replicas, entries[replicas[0]], 0, tuple(entries[b] for b in replicas), (), min(size, 2))
+    target = replicas
+    for _ in range(data.draw(st.integers(1, 4))):
+        asked = data.draw(st.sampled_from(["move", "cancel", "catch up", "lead"]))
+        after = None
+        if asked == "move":
+            wanted = tuple(data.draw(st.lists(st.sampled_from(order), min_size=1, max_size=4, unique=True)))
+            after, target = plan_move(found, wanted, 0), wanted
+        elif asked == "cancel":
+            after = plan_cancel(found)
+            target = (after and tuple(b for b in after.replicas if b not in after.removing)) or target
+        elif asked == "catch up" and (missing := [b for b in found.replicas if found.replica_of(b) is None]):
+            after = join(found, entries[data.draw(st.sampled_from(missing))])
+        elif asked == "lead":
+            found = change(found, leader=data.draw(st.sampled_from(found.in_sync)), in_sync=found.in_sync)
+        if after is not None:
+            check_shape(after)
+            check_step(found, after)
+            assert len(after.in_sync) >= min(len(found.in_sync), found.min_insync_replicas)
+            assert after.leader == found.leader
+            found = after
+    for _ in range(30):
+        missing = [b for b in found.replicas if found.replica_of(b) is None and b not in found.removing]
+        decision = change_partition(found, live, 0)
+        if decision is None and not missing:
+            break
+        found = join(found, entries[missing[0]]) if decision is None else decision.after
+    assert set(found.replicas) == set(target)
+    assert (found.adding, found.removing) == ((), ())
+    assert found.leader is not None
