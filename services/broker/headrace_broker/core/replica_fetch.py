@@ -12,11 +12,18 @@ from typing import Protocol, TypeAlias
 
 from headrace.wire.batch import BatchHeader
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.errors import FencedBrokerError, InvalidRequestError, Outcome, StorageOfflineError
+from headrace.wire.errors import (
+    FencedBrokerError,
+    InvalidRequestError,
+    OffsetNotAvailableError,
+    Outcome,
+    StorageOfflineError,
+    UnknownLeaderEpochError,
+)
 from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.partition_state import Replica
 
-from headrace_broker.core.replica import PartitionReplica
+from headrace_broker.core.replica import PartitionReplica, Role
 
 
 class ReplicaLog(Protocol):
@@ -113,8 +120,10 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
 
     Raises:
         As `PartitionReplica.check_leading`; FencedBrokerError: a newer session of the follower has fetched;
-        InvalidRequestError: the broker holds no replica, or the offsets contradict each other.
+        InvalidRequestError: the broker holds no replica, the epoch is left open, or the offsets contradict each other.
     """
+    if request.leader_epoch < 0:
+        raise InvalidRequestError(f"a replica fetch names its leader epoch, not {request.leader_epoch}")
     replica.check_leading(request.leader_epoch)
     follower = request.follower
     state = replica.state
@@ -233,11 +242,25 @@ def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, 
 # --- readers ---
 
 
-def find_divergence(log: ReplicaLog, offset: int, last_epoch: int) -> Diverged | None:
+def check_reader(replica: PartitionReplica, log: ReplicaLog, offset: int, last_epoch: int) -> Diverged | None:
     """Where the log that a consumer has read up to `offset`, last in `last_epoch`, parts from this one; None: nowhere.
 
-    An epoch that retention has taken cannot be judged, and its records are gone for everybody.
+    An epoch that retention has taken cannot be judged, and its records are gone for everybody. A follower judges what it
+    knows to be committed, nothing else: behind that its log may be short, or not the leader's.
+
+    Raises:
+        UnknownLeaderEpochError: the reader has read in an epoch that this replica has not heard of; retriable.
+        OffsetNotAvailableError: a follower that has not `offset` yet; retriable.
     """
+    if last_epoch > replica.leader_epoch:
+        raise UnknownLeaderEpochError(
+            f"the reader knows leader epoch {last_epoch}, this replica {replica.leader_epoch}",
+            leader=replica.leader_hint(),
+        )
+    if replica.role is Role.FOLLOWING and offset > replica.high_watermark:
+        raise OffsetNotAvailableError(f"offset {offset} is not known to be committed here yet")
+    if last_epoch == replica.leader_epoch and offset <= log.log_end_offset:
+        return None
     epoch, end_offset = log.epoch_end(last_epoch)
     if epoch < 0 or (epoch == last_epoch and offset <= end_offset):
         return None

@@ -1,0 +1,430 @@
+"""What the replication tests share: a replicated cluster with short times, looks at every replica, a writer whose
+receipts are kept, a follower that says on the wire what it is told to.
+
+Every wait here looks again until a deadline; nothing is slept through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import queue
+import threading
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import headrace
+from headrace.client.admin_replication import LogInfo
+from headrace.client.admin_rpc import PartitionDescription
+from headrace.v1 import broker_pb2 as pb
+from headrace.v1 import broker_pb2_grpc, topics_pb2
+from headrace.wire.batch import iter_batches
+from headrace.wire.columns import decode_batch
+from headrace.wire.encoding import encode_batch
+from headrace.wire.errors import Outcome
+from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.service import ServiceProcess
+from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.internal_v1 import replication_pb2 as internal
+from headrace_server.metastore.etcd import EtcdMetastore
+from headrace_server.partition_state import PartitionState, decode
+
+Answer = TypeVar("Answer")
+
+SECONDS = 40.0
+LEASE_TTL_MS = 2_000
+BROKER_SETTINGS: dict[str, object] = {
+    "lease_ttl_ms": LEASE_TTL_MS,
+    "replica_lag_max_ms": 1_500,
+    "maintenance_interval_ms": 50,
+    "retention_interval_ms": 100,
+    "metrics_listen": "127.0.0.1:0",
+}
+REPLICA_FETCH = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
+
+
+def until(condition: Callable[[], Answer], what: str, seconds: float = SECONDS) -> Answer:
+    """Look again until `condition()` is true, and give it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(0.02)
+    return found
+
+
+class Replicated:
+    """A cluster and what a test asks of it. Not for several threads."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.servers = cluster.bootstrap_servers
+        self.admin = headrace.Admin(bootstrap_servers=self.servers, request_timeout_ms=20_000)
+
+    def close(self) -> None:
+        self.admin.close()
+
+    # --- topics ---
+
+    def create(self, name: str, assignments: Sequence[Sequence[int]], **config: object) -> bytes:
+        """A topic with these replicas, and wait until each partition leads and all its followers have fetched."""
+        topic_id = self.admin.create_topic(name, assignments=assignments, config=config).topic_id
+        self.wait_in_sync(name)
+        until(lambda: self._all_follow(name), f"the replicas of {name} at work")
+        return topic_id
+
+    def _all_follow(self, topic: str) -> bool:
+        leaders = [log for log in self.admin.describe_logs(topic) if log.is_leader]
+        partitions = self.admin.describe_topic(topic).partitions
+        return len(leaders) == len(partitions) and all(
+            follower.durable_offset >= 0 for log in leaders for follower in log.followers
+        )
+
+    def partition(self, topic: str, number: int = 0) -> PartitionDescription:
+        return self.admin.describe_topic(topic).partitions[number]
+
+    def leader(self, topic: str, number: int = 0) -> int:
+        """The broker that leads; waits for one."""
+        return until(lambda: max(self.partition(topic, number).leader_id, 0), f"a leader of {topic}-{number}")
+
+    def wait_for(
+        self, topic: str, condition: Callable[[PartitionDescription], object], what: str, number: int = 0
+    ) -> PartitionDescription:
+        """Wait until a partition is as wanted, and give it."""
+        last: list[PartitionDescription] = []
+
+        def look() -> PartitionDescription | None:
+            last[:] = [self.partition(topic, number)]
+            return last[0] if condition(last[0]) else None
+
+        try:
+            return until(look, what)  # type: ignore[return-value]
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {last}") from None
+
+    def wait_in_sync(self, topic: str, members: Collection[int] | None = None) -> None:
+        """Wait until all partitions have a leader and these members (all replicas) in sync, and all logs are equal."""
+
+        def look() -> bool:
+            try:
+                partitions = self.admin.describe_topic(topic).partitions
+            except headrace.HeadraceError:
+                return False
+            return all(
+                part.leader_id >= 0 and set(part.in_sync_replicas) == set(part.replicas if members is None else members)
+                for part in partitions
+            )
+
+        until(look, f"{topic} with {members or 'all replicas'} in sync")
+
+    # --- replicas ---
+
+    def broker(self, broker_id: int) -> ServiceProcess:
+        return self.cluster.broker(broker_id)
+
+    def logs(self, topic: str, number: int = 0) -> dict[int, LogInfo]:
+        """What each broker says of its replica, by broker id."""
+        return {
+            log.broker_id: log
+            for log in self.admin.describe_logs(topic)
+            if (log.topic, log.partition) == (topic, number)
+        }
+
+    def log_directory(self, broker_id: int, topic: str, number: int = 0) -> Path:
+        """Where a replica lies on the disk."""
+        topic_id = self.admin.describe_topic(topic).topic_id
+        return self.cluster.directory / f"broker-{broker_id}" / f"{topic_id.hex()}-{number}"
+
+    def values(self, broker_id: int, topic: str, number: int = 0) -> list[bytes | None]:
+        """Every visible record of one replica, leader or not, in order."""
+        with grpc.insecure_channel(self.broker(broker_id).address, options=LOCAL_CHANNEL) as channel:
+            stub = broker_pb2_grpc.BrokerServiceStub(channel)
+            found: list[bytes | None] = []
+            offset = self.logs(topic, number)[broker_id].log_start_offset
+            while True:
+                wanted = [pb.PartitionFetch(partition=number, offset=offset)]
+                topics = [pb.TopicFetch(topic=topics_pb2.TopicRef(name=topic), partitions=wanted)]
+                answer = stub.Fetch(pb.FetchRequest(topics=topics, rack="any"), timeout=10).topics[0].partitions[0]
+                assert not answer.HasField("error"), answer.error
+                if not answer.batches:
+                    return found
+                for header, view in iter_batches(answer.batches):
+                    found += decode_batch(view, max_payload_bytes=1 << 26).values()[
+                        max(offset - header.base_offset, 0) :
+                    ]
+                    offset = header.end_offset
+
+    def check_replicas_equal(self, topic: str, partitions: int = 1) -> None:
+        """Wait until all replicas of each partition are in sync, then compare them record by record (I7)."""
+        self.wait_in_sync(topic)
+        for number in range(partitions):
+            replicas = self.partition(topic, number).replicas
+            leader = self.leader(topic, number)
+            end = self.logs(topic, number)[leader].high_watermark
+            until(
+                lambda: {log.high_watermark for log in self.logs(topic, number).values()} == {end},  # noqa: B023
+                f"one high watermark at all replicas of {topic}-{number}",
+            )
+            contents = {broker_id: self.values(broker_id, topic, number) for broker_id in replicas}
+            assert all(content == contents[leader] for content in contents.values()), f"{topic}-{number} differs"
+
+    def metric(self, broker_id: int, name: str) -> float:
+        """One of a broker's counters or gauges."""
+        ready = json.loads((self.cluster.directory / f"broker-{broker_id}.ready.json").read_text())
+        with urllib.request.urlopen(f"http://{ready['metrics_address']}/metrics", timeout=10) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.split(" ")[0] == f"headrace_broker_{name}":
+                    return float(line.split(" ")[1])
+        raise AssertionError(f"no metric {name}")
+
+    # --- etcd ---
+
+    def in_etcd(self, work: Callable[[EtcdMetastore, ClusterIdentity], Awaitable[Answer]]) -> Answer:
+        """Run `work(metastore, identity)` on the cluster's etcd."""
+
+        async def run() -> Answer:
+            metastore = EtcdMetastore([self.cluster.etcd.endpoint])
+            try:
+                return await work(metastore, await read_or_create(metastore, "headrace", "unused"))
+            finally:
+                await metastore.close()
+
+        return asyncio.run(run())
+
+    def identity(self) -> ClusterIdentity:
+        async def read(_: EtcdMetastore, identity: ClusterIdentity) -> ClusterIdentity:
+            return identity
+
+        return self.in_etcd(read)
+
+    def state(self, topic_id: bytes, number: int = 0) -> PartitionState:
+        """The partition's key."""
+
+        async def read(metastore: EtcdMetastore, identity: ClusterIdentity) -> PartitionState:
+            found = (await metastore.get(identity.keyspace.partition(topic_id, number))).key_value
+            assert found is not None
+            return decode(found.value)
+
+        return self.in_etcd(read)
+
+    def broker_epoch(self, broker_id: int) -> int:
+        """The broker's session."""
+        return next(b.broker_epoch for b in self.admin.describe_cluster().brokers if b.broker_id == broker_id)
+
+    def sessions(self) -> dict[int, int]:
+        """Broker epochs of the registered brokers, by id."""
+        return {broker.broker_epoch: broker.broker_id for broker in self.admin.describe_cluster().brokers}
+
+
+LOCAL_CHANNEL = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
+
+
+# --- producing ---
+
+
+class Writer:
+    """An idempotent producer in a thread, numbers from 0 on over all partitions; every receipt is kept.
+
+    `window`: how many may be unacknowledged. Stops by itself at the first record that failed for good.
+    """
+
+    def __init__(self, servers: str, topic: str, partitions: int, *, window: int = 400, **settings: Any) -> None:
+        self.topic, self.partitions = topic, partitions
+        self.servers = servers
+        self.receipts: list[headrace.Receipt] = []
+        self.acknowledged_at: list[float] = []
+        self._stop = threading.Event()
+        self._window = window
+        self._settings = {"batch_bytes": 2_000, "linger_ms": 1, **settings}
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(2 * SECONDS)
+        assert not self._thread.is_alive(), "the writer does not end"
+
+    def _run(self) -> None:
+        try:
+            with headrace.Producer(bootstrap_servers=self.servers, acks="all", **self._settings) as producer:
+                number = 0
+                while not self._stop.is_set():
+                    if number >= self._window:
+                        self.receipts[number - self._window].result(SECONDS)
+                    receipt = producer.send(self.topic, b"%d" % number, partition=number % self.partitions)
+                    receipt.add_done_callback(self._note)
+                    self.receipts.append(receipt)
+                    number += 1
+                producer.flush(SECONDS)
+        except BaseException as error:
+            self.failure = error
+
+    def _note(self, receipt: headrace.Receipt) -> None:
+        if receipt.exception(0) is None:
+            self.acknowledged_at.append(time.monotonic())
+
+    def wait_for(self, acknowledged: int) -> None:
+        """Wait until so many more are acknowledged."""
+        wanted = len(self.acknowledged_at) + acknowledged
+        until(lambda: self.failure is not None or len(self.acknowledged_at) >= wanted, f"{acknowledged} acknowledged")
+        assert self.failure is None, self.failure
+
+    def longest_gap(self, since: float = 0.0) -> float:
+        """The longest time without an acknowledgement, in seconds."""
+        times = [at for at in self.acknowledged_at if at >= since]
+        return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
+
+    def check(self, replicated: Replicated) -> None:
+        """I15, I20, I21: everything sent was acknowledged at its offset, in order, and stands there once."""
+        assert self.failure is None, self.failure
+        offsets = [receipt.result(SECONDS).offset for receipt in self.receipts]
+        for partition in range(self.partitions):
+            sent = [b"%d" % number for number in range(partition, len(self.receipts), self.partitions)]
+            with headrace.Reader(self.topic, partitions=[partition], bootstrap_servers=self.servers) as reader:
+                found = [(record.offset, record.value) for record in reader]
+            assert found == list(enumerate(sent)), f"partition {partition}: {len(found)} of {len(sent)}"
+            assert offsets[partition :: self.partitions] == [offset for offset, _ in found]
+        replicated.check_replicas_equal(self.topic, self.partitions)
+
+
+def batch(*values: bytes, **fields: Any) -> bytes:
+    """A record batch as a client encodes it."""
+    return encode_batch(list(values), base_timestamp_ms=fields.pop("base_timestamp_ms", time.time_ns() // 1_000_000))
+
+
+def produce(
+    address: str, topic_id: bytes, *values: bytes, acks: int = pb.ACKS_ALL, partition: int = 0, timeout_ms: int = 5_000
+) -> pb.PartitionProduceResult:
+    """One batch to one broker, whatever it answers."""
+    with grpc.insecure_channel(address, options=LOCAL_CHANNEL) as channel:
+        part = pb.PartitionProduce(partition=partition, batches=[batch(*values)])
+        topics = [pb.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[part])]
+        request = pb.ProduceRequest(acks=acks, timeout_ms=timeout_ms, topics=topics)  # type: ignore[arg-type]
+        answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=SECONDS, wait_for_ready=True)
+        result: pb.PartitionProduceResult = answer.topics[0].partitions[0]
+        return result
+
+
+def append(address: str, topic_id: bytes, *values: bytes, **fields: Any) -> int:
+    """One batch to a broker that leads or is about to; the offset of its first record."""
+    answers: list[pb.PartitionProduceResult] = []
+
+    def attempt() -> bool:
+        answers[:] = [produce(address, topic_id, *values, **fields)]
+        refused = answers[0].HasField("error")
+        assert not refused or answers[0].error.outcome == Outcome.NOT_APPLIED, answers[0].error
+        return not refused
+
+    until(attempt, "an append")
+    return int(answers[0].base_offsets[0])
+
+
+def fetch(address: str, topic_id: bytes, offset: int, partition: int = 0, **fields: Any) -> pb.PartitionFetchResult:
+    """One consumer's fetch at one broker."""
+    rack = fields.pop("rack", "")
+    with grpc.insecure_channel(address, options=LOCAL_CHANNEL) as channel:
+        wanted = [pb.PartitionFetch(partition=partition, offset=offset, **fields)]
+        topics = [pb.TopicFetch(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=wanted)]
+        request = pb.FetchRequest(topics=topics, rack=rack)
+        answer = broker_pb2_grpc.BrokerServiceStub(channel).Fetch(request, timeout=SECONDS, wait_for_ready=True)
+        result: pb.PartitionFetchResult = answer.topics[0].partitions[0]
+        return result
+
+
+# --- a follower by hand ---
+
+
+class HandFollower:
+    """A stream of ReplicaFetch whose messages a test writes; a sign of life goes out whenever it waits."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=LOCAL_CHANNEL)
+        self._requests: queue.SimpleQueue[internal.ReplicaFetchRequest | None] = queue.SimpleQueue()
+        call = self._channel.stream_stream(
+            REPLICA_FETCH,
+            request_serializer=internal.ReplicaFetchRequest.SerializeToString,
+            response_deserializer=internal.ReplicaFetchResponse.FromString,
+        )
+        self._call = call(iter(self._requests.get, None), wait_for_ready=True)
+        self._answers: queue.SimpleQueue[internal.ReplicaFetchResponse | grpc.RpcError | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for response in self._call:
+                self._answers.put(response)
+            self._answers.put(None)
+        except grpc.RpcError as error:
+            self._answers.put(error)
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def identify(self, identity: ClusterIdentity, broker_id: int, broker_epoch: int, **other: Any) -> None:
+        """The first message."""
+        follower = internal.FollowerIdentity(
+            cluster_id=other.get("cluster_id", identity.cluster_id),
+            generation=other.get("generation", identity.generation),
+            broker_id=broker_id,
+            broker_epoch=broker_epoch,
+        )
+        self._requests.put(internal.ReplicaFetchRequest(follower=follower))
+
+    def send(self, topic_id: bytes, partition: int = 0, **fetch_fields: Any) -> None:
+        """One fetch."""
+        fields = {"last_epoch": -1, "token": 1, **fetch_fields}
+        entry = internal.PartitionReplicaFetch(partition=partition, **fields)
+        topic = internal.TopicReplicaFetch(topic_id=topic_id, partitions=[entry])
+        self._requests.put(internal.ReplicaFetchRequest(topics=[topic]))
+
+    def answer(self) -> internal.PartitionReplicaFetchResult:
+        """The next answer to a fetch; signs of life are passed over, and one is given for each."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.01))
+            assert isinstance(response, internal.ReplicaFetchResponse), response
+            if response.topics:
+                (topic,) = response.topics
+                (part,) = topic.partitions
+                return part
+            self._requests.put(internal.ReplicaFetchRequest())
+
+    def ask(self, topic_id: bytes, partition: int = 0, **fields: Any) -> internal.PartitionReplicaFetchResult:
+        """One fetch and its answer."""
+        self.send(topic_id, partition, **fields)
+        return self.answer()
+
+    def end(self) -> grpc.RpcError | None:
+        """What ended the stream: an error, or None for an end in good order."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.01))
+            if not isinstance(response, internal.ReplicaFetchResponse):
+                return response
+
+
+@contextmanager
+def follower_at(address: str) -> Iterator[HandFollower]:
+    """A stream to a broker, closed whatever happens."""
+    follower = HandFollower(address)
+    try:
+        yield follower
+    finally:
+        follower.close()
+
+
+__all__ = [
+    "BROKER_SETTINGS", "HandFollower", "Replicated", "Writer", "append", "batch", "fetch", "follower_at",
+    "produce", "until",
+]  # fmt: skip
