@@ -95,10 +95,14 @@ class InSyncWriter:
                 if found is None:
                     return
                 state = decode(found.value)
+                unchanged = [ModRevisionIs(key, found.mod_revision)]
                 if self._broker_id not in {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}:
-                    return
+                    # A read may be old; only a compare says how the key stands (C4).
+                    if (await self._metastore.txn(unchanged, success=[Get(key)])).succeeded:
+                        return
+                    continue
                 left = leave(state, [self._broker_id], doubtful=True)
-                await self._metastore.txn([ModRevisionIs(key, found.mod_revision)], success=[Put(key, encode(left))])
+                await self._metastore.txn(unchanged, success=[Put(key, encode(left))])
             except MetastoreRolledBackError:
                 raise
             except MetastoreUnavailableError as error:

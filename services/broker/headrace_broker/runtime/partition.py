@@ -63,7 +63,7 @@ from headrace_broker.core.replica_fetch import (
     Diverged,
     FetchAnswer,
     StartOver,
-    find_divergence,
+    check_reader,
     next_step,
 )
 from headrace_broker.runtime.batch_checks import AppendResult, check_run
@@ -331,10 +331,8 @@ class Partition:
             self.replica.check_leading(known_epoch)
 
     def find_divergence(self, offset: int, last_epoch: int) -> Diverged | None:
-        """Where the log parts from what a reader has read up to `offset`, last in `last_epoch`; None: nowhere."""
-        if last_epoch == self.replica.leader_epoch and offset <= self.replica.log_end_offset:
-            return None
-        return find_divergence(self.open_log, offset, last_epoch)
+        """As `replica_fetch.check_reader`."""
+        return check_reader(self.replica, self.open_log, offset, last_epoch)
 
     async def locate(self, offset: int, max_bytes: int) -> Slice:
         """As `locate_now`, in a thread."""
