@@ -245,8 +245,8 @@ def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, 
 def check_reader(replica: PartitionReplica, log: ReplicaLog, offset: int, last_epoch: int) -> Diverged | None:
     """Where the log that a consumer has read up to `offset`, last in `last_epoch`, parts from this one; None: nowhere.
 
-    An epoch that retention has taken cannot be judged, and its records are gone for everybody. A follower judges what it
-    knows to be committed, nothing else: behind that its log may be short, or not the leader's.
+    An epoch that retention has taken cannot be judged, and its records are gone for everybody. A follower judges what
+    it knows to be committed, nothing else: behind that its log may be short, or not the leader's.
 
     Raises:
         UnknownLeaderEpochError: the reader has read in an epoch that this replica has not heard of; retriable.
