@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from headrace_coordinator.core.control import Step, change_partition, new_sessions
+from headrace_coordinator.core.control import Step, change_partition, is_under_replicated, new_sessions
 from headrace_coordinator.core.election import Session, carry_over, electable, is_session, sessions_of
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, check_shape, check_step
@@ -221,6 +221,21 @@ def test_the_first_replica_leads_again_when_asked_for():
     assert decide(before, live(A, B, C, drained=[1]), rebalance=True) == (None, None)
     assert decide(before, live(A, B, C, suspected=[1]), rebalance=True) == (None, None)
     assert decide(state(**MOVE, leader=B), live(A, B, C), rebalance=True) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"in_sync": (A, B)}, True),
+        (MOVE, False),
+        (MOVE | {"in_sync": (A, B, D)}, True),
+    ],
+    ids=["complete", "one missing", "one being added", "one being removed is missing"],
+)
+def test_a_replica_that_is_only_being_added_is_not_missed(fields, expected):
+    """A move makes no partition under-replicated."""
+    assert is_under_replicated(state(**fields)) is expected
 
 
 def test_sessions_know_who_stops_who_is_drained_and_who_is_suspected():

@@ -294,6 +294,40 @@ def test_the_gauges_count_what_is_wrong_now(run_with_parts):
     run_with_parts(scenario)
 
 
+def test_a_broker_that_dies_is_replaced_everywhere_by_one_write_a_partition(run_with_parts):
+    """Many at once and never more than allowed, partitions without a leader first."""
+
+    async def scenario(parts):
+        for broker_id in (1, 2, 3):
+            await parts.register(broker_id)
+        topic = check_new_topic(TopicSpec("t", 60, 3), TopicDefaults())
+        created = await parts.store.create(topic, place_new_topic(topic, parts.store.candidates()), parts.deadline)
+        await parts.prefix_view.wait_for(created.revision, 10)
+        led = {number for number, state in enumerate(states(parts, created.topic_id)) if state.leader.broker_id == 1}
+        async with coordinator(parts):
+            await elected(parts)
+            under_way, most, order = 0, 0, []
+
+            async def count(compares, success):
+                nonlocal under_way, most
+                under_way += 1
+                most = max(most, under_way)
+                order.extend(parts.keyspace.parse(operation.key).partition for operation in success)
+                await asyncio.sleep(0)
+                under_way -= 1
+
+            parts.metastore.before_txn = count
+            await parts.unregister(1)
+            await parts.shows(lambda: all(len(state.in_sync) == 2 for state in states(parts, created.topic_id)))
+        assert len(led) == 20
+        assert set(order[: len(led)]) == led
+        assert sorted(order) == list(range(60))
+        assert most == 4
+        assert parts.metric("elections") == 20
+
+    run_with_parts(scenario)
+
+
 A_ID, B_ID = b"a" * 16, b"b" * 16
 
 

@@ -106,6 +106,12 @@ def change_partition(
     return None
 
 
+def is_under_replicated(state: PartitionState) -> bool:
+    """Say whether a replica is not in sync, other than one that a move is only adding."""
+    held = set(state.replicas) - set(state.adding)
+    return not held <= {entry.broker_id for entry in state.in_sync}
+
+
 def sweep(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
     """Take members whose session is over out of the in-sync set, or write their new session where it has all data.
 

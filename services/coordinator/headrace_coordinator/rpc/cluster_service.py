@@ -19,6 +19,7 @@ from headrace_server.metastore.api import KeyValue, Metastore
 from headrace_server.rpc import server_streaming, unary
 from headrace_server.topic_configs import TopicConfig
 
+from headrace_coordinator.core.control import is_under_replicated
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.broker_requests import BrokerRequests
 from headrace_coordinator.rpc.partition_requests import PartitionRequests
@@ -201,7 +202,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             topics=len(view.topics),
             partitions=len(states),
             offline_partitions=sum(state.leader is None for state in states),
-            under_replicated_partitions=sum(len(state.in_sync) < len(state.replicas) for state in states),
+            under_replicated_partitions=sum(map(is_under_replicated, states)),
             etcd_version=self._etcd_version,
             revision=view.source.revision,
         )

@@ -6,16 +6,19 @@ at that partition. Decides nothing: `core.control` does. Belongs to the event lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from headrace.wire.ids import TopicId
 from headrace_server.keys import PartitionKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState
 
-from headrace_coordinator.core.control import PartitionChange, change_partition
+from headrace_coordinator.core.control import PartitionChange, Step, change_partition, is_under_replicated
 from headrace_coordinator.core.election import Session, sessions_of
 from headrace_coordinator.metrics import CoordinatorMetrics
+
+URGENT = (Step.ELECT, Step.RELIEVE)
+"""What somebody waits for: a producer without a leader, a broker that stops."""
 
 
 def registered_sessions(view: ClusterView) -> dict[int, Session]:
@@ -77,36 +80,45 @@ class PartitionRounds:
             for number in range(topic.partitions)
         )
 
-    def changes(self) -> Iterator[tuple[str, PartitionChange]]:
-        """Say, by key, what the partitions to be looked at are to become; the view has to show the last write first."""
+    def changes(self) -> list[tuple[str, PartitionChange]]:
+        """Say, by key, what the partitions to be looked at are to become; those without a leader come first.
+
+        A partition whose last write the view does not show yet waits until it does.
+        """
         if self._look_at_all:
             self._look_at_everything()
         looked_at, self._look_at = self._look_at, {}
-        for key, (topic_id, number) in looked_at.items():
-            topic = self._view.topic_by_id(topic_id)
-            partition = self._view.partition(topic_id, number)
-            self._count(key, None if partition is None else partition.state)
-            if topic is None or partition is None:
-                self._written.pop(key, None)
-                self._rebalance.pop(key, None)
-                continue
-            if self._written.get(key) == partition.mod_revision:
-                continue
-            decision = change_partition(
-                partition.state, self.live, topic.config.min_insync_replicas, rebalance=key in self._rebalance
-            )
-            if decision is None:
-                self._rebalance.pop(key, None)
-                continue
-            yield (
-                key,
-                PartitionChange(
-                    topic_id, number, partition.mod_revision, partition.state, decision.after, decision.step
-                ),
-            )
+        found = [
+            (key, change)
+            for key, (topic_id, number) in looked_at.items()
+            if (change := self._change(key, topic_id, number)) is not None
+        ]
+        found.sort(key=lambda entry: entry[1].step not in URGENT)
         self._metrics.offline_partitions.set(len(self._offline))
         self._metrics.under_replicated_partitions.set(len(self._under_replicated))
         self._metrics.moving_partitions.set(len(self._moving))
+        return found
+
+    def _change(self, key: str, topic_id: TopicId, number: int) -> PartitionChange | None:
+        """Say what one partition is to become, and keep what the gauges count."""
+        topic = self._view.topic_by_id(topic_id)
+        partition = self._view.partition(topic_id, number)
+        if topic is None or partition is None:
+            self._count(key, None)
+            self._written.pop(key, None)
+            self._rebalance.pop(key, None)
+            return None
+        state = partition.state
+        self._count(key, state)
+        if self._written.get(key) == partition.mod_revision:
+            return None
+        decision = change_partition(
+            state, self.live, topic.config.min_insync_replicas, rebalance=key in self._rebalance
+        )
+        if decision is None:
+            self._rebalance.pop(key, None)
+            return None
+        return PartitionChange(topic_id, number, partition.mod_revision, state, decision.after, decision.step)
 
     def _look_at_everything(self) -> None:
         """Take the brokers anew and note every partition, by topic name and number."""
@@ -125,7 +137,7 @@ class PartitionRounds:
         """Keep what the gauges count; None: the partition is gone."""
         for counted, counts in (
             (self._offline, state is not None and state.leader is None),
-            (self._under_replicated, state is not None and len(state.in_sync) < len(state.replicas)),
+            (self._under_replicated, state is not None and is_under_replicated(state)),
             (self._moving, state is not None and bool(state.adding or state.removing)),
         ):
             if counts:
