@@ -50,12 +50,17 @@ REPLICA_FETCH = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
 
 
 def until(condition: Callable[[], Answer], what: str, seconds: float = SECONDS) -> Answer:
-    """Look again until `condition()` is true, and give it."""
+    """Look again until `condition()` is true, and give it; an error of the cluster means: not yet."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+    last: object = None
+    while True:
+        try:
+            if found := condition():
+                return found
+        except headrace.HeadraceError as error:
+            last = error
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s; {last}"
         time.sleep(0.02)
-    return found
 
 
 class Replicated:
@@ -111,13 +116,9 @@ class Replicated:
         """Wait until all partitions have a leader and these members (all replicas) in sync, and all logs are equal."""
 
         def look() -> bool:
-            try:
-                partitions = self.admin.describe_topic(topic).partitions
-            except headrace.HeadraceError:
-                return False
             return all(
                 part.leader_id >= 0 and set(part.in_sync_replicas) == set(part.replicas if members is None else members)
-                for part in partitions
+                for part in self.admin.describe_topic(topic).partitions
             )
 
         until(look, f"{topic} with {members or 'all replicas'} in sync")
