@@ -110,8 +110,9 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
         "see flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
     ),
     ConfigDefinition(
-        "min_insync_replicas", "integer", 1, 1, 32_767,
-        documentation="Replicas in sync below which acks=all is refused. At most the topic's replication factor.",
+        "min_insync_replicas", "integer", 0, 0, 32_767,
+        documentation="Replicas in sync below which acks=all is refused. At most the topic's replication factor. "
+        "0: 2 where the topic has at least 3 replicas, else 1.",
     ),
     ConfigDefinition(
         "max_batch_bytes", "integer", (1 << 20) + (1 << 16), 1_024, 16 << 20,
@@ -149,7 +150,7 @@ class TopicConfig:
     durability: Durability = Durability.FSYNC
     flush_messages: int = INT64_MAX
     flush_ms: int = INT64_MAX
-    min_insync_replicas: int = 1
+    min_insync_replicas: int = 0
     max_batch_bytes: int = (1 << 20) + (1 << 16)
     timestamp_before_max_ms: int = INT64_MAX
     timestamp_after_max_ms: int = 3_600_000
@@ -231,13 +232,18 @@ def alter_topic_configs(current: Mapping[str, str], changes: Mapping[str, str], 
     return normalise_topic_configs(merged)
 
 
-def describe_topic_config(configs: Mapping[str, str]) -> list[ConfigValue]:
-    """Every setting with its value in a topic whose stored settings are `configs`, in the order of the table."""
+def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -> list[ConfigValue]:
+    """Every setting with its value in a topic whose stored settings are `configs`, in the order of the table.
+
+    A default that depends on the number of replicas is shown as what it means for `replication_factor` >= 1 of them.
+    """
+    defaults = {row.name: str(row.default) for row in CONFIG_TABLE}
+    defaults["min_insync_replicas"] = str(effective_min_insync_replicas(0, replication_factor))
     return [
         ConfigValue(
             name=row.name,
-            value=configs.get(row.name, str(row.default)),
-            default_value=str(row.default),
+            value=configs.get(row.name, defaults[row.name]),
+            default_value=defaults[row.name],
             is_default=row.name not in configs,
             documentation=f"{row.documentation} Range: {row.range_text()}.",
         )

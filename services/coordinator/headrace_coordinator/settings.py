@@ -55,7 +55,13 @@ class CoordinatorSettings:
         int, Field(ge=1, description="Partitions of a topic that is created without a number.")
     ] = 1
     default_replication_factor: Annotated[
-        int, Field(ge=1, le=1, description="Replicas of a topic that is created without a number; 1 in this release.")
+        int,
+        Field(
+            ge=1,
+            le=9,
+            description="Replicas of a topic that is created without a number, where that many brokers take replicas; "
+            "else as many as there are.",
+        ),
     ] = 1
     max_partitions_per_topic: Annotated[
         int, Field(ge=1, le=100_000, description="Partitions that one topic may have.")

@@ -10,6 +10,7 @@ from headrace_server.topic_configs import (
     alter_topic_configs,
     describe_topic_config,
     describe_topic_configs,
+    effective_min_insync_replicas,
     normalise_topic_configs,
     parse_topic_config,
     read_stored_topic_config,
@@ -35,7 +36,7 @@ def test_defaults_and_types():
         ({"retention_ms": "0"}, ["retention_ms = 0 keeps nothing"]),
         ({"retention_bytes": "0"}, ["retention_bytes = 0 keeps nothing"]),
         ({"durability": "maybe"}, ["durability = 'maybe'", "fsync, async"]),
-        ({"min_insync_replicas": "0"}, ["min_insync_replicas"]),
+        ({"min_insync_replicas": "-1"}, ["min_insync_replicas"]),
         ({"flush_ms": "100"}, ["flush_ms", "durability=fsync"]),
         ({"flush_messages": "100", "durability": "fsync"}, ["flush_messages"]),
         ({"segment_bytes": "65536"}, ["segment_bytes = 65536 is less than max_batch_bytes"]),
@@ -83,10 +84,27 @@ def test_a_broker_reads_what_a_newer_release_wrote():
 
 def test_describe_tells_defaults_apart():
     """Every setting is shown, with its value, its default and which of the two it is."""
-    described = {value.name: value for value in describe_topic_config({"retention_ms": "5000"})}
+    described = {value.name: value for value in describe_topic_config({"retention_ms": "5000"}, 1)}
     assert list(described) == [row.name for row in CONFIG_TABLE]
     assert (described["retention_ms"].value, described["retention_ms"].is_default) == ("5000", False)
     assert (described["segment_bytes"].value, described["segment_bytes"].is_default) == ("1073741824", True)
     page = describe_topic_configs()
     assert all(f"| `{row.name}` |" in page for row in CONFIG_TABLE)
     assert all(row.documentation.endswith((".", "system.")) for row in CONFIG_TABLE)
+
+
+@pytest.mark.parametrize(
+    ("setting", "replicas", "expected"),
+    [(0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 9, 2), (1, 3, 1), (3, 3, 3), (3, 2, 2)],
+)
+def test_the_least_number_in_sync_follows_the_number_of_replicas(setting, replicas, expected):
+    """Two of at least three survive the loss of one; a setting counts as it is, up to the replicas there are."""
+    assert effective_min_insync_replicas(setting, replicas) == expected
+    described = {value.name: value for value in describe_topic_config({}, replicas)}["min_insync_replicas"]
+    assert described.value == described.default_value == str(effective_min_insync_replicas(0, replicas))
+
+
+def test_one_in_sync_is_stored_where_it_is_asked_for():
+    """It is not the default of a topic with three replicas."""
+    assert normalise_topic_configs({"min_insync_replicas": "1"}) == {"min_insync_replicas": "1"}
+    assert normalise_topic_configs({"min_insync_replicas": "0"}) == {}

@@ -59,7 +59,7 @@ async def elected(parts, name="a"):
 
 
 async def make_topic(parts, partitions=3):
-    topic = check_new_topic(TopicSpec("t", partitions), TopicDefaults())
+    topic = check_new_topic(TopicSpec("t", partitions), TopicDefaults(), 1)
     created = await parts.store.create(topic, place_new_topic(topic, parts.store.candidates()), parts.deadline)
     await parts.prefix_view.wait_for(created.revision, 10)
     return created.topic_id
@@ -181,7 +181,7 @@ async def three_in_sync(parts, partitions=1):
     """A topic on three brokers, broker 1 preferred everywhere; its id and the brokers' epochs."""
     epochs = [await parts.register(broker_id) for broker_id in (1, 2, 3)]
     assignments = ((1, 2, 3),) * partitions
-    topic = check_new_topic(TopicSpec("t", assignments=assignments), TopicDefaults())
+    topic = check_new_topic(TopicSpec("t", assignments=assignments), TopicDefaults(), 3)
     created = await parts.store.create(topic, place_new_topic(topic, parts.store.candidates()), parts.deadline)
     await parts.prefix_view.wait_for(created.revision, 10)
     return created.topic_id, epochs
@@ -300,7 +300,7 @@ def test_a_broker_that_dies_is_replaced_everywhere_by_one_write_a_partition(run_
     async def scenario(parts):
         for broker_id in (1, 2, 3):
             await parts.register(broker_id)
-        topic = check_new_topic(TopicSpec("t", 60, 3), TopicDefaults())
+        topic = check_new_topic(TopicSpec("t", 60, 3), TopicDefaults(), 3)
         created = await parts.store.create(topic, place_new_topic(topic, parts.store.candidates()), parts.deadline)
         await parts.prefix_view.wait_for(created.revision, 10)
         led = {number for number, state in enumerate(states(parts, created.topic_id)) if state.leader.broker_id == 1}

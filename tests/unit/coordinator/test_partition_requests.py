@@ -44,7 +44,7 @@ class Administration:
     async def start(self, partitions=2):
         for broker_id in (1, 2, 3, 4):
             self.epochs[broker_id] = await self.parts.register(broker_id)
-        topic = check_new_topic(TopicSpec("t", assignments=((1, 2, 3),) * partitions), TopicDefaults())
+        topic = check_new_topic(TopicSpec("t", assignments=((1, 2, 3),) * partitions), TopicDefaults(), 3)
         placement = place_new_topic(topic, self.parts.store.candidates())
         created = await self.parts.store.create(topic, placement, self.parts.deadline)
         await self.parts.prefix_view.wait_for(created.revision, SECONDS)

@@ -23,7 +23,7 @@ LOST, NEVER = "answer lost", "never arrived"
 
 
 def checked(name="t", partitions=3, **fields):
-    return check_new_topic(TopicSpec(name, partitions, **fields), TopicDefaults())
+    return check_new_topic(TopicSpec(name, partitions, **fields), TopicDefaults(), 1)
 
 
 async def create(parts, name="t", partitions=3, **fields):

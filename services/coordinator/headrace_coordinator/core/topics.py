@@ -20,7 +20,12 @@ from headrace.wire.errors import (
 from headrace.wire.topic_names import check_topic_name
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, check_shape
-from headrace_server.topic_configs import alter_topic_configs, normalise_topic_configs, parse_topic_config
+from headrace_server.topic_configs import (
+    alter_topic_configs,
+    effective_min_insync_replicas,
+    normalise_topic_configs,
+    parse_topic_config,
+)
 
 from headrace_coordinator.core.placement import BrokerLoad, Placement, place, spread_warnings
 
@@ -35,7 +40,8 @@ class TopicDefaults:
     """What a request that names no number gets, and what it may name at most."""
 
     partitions: int = 1
-    replication_factor: int = 1
+    replication_factor: int = 3
+    """Where that many brokers take replicas; else as many as there are."""
     max_partitions: int = 10_000
 
 
@@ -60,8 +66,11 @@ class CheckedTopic:
     configs: Mapping[str, str]
     """Canonical, only what differs from the defaults."""
     min_insync_replicas: int
+    """The setting; 0: the default for the number of replicas."""
     assignments: tuple[tuple[int, ...], ...] = ()
     """Empty: placement decides."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +81,39 @@ class Candidate:
     load: BrokerLoad
 
 
-def check_new_topic(spec: TopicSpec, defaults: TopicDefaults) -> CheckedTopic:
-    """Settle the numbers of a new topic and check everything that needs no look at the cluster.
+def check_new_topic(spec: TopicSpec, defaults: TopicDefaults, brokers: int) -> CheckedTopic:
+    """Settle the numbers of a new topic and check everything that depends on no broker.
+
+    `brokers` are those that take replicas now: the default replication factor is never more.
 
     Raises:
         InvalidTopicNameError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError,
         InvalidRequestError: the request can never succeed as it is.
     """
     check_topic_name(spec.name)
+    warnings: tuple[str, ...] = ()
     if spec.assignments:
         partitions, replication_factor = _check_assignments(
             spec.assignments, spec.partitions, spec.replication_factor, defaults.max_partitions
         )
     else:
         partitions = spec.partitions or defaults.partitions
-        replication_factor = spec.replication_factor or defaults.replication_factor
+        replication_factor = spec.replication_factor
+        if not replication_factor:
+            replication_factor = max(1, min(defaults.replication_factor, brokers))
+            if replication_factor < defaults.replication_factor:
+                warnings = (_few_brokers(replication_factor, defaults.replication_factor),)
     _check_partitions(partitions, defaults.max_partitions)
     _check_replication_factor(replication_factor)
     configs, min_insync_replicas = _check_configs(spec.configs, replication_factor)
     return CheckedTopic(
-        spec.name, partitions, replication_factor, configs, min_insync_replicas, assignments=spec.assignments
+        spec.name,
+        partitions,
+        replication_factor,
+        configs,
+        min_insync_replicas,
+        assignments=spec.assignments,
+        warnings=warnings,
     )
 
 
@@ -155,14 +177,17 @@ def place_more_partitions(
 def initial_state(
     replicas: Sequence[int], candidates: Mapping[int, Candidate], min_insync_replicas: int
 ) -> PartitionState:
-    """Give the first value of a partition's key: empty logs are all in sync, the first replica leads in epoch 0."""
+    """Give the first value of a partition's key: empty logs are all in sync, the first replica leads in epoch 0.
+
+    `min_insync_replicas` is the topic's setting.
+    """
     members = tuple(Replica(broker_id, candidates[broker_id].broker_epoch) for broker_id in replicas)
     state = PartitionState(
         replicas=tuple(replicas),
         leader=members[0],
         leader_epoch=0,
         in_sync=members,
-        min_insync_replicas=min_insync_replicas,
+        min_insync_replicas=effective_min_insync_replicas(min_insync_replicas, len(replicas)),
     )
     check_shape(state)
     return state
@@ -223,6 +248,12 @@ def _place(
     return place(loads, partitions=partitions, replication_factor=replication_factor)
 
 
+def _few_brokers(replication_factor: int, default: int) -> str:
+    replicas = "1 replica" if replication_factor == 1 else f"{replication_factor} replicas"
+    lost = "the loss of its broker is an outage" if replication_factor == 1 else "writes survive the loss of one broker"
+    return f"{replicas} in place of {default}: no more brokers are registered and take replicas; {lost}"
+
+
 def _check_partitions(partitions: int, limit: int) -> None:
     if not 1 <= partitions <= limit:
         raise InvalidPartitionsError(
@@ -244,6 +275,7 @@ def _check_replication_factor(replication_factor: int) -> None:
 def _check_configs(configs: Mapping[str, str], replication_factor: int) -> tuple[dict[str, str], int]:
     if len(configs) > MAX_CONFIGS:
         raise InvalidConfigError(f"{len(configs)} settings for one topic, more than {MAX_CONFIGS}")
+    """Return what is to be stored, and the setting min_insync_replicas (0: the default)."""
     min_insync_replicas = parse_topic_config(configs).min_insync_replicas
     if min_insync_replicas > replication_factor:
         raise InvalidConfigError(

@@ -178,7 +178,7 @@ class TopicRequests:
                 if new.name in names:
                     raise InvalidRequestError(f"the request names the topic {new.name[:249]!r} twice")
                 names.add(new.name)
-                topic = check_new_topic(_spec(new), self._defaults)
+                topic = check_new_topic(_spec(new), self._defaults, len(candidates))
                 asked += topic.partitions
                 self._check_room(asked)
                 if new.name in self._view.topics:
@@ -189,7 +189,7 @@ class TopicRequests:
                 continue
             candidates = add_load(candidates, placement.assignments)
             answer.partitions, answer.replication_factor = topic.partitions, topic.replication_factor
-            answer.warnings.extend(placement.warnings)
+            answer.warnings.extend((*topic.warnings, *placement.warnings))
             plans[index] = (topic, placement)
         return plans
 
@@ -260,7 +260,7 @@ def _result(reference: topics_pb2.TopicRef) -> cluster_pb2.TopicResult:
 
 def _describe(answer: cluster_pb2.TopicConfigs, topic: Topic) -> None:
     answer.name, answer.topic_id = topic.name, topic.topic_id
-    for entry in describe_topic_config(topic.overrides):
+    for entry in describe_topic_config(topic.overrides, topic.replication_factor):
         answer.configs.add(
             name=entry.name,
             value=entry.value,

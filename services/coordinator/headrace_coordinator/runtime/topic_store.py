@@ -228,7 +228,7 @@ class TopicStore:
                     found.message, added, assignments, candidates, self.states(found.message.topic_id)
                 )
             config = self._view.topic_by_id(found.message.topic_id)
-            minimum = 1 if config is None else config.config.min_insync_replicas
+            minimum = 0 if config is None else config.config.min_insync_replicas
             states = _initial_states(placement.assignments, candidates, minimum, first=found.message.partitions)
             sent = True
             result = await self._write_growth(settling, found, total, states)
@@ -351,7 +351,4 @@ class TopicStore:
 def _initial_states(
     assignments: Sequence[Sequence[int]], candidates: Mapping[int, Candidate], minimum: int, *, first: int
 ) -> dict[int, PartitionState]:
-    return {
-        first + index: initial_state(replicas, candidates, min(minimum, len(replicas)))
-        for index, replicas in enumerate(assignments)
-    }
+    return {first + index: initial_state(replicas, candidates, minimum) for index, replicas in enumerate(assignments)}
