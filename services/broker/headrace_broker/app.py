@@ -33,6 +33,7 @@ from headrace_server.telemetry import LoopBeat, MetricsServer, configure_logging
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
+from headrace_broker.core.suspicion import SuspicionTable
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.replica_service import register as register_replica_service
@@ -42,7 +43,9 @@ from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import PartitionServices
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
-from headrace_broker.runtime.replication import Replication
+from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
+from headrace_broker.runtime.replication import TICK_SECONDS, Replication
+from headrace_broker.runtime.suspicions import Suspicions
 from headrace_broker.runtime.upkeep import maintain, retain
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
@@ -158,12 +161,15 @@ class Broker:
         services = PartitionServices(
             BrokerId(settings.broker_id), settings, self._clock, self._metrics, self._flusher, self._executor
         )
-        replication = Replication(view, self._metastore, services, tasks)
-        assignments = Assignments(view, self._directory, services, replication)
-        data_is_whole = await assignments.open_existing()
         live = self._describe()
         registration = self._make_registration(live)
-        service = BrokerService(view, assignments, self._directory, registration, services=services, tasks=tasks)
+        suspicions = self._make_suspicions(registration)
+        replication = Replication(view, self._metastore, services, suspicions, tasks)
+        assignments = Assignments(view, self._directory, services, replication)
+        data_is_whole = await assignments.open_existing()
+        service = BrokerService(
+            view, assignments, self._directory, registration, suspicions=suspicions, services=services, tasks=tasks
+        )
         self._server.add(register, service, SERVICE_NAME)
         replica_service = ReplicaService(replication, assignments, service.check_serving)
         self._server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
@@ -182,6 +188,7 @@ class Broker:
                 tasks.create_task(assignments.run()),
                 tasks.create_task(self._keep_registered(registration, assignments)),
                 tasks.create_task(replication.tick(lambda: assignments.partitions)),
+                tasks.create_task(suspicions.run()),
                 tasks.create_task(maintain(assignments, self._directory, services)),
                 tasks.create_task(retain(assignments, services)),
             ]
@@ -227,6 +234,14 @@ class Broker:
             make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints),
             on_lease_change=self._on_lease_change,
         )
+
+    def _make_suspicions(self, registration: Registration) -> Suspicions:
+        table = SuspicionTable(
+            threshold=self._settings.suspicion_threshold,
+            promised_ms=round(SIGN_OF_LIFE_SECONDS * 1000),
+            tick_ms=round(TICK_SECONDS * 1000),
+        )
+        return Suspicions(table, registration, self._metrics)
 
     async def _start_session(self, registration: Registration, assignments: Assignments, clean: bool) -> None:
         self._broker_epoch = await registration.register(clean=clean)

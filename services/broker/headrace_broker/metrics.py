@@ -46,6 +46,12 @@ class BrokerMetrics:
         self.unanswered_proposals = counter("unanswered_proposals", "Changes of in-sync sets that etcd did not answer")
         self.followers = gauge("followers", "Brokers that copy from this one now")
         self.following = gauge("following", "Partitions copied from other brokers")
+        self.peer_suspicion = Gauge(
+            "headrace_broker_peer_suspicion",
+            "Phi of a broker that should be heard on replication streams: 1 means one doubt in ten is wrong",
+            ["peer"],
+            registry=registry,
+        )
         self.under_replicated = gauge("under_replicated", "Partitions led whose in-sync set is not complete")
         self.under_min_insync = gauge("under_min_insync", "Partitions led with fewer in sync than min_insync_replicas")
         self.partitions = gauge("partitions", "Replicas held")

@@ -86,6 +86,14 @@ class BrokerSettings:
         int,
         Field(ge=500, description="Milliseconds behind the leader after which a follower leaves the in-sync set."),
     ] = 10_000
+    suspicion_threshold: Annotated[
+        float,
+        Field(
+            ge=1,
+            le=1_000,
+            description="Phi from which a silent peer is suspected: among equals another leads.",
+        ),
+    ] = 8.0
     max_replica_fetch_bytes: Annotated[
         int,
         Field(

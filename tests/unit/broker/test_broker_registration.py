@@ -180,3 +180,68 @@ def test_an_end_deletes_the_own_session_only(monkeypatch: pytest.MonkeyPatch) ->
         assert (await bench.memory.get(KEYS.live(1))).key_value is None
 
     run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"]])
+def test_what_is_announced_stays_announced(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
+    """Draining and suspicions are written by turns over one key: neither takes the other back, whatever is lost."""
+
+    async def scenario(bench: Bench) -> None:
+        made = bench.registration(1)
+        epoch = await made.register(clean=False)
+        metastore = made._metastore
+        assert isinstance(metastore, FaultyMetastore)
+        metastore.faults = list(faults)
+        assert await made.announce_suspected([3]) is not bool(faults)
+        answers = await asyncio.gather(made.announce_draining(), made.announce_suspected([3, 4]))
+        assert answers == [True, True]
+        live, published, _ = await bench.live()
+        assert published == epoch
+        assert (live.draining, list(live.suspected_brokers)) == (True, [3, 4])
+
+    run(scenario, monkeypatch)
+
+
+def test_a_late_write_undoes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H78: a write without an answer, made before the next one, fails when it comes after it."""
+
+    async def scenario(bench: Bench) -> None:
+        made = bench.registration(1)
+        await made.register(clean=False)
+        metastore = made._metastore
+        assert isinstance(metastore, FaultyMetastore)
+        late: list[tuple[Any, ...]] = []
+        through = metastore.txn
+
+        async def hold_back(*operations: Any, **more: Any) -> Any:
+            late.append((operations, more))
+            raise MetastoreUnknownOutcomeError("held back")
+
+        metastore.txn = hold_back  # type: ignore[method-assign]
+        assert not await made.announce_suspected([3])
+        metastore.txn = through  # type: ignore[method-assign]
+        assert await made.announce_draining()
+        ((operations, more),) = late
+        assert not (await bench.memory.txn(*operations, **more)).succeeded
+        assert (await bench.live())[0].draining
+
+    run(scenario, monkeypatch)
+
+
+def test_nothing_is_announced_in_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that a later one has replaced changes nothing there; the next one of ours says it from its start."""
+
+    async def scenario(bench: Bench) -> None:
+        first = bench.registration(1)
+        assert not await first.announce_suspected([3])
+        await first.register(clean=False)
+        second = bench.registration(2)
+        await second.register(clean=False)
+        assert not await first.announce_suspected([3])
+        assert list((await bench.live())[0].suspected_brokers) == []
+        await second.end(revoke=True)
+        await first.end(revoke=False)
+        await first.register(clean=True)
+        assert list((await bench.live())[0].suspected_brokers) == [3]
+
+    run(scenario, monkeypatch)

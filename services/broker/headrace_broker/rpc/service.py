@@ -33,6 +33,7 @@ from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import Partition, PartitionServices
 from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.suspicions import Suspicions
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.storage.directory import DataDirectory
 from headrace_broker.storage.log import TimestampKind
@@ -50,6 +51,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         directory: DataDirectory,
         registration: Registration,
         *,
+        suspicions: Suspicions,
         services: PartitionServices,
         tasks: asyncio.TaskGroup,
     ) -> None:
@@ -59,6 +61,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._assignments = assignments
         self._directory = directory
         self._registration = registration
+        self._suspicions = suspicions
         self._services = services
         self._stopping = False
         self._waiters = FetchWaiters(settings.max_waiting_fetches, services.metrics)
@@ -192,7 +195,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         wanted = {self._assignments.resolve(reference).topic_id for reference in request.topics}
         for partition in self._assignments.partitions:
             if not wanted or partition.topic_id in wanted:
-                response.logs.append(_describe(partition))
+                response.logs.append(_describe(partition, self._suspicions))
         return response
 
     @unary
@@ -254,7 +257,7 @@ def _raise(error: HeadraceError | None) -> NoReturn:
     raise error
 
 
-def _describe(partition: Partition) -> broker_pb2.LogDescription:
+def _describe(partition: Partition, suspicions: Suspicions) -> broker_pb2.LogDescription:
     replica, partition_log = partition.replica, partition.log
     description = broker_pb2.LogDescription(
         name=partition.topic,
@@ -272,11 +275,11 @@ def _describe(partition: Partition) -> broker_pb2.LogDescription:
         offline_reason=replica.offline_reason,
     )
     if replica.role is Role.LEADING:
-        description.followers.extend(_describe_followers(partition))
+        description.followers.extend(_describe_followers(partition, suspicions))
     return description
 
 
-def _describe_followers(partition: Partition) -> Iterator[broker_pb2.FollowerDescription]:
+def _describe_followers(partition: Partition, suspicions: Suspicions) -> Iterator[broker_pb2.FollowerDescription]:
     """What this leader knows of the other replicas, in replica order."""
     replica, now_ms = partition.replica, partition.services.clock.monotonic_ms()
     assert replica.state is not None
@@ -294,6 +297,7 @@ def _describe_followers(partition: Partition) -> Iterator[broker_pb2.FollowerDes
                 durable_offset=-1,
                 behind_ms=now_ms - replica.followers.started_ms,
                 in_sync=broker_id in in_sync,
+                suspicion=suspicions.level(broker_id),
             )
             continue
         caught_up = follower.acknowledged(replica.flushed_only) >= replica.log_end_offset
@@ -304,4 +308,5 @@ def _describe_followers(partition: Partition) -> Iterator[broker_pb2.FollowerDes
             durable_offset=follower.durable_offset,
             behind_ms=0 if caught_up else now_ms - follower.caught_up_ms,
             in_sync=broker_id in in_sync,
+            suspicion=suspicions.level(broker_id),
         )

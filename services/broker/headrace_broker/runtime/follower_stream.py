@@ -63,13 +63,18 @@ class FollowerStream:
         follower: Replica,
         find: Callable[[PartitionId], Partition | None],
         may_join: Callable[[Replica], bool],
+        hear: Callable[[int, int], None],
         services: PartitionServices,
     ) -> None:
-        """`find` gives the partitions held here; `may_join`: may a follower be taken into an in-sync set."""
+        """`find` gives the partitions held here; `may_join`: may a follower be taken into an in-sync set.
+
+        `hear` is told of every message: broker id, when (monotonic).
+        """
         self.follower = follower
         self.heard_ms = services.clock.monotonic_ms()
         self._find = find
         self._may_join = may_join
+        self._hear = hear
         self._services = services
         self._waiting: dict[PartitionId, _Waiting] = {}
         self._ready: dict[PartitionId, None] = {}  # of `_waiting`, in the order to be answered
@@ -94,6 +99,7 @@ class FollowerStream:
     def take(self, request: replication_pb2.ReplicaFetchRequest) -> None:
         """Take in one message of the follower."""
         self.heard_ms = self._services.clock.monotonic_ms()
+        self._hear(self.follower.broker_id, self.heard_ms)
         for topic in request.topics:
             for entry in topic.partitions:
                 self._take_fetch((topic.topic_id, entry.partition), entry)

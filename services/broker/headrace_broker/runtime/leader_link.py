@@ -55,12 +55,17 @@ class LeaderLink:
     """See the module."""
 
     def __init__(
-        self, leader_id: int, view: ClusterView, identity: Callable[[], replication_pb2.FollowerIdentity | None]
+        self,
+        leader_id: int,
+        view: ClusterView,
+        identity: Callable[[], replication_pb2.FollowerIdentity | None],
+        hear: Callable[[], None],
     ) -> None:
-        """`identity` says who follows; None: there is no session now."""
+        """`identity` says who follows; None: there is no session now. `hear` is told of every message."""
         self._leader_id = leader_id
         self._view = view
         self._identity = identity
+        self._hear = hear
         self._partitions: dict[PartitionId, Partition] = {}
         self._due: dict[PartitionId, Partition] = {}
         self._damaged: dict[PartitionId, None] = {}
@@ -135,6 +140,7 @@ class LeaderLink:
                 if not isinstance(envelope, Envelope):
                     break  # The leader ended the stream.
                 heard = True
+                self._hear()
                 await self._apply(envelope.message, envelope.batches)
             return heard
         finally:

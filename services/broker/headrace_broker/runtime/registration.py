@@ -8,7 +8,7 @@ belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -68,6 +68,8 @@ class Registration:
         self._make_renewer = make_renewer
         self._on_lease_change = on_lease_change
         self.session: Session | None = None
+        self._writing = asyncio.Lock()
+        self._written_at = 0  # mod_revision of the own key, as far as is known
 
     async def register(self, *, clean: bool) -> int:
         """Register, waiting as long as it takes, and return the new broker epoch.
@@ -95,6 +97,7 @@ class Registration:
             )
             keeper.start()
             self.session = Session(broker_epoch, keeper)
+            self._written_at = broker_epoch
             log.info("registered", broker_epoch=broker_epoch, clean=clean, resumes=self._live.resumes)
             return broker_epoch
 
@@ -160,20 +163,38 @@ class Registration:
 
     async def announce_draining(self) -> bool:
         """Tell the cluster that this broker stops; False where etcd does not answer or the session is over."""
-        session = self.session
-        if session is None:
-            return False
         self._live.draining = True
-        live_key = self._keyspace.live(self._live.broker_id)
-        try:
-            result = await self._metastore.txn(
-                [CreateRevisionIs(live_key, session.broker_epoch)],
-                success=[Put(live_key, self._live.SerializeToString(), session.keeper.lease_id)],
-            )
-        except (MetastoreUnavailableError, LeaseNotFoundError) as error:
-            log.warning("draining_not_announced", cause=str(error))
-            return False
-        return result.succeeded
+        return await self._announce()
+
+    async def announce_suspected(self, broker_ids: Sequence[int]) -> bool:
+        """Tell the cluster whose messages are overdue here; False as for `announce_draining`."""
+        self._live.suspected_brokers[:] = broker_ids
+        return await self._announce()
+
+    async def _announce(self) -> bool:
+        """Write the own key as it is to be, over the version known: a late write of an earlier one cannot undo it."""
+        async with self._writing:
+            session = self.session
+            if session is None:
+                return False
+            live_key = self._keyspace.live(self._live.broker_id)
+            try:
+                while True:
+                    result = await self._metastore.txn(
+                        [CreateRevisionIs(live_key, session.broker_epoch), ModRevisionIs(live_key, self._written_at)],
+                        success=[Put(live_key, self._live.SerializeToString(), session.keeper.lease_id)],
+                        failure=[Get(live_key)],
+                    )
+                    if result.succeeded:
+                        self._written_at = result.revision
+                        return True
+                    present = result.responses[0]
+                    if not present or present[0].create_revision != session.broker_epoch:
+                        return False
+                    self._written_at = present[0].mod_revision
+            except (MetastoreUnavailableError, LeaseNotFoundError) as error:
+                log.warning("registration_not_changed", cause=str(error))
+                return False
 
     async def end(self, *, revoke: bool) -> None:
         """Stop renewing; `revoke`: delete the registration now, best effort."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
@@ -24,6 +25,7 @@ from headrace_broker.runtime.in_sync import InSyncWriter
 from headrace_broker.runtime.leader_link import LeaderLink
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.runtime.suspicions import Suspicions
 
 log = structlog.get_logger(__name__)
 
@@ -38,10 +40,12 @@ class Replication:
         view: ClusterView,
         metastore: Metastore,
         services: PartitionServices,
+        suspicions: Suspicions,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._view = view
         self._services = services
+        self._suspicions = suspicions
         self._tasks = tasks
         self.writer = InSyncWriter(metastore, view.keyspace, services.broker_id, services.metrics)
         self._links: dict[int, tuple[LeaderLink, asyncio.Task[None]]] = {}
@@ -67,7 +71,7 @@ class Replication:
             self.unfollow(partition)
         self._followed[key] = leader.broker_id
         if leader.broker_id not in self._links:
-            link = LeaderLink(leader.broker_id, self._view, self._identify)
+            link = LeaderLink(leader.broker_id, self._view, self._identify, partial(self._hear, leader.broker_id))
             self._links[leader.broker_id] = link, self._tasks.create_task(link.run())
         self._links[leader.broker_id][0].add(partition)
         self._services.metrics.following.set(len(self._followed))
@@ -100,6 +104,9 @@ class Replication:
     async def _leave(self, partition: Partition) -> None:
         await self.writer.leave(partition.topic_id, partition.number)
         self._on_left(partition)
+
+    def _hear(self, leader_id: int) -> None:
+        self._suspicions.hear(leader_id, self._services.clock.monotonic_ms())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
@@ -146,7 +153,9 @@ class Replication:
             raise FencedBrokerError(f"broker {identity.broker_id} has a later session", outcome=Outcome.NOT_APPLIED)
         if before is not None:
             before.close()
-        stream = self._streams[identity.broker_id] = FollowerStream(follower, find, self._may_join, self._services)
+        stream = self._streams[identity.broker_id] = FollowerStream(
+            follower, find, self._may_join, self._suspicions.hear, self._services
+        )
         self._services.metrics.followers.set(len(self._streams))
         return stream
 
@@ -177,14 +186,21 @@ class Replication:
                 },
             )
             under_replicated = under_minimum = 0
+            peers = dict.fromkeys(self._links)
             for partition in partitions():
                 state = partition.replica.state
                 if partition.replica.role is not Role.LEADING or state is None:
                     continue
                 if len(state.replicas) > 1:
+                    peers.update(dict.fromkeys(state.replicas))
                     partition.handle(ticked)
                 under_replicated += len(state.in_sync) < len(state.replicas) - len(state.adding)
                 under_minimum += len(state.in_sync) < state.min_insync_replicas
+            registered = self._view.brokers
+            me = self._services.broker_id
+            self._suspicions.tick(
+                clock.monotonic_ms(), {peer: None for peer in peers if peer != me and BrokerId(peer) in registered}
+            )
             metrics.under_replicated.set(under_replicated)
             metrics.under_min_insync.set(under_minimum)
 

@@ -1,0 +1,72 @@
+"""Which peers this broker suspects to be dead: measured, shown as metrics, published in its registration.
+
+Both ends of the replication streams report what they hear: a leader its followers, a follower its leaders. The
+controller asks only to prefer, among equally entitled leaders, one that is not suspected. Owned by the broker's app,
+belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import structlog
+
+from headrace_broker.core.suspicion import SuspicionTable
+from headrace_broker.metrics import BrokerMetrics
+
+log = structlog.get_logger(__name__)
+
+PUBLISH_SECONDS = 1.0
+"""The registration is written at most so often."""
+
+
+class Publisher(Protocol):
+    """Where suspicions are published: `registration.Registration`."""
+
+    async def announce_suspected(self, broker_ids: Sequence[int]) -> bool:
+        """Tell the cluster; False where that has to be tried again."""
+        ...
+
+
+class Suspicions:
+    """See the module."""
+
+    def __init__(self, table: SuspicionTable, publisher: Publisher, metrics: BrokerMetrics) -> None:
+        self._table = table
+        self._publisher = publisher
+        self._metrics = metrics
+        self._published: tuple[int, ...] = ()
+        self._changed = asyncio.Event()
+
+    def hear(self, broker_id: int, at_ms: int) -> None:
+        """A message of a peer came, at `at_ms` (monotonic)."""
+        self._table.arrive(broker_id, at_ms)
+
+    def level(self, broker_id: int) -> float:
+        """Phi of a peer as of the last tick; 0 for one that is not expected to send."""
+        return self._table.levels.get(broker_id, 0.0)
+
+    def tick(self, at_ms: int, expected: Collection[int]) -> None:
+        """Judge the peers that should be sending; to be called at the interval that the table was made with."""
+        forgotten = [broker_id for broker_id in self._table.levels if broker_id not in expected]
+        self._table.tick(at_ms, expected)
+        gauge = self._metrics.peer_suspicion
+        for broker_id in forgotten:
+            gauge.remove(str(broker_id))
+        for broker_id, level in self._table.levels.items():
+            gauge.labels(str(broker_id)).set(level)
+        if self._table.suspected != self._published:
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Publish what changes, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            suspected = self._table.suspected
+            if suspected != self._published and await self._publisher.announce_suspected(suspected):
+                log.info("suspicion_published", suspected=list(suspected))
+                self._published = suspected
+            await asyncio.sleep(PUBLISH_SECONDS)
