@@ -129,6 +129,26 @@ class CoordinatorProcess:
         request = cluster_pb2.DumpMetadataRequest(prefix=prefix)
         return {found.key: found for found in self.stub.DumpMetadata(request, timeout=SECONDS)}
 
+    def drain(self, broker_id, drain=True):
+        request = cluster_pb2.DrainBrokerRequest(broker_id=broker_id, drain=drain)
+        return self.stub.DrainBroker(request, timeout=SECONDS)
+
+    def reassign(self, name, partition, replicas=(), **fields):
+        wanted = cluster_pb2.PartitionReassignment(
+            topic=by_name(name), partition=partition, replicas=replicas, **fields
+        )
+        request = cluster_pb2.ReassignPartitionsRequest(partitions=[wanted])
+        return self.stub.ReassignPartitions(request, timeout=SECONDS).partitions
+
+    def moves(self):
+        return self.stub.ListReassignments(cluster_pb2.ListReassignmentsRequest(), timeout=SECONDS).partitions
+
+    def elect(self, name):
+        request = cluster_pb2.ElectLeadersRequest(
+            type=cluster_pb2.ELECTION_TYPE_PREFERRED, topics=[cluster_pb2.TopicPartitions(topic=by_name(name))]
+        )
+        return self.stub.ElectLeaders(request, timeout=SECONDS).partitions
+
     def producer_id(self):
         return self.stub.InitProducerId(cluster_pb2.InitProducerIdRequest(), timeout=SECONDS).producer_id
 
@@ -461,6 +481,36 @@ def test_leaders_follow_sessions(world):
     world.register(1, resumes=epoch, clean=True)
     wait_for(lambda: all(p.leader_id == 1 for p in coordinator.topic("t").partitions), "the election")
     assert {p.leader_epoch for p in coordinator.topic("t").partitions} == {2}
+
+
+def test_leaders_and_replicas_move_by_the_word_of_any_coordinator(world):
+    """Drained by one, moved by the other, undone by both: the controller does the rest."""
+    for broker_id in (1, 2, 3, 4):
+        world.register(broker_id)
+    first, second = world.start("a"), world.start("b", leader_rebalance_interval_ms=100)
+    first.create(new_topic("moved", assignments=[cluster_pb2.ReplicaList(broker_ids=[1, 2, 3])] * 5))
+    assert first.drain(1).leaders == 5
+    wait_for(lambda: {p.leader_id for p in second.topic("moved").partitions} == {2}, "leaders off the drained broker")
+    assert all(len(p.in_sync_replicas) == 3 for p in second.topic("moved").partitions)
+    assert second.drain(1, False).leaders == 0
+    assert {answer.leader_id for answer in second.elect("moved")} == {1}
+    (answer,) = first.reassign("moved", 0, [4, 1, 2])
+    assert not answer.HasField("error")
+    (move,) = first.moves()
+    assert (list(move.adding), list(move.removing)) == ([4], [3])
+    wait_for(second.moves, "the other coordinator sees it")
+    (refused,) = second.reassign("moved", 1, [4, 9])
+    assert "broker 9" in refused.error.message
+    (cancelled,) = second.reassign("moved", 0, cancel=True)
+    assert sorted(cancelled.replicas) == [1, 2, 3]
+    (removed,) = second.reassign("moved", 2, [1, 2])
+    assert list(removed.replicas) == [1, 2, 3]
+    wait_for(lambda: list(first.topic("moved").partitions[2].replicas) == [1, 2], "the removed replica to go")
+    partition = first.topic("moved").partitions[2]
+    assert (partition.leader_id, list(partition.in_sync_replicas), partition.min_insync_replicas) == (1, [1, 2], 1)
+    assert second.describe().under_replicated_partitions == 0
+    world.unregister(3)
+    wait_for(lambda: second.describe().under_replicated_partitions == 4, "the dead to leave the in-sync sets")
 
 
 def test_without_brokers_nothing_is_created_and_the_error_says_when_to_retry(world):
