@@ -14,12 +14,15 @@ from pathlib import Path
 import grpc
 import pytest
 from headrace.v1 import broker_pb2_grpc
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.etcd import Etcd, die_with_parent
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, DeletePrefix, Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import PartitionState, Replica, change, decode, encode
+
+from tests.integration.replicated import BROKER_SETTINGS, Replicated
 
 START_SECONDS = 30.0
 
@@ -243,3 +246,23 @@ def broker_with_own_etcd(tmp_path: Path) -> Iterator[BrokerProcess]:
             yield process
         finally:
             process.close()
+
+
+@pytest.fixture(scope="module")
+def replicated_cluster() -> Iterator[Replicated]:
+    """Three brokers with short times for the tests of a module; `replicated` is what they take."""
+    with LocalCluster(LocalClusterSpec(coordinators=1, broker_settings=BROKER_SETTINGS)) as cluster:
+        replicated = Replicated(cluster)
+        try:
+            yield replicated
+        finally:
+            replicated.close()
+
+
+@pytest.fixture
+def replicated(replicated_cluster: Replicated) -> Iterator[Replicated]:
+    """The module's cluster, whole again after the test whatever that did to its parts."""
+    try:
+        yield replicated_cluster
+    finally:
+        replicated_cluster.restore()

@@ -74,6 +74,15 @@ class Replicated:
     def close(self) -> None:
         self.admin.close()
 
+    def restore(self) -> None:
+        """Let go on what is paused and start what does not run."""
+        self.cluster.etcd.resume()
+        for part in self.cluster.parts:
+            part.resume()
+            if part.pid is None:
+                self.cluster.restart(part)
+        self.cluster.wait_until_healthy()
+
     # --- topics ---
 
     def create(self, name: str, assignments: Sequence[Sequence[int]], **config: object) -> bytes:
@@ -234,7 +243,7 @@ class Writer:
     `window`: how many may be unacknowledged. Stops by itself at the first record that failed for good.
     """
 
-    def __init__(self, servers: str, topic: str, partitions: int, *, window: int = 400, **settings: Any) -> None:
+    def __init__(self, servers: str, topic: str, partitions: int, *, window: int = 120, **settings: Any) -> None:
         self.topic, self.partitions = topic, partitions
         self.servers = servers
         self.receipts: list[headrace.Receipt] = []
@@ -297,6 +306,45 @@ class Writer:
         replicated.check_replicas_equal(self.topic, self.partitions)
 
 
+class Follower:
+    """A consumer in a thread that reads a topic from the start; `values` by partition, in the order they came."""
+
+    def __init__(self, servers: str, topic: str, partitions: int) -> None:
+        self.values: dict[int, list[bytes | None]] = {number: [] for number in range(partitions)}
+        self.failure: BaseException | None = None
+        self._servers, self._topic = servers, topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+
+    def __enter__(self) -> Follower:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive(), "the consumer does not end"
+
+    def _run(self) -> None:
+        try:
+            with headrace.Consumer(
+                self._topic, bootstrap_servers=self._servers, auto_offset_reset="earliest"
+            ) as consumer:
+                while not self._stop.is_set():
+                    for record in consumer.poll(0.2):
+                        self.values[record.partition].append(record.value)
+        except BaseException as error:
+            self.failure = error
+
+    def wait_for(self, records: int) -> None:
+        """Wait until so many have come."""
+        until(
+            lambda: self.failure is not None or sum(map(len, self.values.values())) >= records,
+            f"{records} records consumed",
+        )
+        assert self.failure is None, self.failure
+
+
 def batch(*values: bytes, **fields: Any) -> bytes:
     """A record batch as a client encodes it."""
     return encode_batch(list(values), base_timestamp_ms=fields.pop("base_timestamp_ms", time.time_ns() // 1_000_000))
@@ -305,12 +353,14 @@ def batch(*values: bytes, **fields: Any) -> bytes:
 def produce(
     address: str, topic_id: bytes, *values: bytes, acks: int = pb.ACKS_ALL, partition: int = 0, timeout_ms: int = 5_000
 ) -> pb.PartitionProduceResult:
-    """One batch to one broker, whatever it answers."""
+    """One batch to one broker, whatever it answers; acks none is answered by nothing."""
     with grpc.insecure_channel(address, options=LOCAL_CHANNEL) as channel:
         part = pb.PartitionProduce(partition=partition, batches=[batch(*values)])
         topics = [pb.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[part])]
         request = pb.ProduceRequest(acks=acks, timeout_ms=timeout_ms, topics=topics)  # type: ignore[arg-type]
         answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=SECONDS, wait_for_ready=True)
+        if acks == pb.ACKS_NONE:
+            return pb.PartitionProduceResult()
         result: pb.PartitionProduceResult = answer.topics[0].partitions[0]
         return result
 
@@ -426,6 +476,6 @@ def follower_at(address: str) -> Iterator[HandFollower]:
 
 
 __all__ = [
-    "BROKER_SETTINGS", "HandFollower", "Replicated", "Writer", "append", "batch", "fetch", "follower_at",
+    "BROKER_SETTINGS", "Follower", "HandFollower", "Replicated", "Writer", "append", "batch", "fetch", "follower_at",
     "produce", "until",
 ]  # fmt: skip

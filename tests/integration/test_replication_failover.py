@@ -1,0 +1,164 @@
+"""Leaders that are killed, stopped, paused under a producer with acks=all: nothing acknowledged is lost or doubled."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from headrace.v1 import broker_pb2 as pb
+from headrace.wire.errors import ErrorCode, Outcome
+
+from tests.integration.replicated import Follower, Replicated, Writer, append, fetch, produce, until
+
+pytestmark = pytest.mark.xdist_group("replication_failover")
+
+SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+
+
+def test_kill_of_a_leader(replicated: Replicated) -> None:
+    """I1, I15, I20, I21: kill -9 of a leader; the others go on, and the log has what was acknowledged, in order."""
+    replicated.create("killed", SPREAD, min_insync_replicas=2)
+    with Writer(replicated.servers, "killed", 3) as writer:
+        writer.wait_for(1_000)
+        killed_at = time.monotonic()
+        replicated.broker(1).kill()
+        replicated.wait_for("killed", lambda part: part.leader_id == 2, "the next leader")
+        print(f"elected after {time.monotonic() - killed_at:.2f} s")
+        writer.wait_for(1_000)
+        print(f"longest time without an acknowledgement: {writer.longest_gap(killed_at - 1):.2f} s")
+        replicated.cluster.restart(replicated.broker(1))
+        writer.wait_for(1_000)
+    writer.check(replicated)
+
+
+def test_stop_of_a_leader(replicated: Replicated) -> None:
+    """KIP-841: a leader that is stopped in good order gives its leaderships away first, and comes back in sync."""
+    replicated.create("stopped", SPREAD, min_insync_replicas=2)
+    with Writer(replicated.servers, "stopped", 3) as writer:
+        writer.wait_for(1_000)
+        stopped_at = time.monotonic()
+        assert replicated.broker(1).stop() == 0
+        assert replicated.partition("stopped").leader_id == 2
+        writer.wait_for(1_000)
+        print(f"longest time without an acknowledgement: {writer.longest_gap(stopped_at - 1):.2f} s")
+        replicated.cluster.restart(replicated.broker(1))
+        writer.wait_for(1_000)
+    assert "leaderships_moved" in replicated.broker(1).log_file.read_text()
+    writer.check(replicated)
+
+
+def test_ten_moves_of_leadership(replicated: Replicated) -> None:
+    """H24, I21: a producer and a consumer go through ten moves of the lead without noticing more than a delay."""
+    replicated.create("moved", SPREAD, min_insync_replicas=2)
+    with Follower(replicated.servers, "moved", 3) as follower:
+        with Writer(replicated.servers, "moved", 3) as writer:
+            for _ in range(10):
+                writer.wait_for(200)
+                before = replicated.partition("moved")
+                replicated.admin.drain_broker(before.leader_id)
+                replicated.wait_for(
+                    "moved",
+                    lambda part, epoch=before.leader_epoch: part.leader_epoch > epoch and part.leader_id >= 0,  # type: ignore[misc]
+                    "another leader",
+                )
+                replicated.admin.undrain_broker(before.leader_id)
+            writer.wait_for(200)
+        follower.wait_for(len(writer.receipts))
+    for number, values in follower.values.items():
+        assert values == [b"%d" % n for n in range(number, len(writer.receipts), 3)]
+    writer.check(replicated)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1)])
+def test_all_brokers_killed_at_once(replicated: Replicated, order: tuple[int, ...]) -> None:
+    """I15, I16: with durability=fsync all of them die and come back, in any order, and go on where they were."""
+    topic = f"all-killed-{order[0]}"
+    replicated.create(topic, SPREAD, min_insync_replicas=2)
+    with Writer(replicated.servers, topic, 3) as writer:
+        writer.wait_for(1_000)
+        for broker_id in order:
+            replicated.broker(broker_id).kill()
+        for broker_id in order:
+            replicated.cluster.restart(replicated.broker(broker_id))
+        writer.wait_for(1_000)
+    writer.check(replicated)
+
+
+def test_too_few_in_sync(replicated: Replicated) -> None:
+    """H13, I22: below min_insync_replicas acks=all is refused for certain; acks=1 and 0 go on, seen once committed."""
+    topic_id = replicated.create("few", [[1, 2, 3]], min_insync_replicas=2)
+    address = replicated.broker(1).address
+    assert append(address, topic_id, b"all before") == 0
+    for broker_id in (2, 3):
+        replicated.broker(broker_id).stop()
+    replicated.wait_for("few", lambda part: part.in_sync_replicas == (1,), "the leader alone in sync")
+    refused = until(lambda: refusal(produce(address, topic_id, b"never")), "a refusal")
+    assert (refused.code, refused.retriable, refused.outcome) == (
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        True,
+        Outcome.NOT_APPLIED,
+    )
+    assert append(address, topic_id, b"leader", acks=pb.ACKS_LEADER) == 1
+    produce(address, topic_id, b"none", acks=pb.ACKS_NONE)
+    until(lambda: replicated.logs("few")[1].log_end_offset == 3, "all appended")
+    assert fetch(address, topic_id, 0).high_watermark == 1
+    replicated.cluster.restart(replicated.broker(2))
+    assert append(address, topic_id, b"all after") == 3
+    replicated.cluster.restart(replicated.broker(3))
+    replicated.check_replicas_equal("few")
+    assert replicated.values(3, "few") == [b"all before", b"leader", b"none", b"all after"]
+
+
+def refusal(answer: pb.PartitionProduceResult) -> pb.PartitionProduceResult | None:
+    return answer.error if answer.HasField("error") else None
+
+
+def test_a_paused_follower(replicated: Replicated) -> None:
+    """H23: a follower that stands still leaves the in-sync set, acknowledgements go on, and it comes back by itself."""
+    replicated.create("paused", [[1, 2, 3]], min_insync_replicas=2)
+    with Writer(replicated.servers, "paused", 1) as writer:
+        writer.wait_for(500)
+        replicated.broker(3).pause()
+        replicated.wait_for("paused", lambda part: part.in_sync_replicas == (1, 2), "the set without broker 3")
+        writer.wait_for(500)
+        assert replicated.partition("paused").leader_epoch == 0
+        replicated.broker(3).resume()
+        replicated.wait_for("paused", lambda part: part.in_sync_replicas == (1, 2, 3), "broker 3 in sync again")
+        writer.wait_for(500)
+    assert replicated.metric(1, "in_sync_expands_total") >= 1
+    writer.check(replicated)
+
+
+def test_a_paused_leader(replicated: Replicated) -> None:
+    """H20, L5: a leader that stands still is followed by another after its lease; awake again it copies that one."""
+    replicated.create("paused-leader", [[1, 2, 3]], min_insync_replicas=2)
+    with Writer(replicated.servers, "paused-leader", 1) as writer:
+        writer.wait_for(500)
+        replicated.broker(1).pause()
+        replicated.wait_for("paused-leader", lambda part: part.leader_id == 2, "another leader")
+        writer.wait_for(500)
+        replicated.broker(1).resume()
+        replicated.wait_for("paused-leader", lambda part: len(part.in_sync_replicas) == 3, "the old one in sync")
+        writer.wait_for(500)
+    writer.check(replicated)
+
+
+def test_what_only_the_old_leader_had(replicated: Replicated) -> None:
+    """H1, H20: records that a leader took alone are cut when it meets its successor; the committed ones stay."""
+    topic_id = replicated.create("alone", [[1, 2, 3]], min_insync_replicas=2)
+    address = replicated.broker(1).address
+    cut_before = replicated.metric(1, "truncations_total")
+    append(address, topic_id, b"committed")
+    until(lambda: {log.high_watermark for log in replicated.logs("alone").values()} == {1}, "committed everywhere")
+    for broker_id in (2, 3):
+        replicated.broker(broker_id).kill()
+    assert append(address, topic_id, b"alone", acks=pb.ACKS_LEADER) == 1
+    replicated.broker(1).pause()
+    for broker_id in (2, 3):
+        replicated.cluster.restart(replicated.broker(broker_id))
+    replicated.wait_for("alone", lambda part: part.leader_id in (2, 3), "another leader")
+    assert append(replicated.broker(replicated.leader("alone")).address, topic_id, b"after") == 1
+    replicated.broker(1).resume()
+    replicated.check_replicas_equal("alone")
+    assert replicated.values(1, "alone") == [b"committed", b"after"]
+    assert replicated.metric(1, "truncations_total") > cut_before
