@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from headrace import testing
 from headrace_devcluster.background import process_state
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
+from headrace_devcluster.errors import PartStartError
 from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL
 
 COMMAND = [sys.executable, "-m", "headrace_devcluster"]
@@ -58,6 +60,27 @@ def test_a_killed_broker_comes_back_with_its_records(own_cluster: Callable[..., 
     assert broker.address == address
     after = [b"after %d" % n for n in range(500)]
     assert produce_and_read(cluster.bootstrap_servers, "kept", after) == before + after
+
+
+def test_a_broker_joins_a_running_cluster(own_cluster: Callable[..., LocalCluster]) -> None:
+    """A broker that is added is registered with its rack and takes a partition over, with all its records."""
+    cluster = own_cluster(brokers=1, coordinators=1, racks=("a", "b"))
+    with pytest.raises(PartStartError, match="broker-2 ended"):
+        cluster.add_broker(lease_ttl_ms=1)
+    assert [broker.name for broker in cluster.brokers] == ["broker-1"]
+    values = [b"%d" % n for n in range(500)]
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic("moved", assignments=[[1]])
+        assert produce_and_read(cluster.bootstrap_servers, "moved", values) == values
+        assert cluster.add_broker().name == "broker-2"
+        seen = {broker.broker_id: broker.rack for broker in describe_cluster(cluster.coordinator("a").address).brokers}
+        assert seen == {1: "a", 2: "b"}
+        admin.reassign_partitions({headrace.TopicPartition("moved", 0): [2]})
+        deadline = time.monotonic() + 60
+        while admin.describe_topic("moved").partitions[0].replicas != (2,):
+            assert time.monotonic() < deadline, admin.describe_topic("moved")
+    cluster.broker(1).kill()
+    assert produce_and_read(cluster.bootstrap_servers, "moved", [b"new"]) == [*values, b"new"]
 
 
 def test_etcd_comes_back_with_its_data(own_cluster: Callable[..., LocalCluster]) -> None:

@@ -4,31 +4,29 @@
         headrace.Producer(bootstrap_servers=cluster.bootstrap_servers)
         cluster.broker(1).kill()
         cluster.restart(cluster.broker(1))
+        cluster.add_broker()
 
 Without a directory of its own it lives in a temporary one and leaves nothing behind. Whatever happens to this process,
 its children end with it; a temporary directory that a killed process could not remove is removed by the next cluster
-(`owner.lock` in it is then not held by anybody).
+(`directory.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import grpc
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 
-from headrace_devcluster.errors import ClusterNotHealthyError, ClusterRunningError
+from headrace_devcluster.directory import ClusterDirectory
+from headrace_devcluster.errors import ClusterNotHealthyError
 from headrace_devcluster.etcd import Etcd
 from headrace_devcluster.service import POLL_SECONDS, ServiceProcess, ServiceSpec, check_port_is_free
 
@@ -40,8 +38,7 @@ BROKER_PORT = 7181
 ETCD_PORT = 7190
 METRICS_PORT_STEP = 100
 """A part's fixed metrics port is its port and this."""
-TEMPORARY_PREFIX = "headrace-cluster-"
-OWNER_LOCK = "owner.lock"
+MAX_BROKERS = 9
 HEALTHY_TIMEOUT_SECONDS = 30.0
 RPC_TIMEOUT_SECONDS = 5.0
 
@@ -62,11 +59,17 @@ class LocalClusterSpec:
     """For every broker, beyond the defaults, by name."""
     coordinator_settings: Mapping[str, object] = field(default_factory=dict)
     """For every coordinator, beyond the defaults, by name."""
+    racks: tuple[str, ...] = ()
+    """Of the brokers 1, 2, ..., from the first again where there are more brokers; empty: no broker has a rack."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
-        if not (1 <= self.brokers <= 9 and 1 <= self.coordinators <= len(COORDINATOR_IDS)):
+        if not (1 <= self.brokers <= MAX_BROKERS and 1 <= self.coordinators <= len(COORDINATOR_IDS)):
             raise ValueError("a local cluster has 1 to 9 brokers and 1 to 8 coordinators")
+
+    def rack(self, broker_id: int) -> str:
+        """The rack of broker 1, 2, ...; empty: none."""
+        return self.racks[(broker_id - 1) % len(self.racks)] if self.racks else ""
 
 
 class LocalCluster:
@@ -74,12 +77,10 @@ class LocalCluster:
 
     def __init__(self, spec: LocalClusterSpec | None = None) -> None:
         self.spec = spec or LocalClusterSpec()
-        self._temporary = self.spec.directory is None
-        self.directory = self.spec.directory or Path()
+        self._directory = ClusterDirectory(self.spec.directory)
         self.coordinators: list[ServiceProcess] = []
         self.brokers: list[ServiceProcess] = []
         self._etcd: Etcd | None = None
-        self._owner_lock: IO[str] | None = None
         # Linux ends a child when the thread that started it ends, so all children come from one thread that stays.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="headrace-devcluster")
 
@@ -103,6 +104,11 @@ class LocalCluster:
 
     async def __aexit__(self, *exc: object) -> None:
         await asyncio.to_thread(self.stop)
+
+    @property
+    def directory(self) -> Path:
+        """Where data and logs are; once started."""
+        return self._directory.path
 
     @property
     def etcd(self) -> Etcd:
@@ -144,7 +150,7 @@ class LocalCluster:
             ClusterNotHealthyError: nothing is left running.
         """
         try:
-            self._take_directory()
+            self._directory.take()
             self._check_fixed_ports()
             self._start_etcd()
             self._make_parts()
@@ -159,7 +165,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End everything: in good order where the data is kept, at once where it is thrown away anyway."""
-        if self._temporary:
+        if self._directory.temporary:
             self.kill()
             return
         try:
@@ -181,16 +187,34 @@ class LocalCluster:
             part.kill()
         if self._etcd is not None:
             self._etcd.kill()
-        if self._owner_lock is not None:
-            if self._temporary:
-                shutil.rmtree(self.directory, ignore_errors=True)
-            self._owner_lock.close()
-            self._owner_lock = None
+        self._directory.release()
 
     def restart(self, part: ServiceProcess) -> None:
         """Start a part again that was stopped or killed, with its data and on its port; return when it serves."""
         self._spawn(part.launch)
         part.wait_until_ready()
+
+    def add_broker(self, **settings: object) -> ServiceProcess:
+        """Start one more broker, of the next id, and return when the coordinators see it. It gets what is moved to it,
+        and replicas of new topics. `settings` go before those of the spec.
+
+        Raises:
+            PartStartError, PortInUseError: it does not run, and is no part of the cluster.
+            ClusterNotHealthyError: it runs, and the coordinators do not see it.
+        """
+        broker_id = len(self.brokers) + 1
+        assert broker_id <= MAX_BROKERS, f"a local cluster has up to {MAX_BROKERS} brokers"
+        broker = self._make_broker(broker_id, settings)
+        self.brokers.append(broker)
+        try:
+            self._spawn(broker.launch)
+            broker.wait_until_ready()
+        except BaseException:
+            self.brokers.remove(broker)
+            broker.kill()
+            raise
+        self.wait_until_healthy()
+        return broker
 
     def restart_etcd(self) -> None:
         """Start etcd again after `etcd.stop()` or `etcd.kill()`, with its data and on its ports."""
@@ -221,25 +245,6 @@ class LocalCluster:
     def _spawn(self, start: Callable[[], Answer]) -> Answer:
         return self._spawner.submit(start).result()
 
-    def _take_directory(self) -> None:
-        if self._temporary:
-            remove_abandoned_directories()
-            self.directory = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
-        self.directory.mkdir(parents=True, exist_ok=True)
-        lock = (self.directory / OWNER_LOCK).open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise ClusterRunningError(
-                f"a cluster runs on {self.directory} already",
-                action="Use it, stop it with `python -m headrace_devcluster down`, or name another --data-dir.",
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        self._owner_lock = lock
-
     def _check_fixed_ports(self) -> None:
         if self.spec.fixed_ports:
             for port, part in [
@@ -256,59 +261,34 @@ class LocalCluster:
         self._spawn(self._etcd.start)
 
     def _make_parts(self) -> None:
-        common: dict[str, object] = {"etcd_endpoints": self.etcd.endpoint, "log_format": "console"}
-        self.coordinators = [
-            ServiceProcess(
-                ServiceSpec(
-                    name=f"coordinator-{identity}",
-                    module="headrace_coordinator",
-                    directory=self.directory,
-                    port=self._port(COORDINATOR_PORT + index),
-                    settings={
-                        **common,
-                        **self._metrics(COORDINATOR_PORT + index),
-                        "coordinator_id": identity,
-                        **self.spec.coordinator_settings,
-                    },
-                )
-            )
-            for index, identity in enumerate(COORDINATOR_IDS[: self.spec.coordinators])
-        ]
-        self.brokers = [
-            ServiceProcess(
-                ServiceSpec(
-                    name=f"broker-{index + 1}",
-                    module="headrace_broker",
-                    directory=self.directory,
-                    port=self._port(BROKER_PORT + index),
-                    settings={
-                        **common,
-                        **self._metrics(BROKER_PORT + index),
-                        "broker_id": index + 1,
-                        "data_dir": self.directory / f"broker-{index + 1}",
-                        **self.spec.broker_settings,
-                    },
-                )
-            )
-            for index in range(self.spec.brokers)
-        ]
+        self.coordinators = [self._make_coordinator(index) for index in range(self.spec.coordinators)]
+        self.brokers = [self._make_broker(number, {}) for number in range(1, self.spec.brokers + 1)]
+
+    def _make_coordinator(self, index: int) -> ServiceProcess:
+        identity = COORDINATOR_IDS[index]
+        own = {"coordinator_id": identity, **self.spec.coordinator_settings}
+        return self._make_part(f"coordinator-{identity}", "headrace_coordinator", COORDINATOR_PORT + index, own)
+
+    def _make_broker(self, broker_id: int, settings: Mapping[str, object]) -> ServiceProcess:
+        rack = self.spec.rack(broker_id)
+        own = {
+            "broker_id": broker_id,
+            "data_dir": self.directory / f"broker-{broker_id}",
+            **({"rack": rack} if rack else {}),
+            **self.spec.broker_settings,
+            **settings,
+        }
+        return self._make_part(f"broker-{broker_id}", "headrace_broker", BROKER_PORT + broker_id - 1, own)
+
+    def _make_part(self, name: str, module: str, fixed_port: int, own: Mapping[str, object]) -> ServiceProcess:
+        settings = {"etcd_endpoints": self.etcd.endpoint, "log_format": "console", **self._metrics(fixed_port), **own}
+        return ServiceProcess(ServiceSpec(name, module, self.directory, self._port(fixed_port), settings))
 
     def _port(self, fixed: int) -> int:
         return fixed if self.spec.fixed_ports else 0
 
     def _metrics(self, port: int) -> dict[str, object]:
         return {"metrics_listen": f"127.0.0.1:{port + METRICS_PORT_STEP}"} if self.spec.fixed_ports else {}
-
-
-def remove_abandoned_directories() -> None:
-    """Remove temporary directories whose owner was killed before it could."""
-    for directory in sorted(Path(tempfile.gettempdir()).glob(f"{TEMPORARY_PREFIX}*")):
-        try:
-            with (directory / OWNER_LOCK).open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(directory, ignore_errors=True)
-        except OSError:
-            continue  # Held by a live owner, being made just now, or somebody else's.
 
 
 def describe_cluster(address: str) -> cluster_pb2.DescribeClusterResponse:

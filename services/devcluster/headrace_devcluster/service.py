@@ -55,6 +55,8 @@ class ServiceProcess:
         self.name = spec.name
         self.log_file = spec.directory / f"{spec.name}.log"
         self._ready_file = spec.directory / f"{spec.name}.ready.json"
+        self.metrics_address = ""
+        """host:port of its Prometheus endpoint since it was last ready; empty where it has none."""
         self._port = spec.port
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
@@ -125,8 +127,9 @@ class ServiceProcess:
                 self.kill()
                 raise self._start_error(f"was not ready within {timeout_seconds:g} s")
             time.sleep(POLL_SECONDS)
-        address = str(json.loads(self._ready_file.read_text())["address"])
-        self._port = int(address.rpartition(":")[2])
+        ready = json.loads(self._ready_file.read_text())
+        self._port = int(str(ready["address"]).rpartition(":")[2])
+        self.metrics_address = str(ready.get("metrics_address", ""))
 
     def terminate(self) -> None:
         """Ask it to stop in good order (SIGTERM); returns at once. Asking again does nothing: a service takes a second

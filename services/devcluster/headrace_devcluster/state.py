@@ -11,7 +11,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headrace_devcluster.cluster import OWNER_LOCK, LocalCluster
+from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.directory import OWNER_LOCK
 
 STATE_FILE = "cluster.json"
 

@@ -4,9 +4,10 @@ import fcntl
 from pathlib import Path
 
 import pytest
-from headrace_devcluster import cluster as cluster_module
-from headrace_devcluster.cluster import OWNER_LOCK, LocalCluster, LocalClusterSpec, remove_abandoned_directories
+from headrace_devcluster import directory as directory_module
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import obey
+from headrace_devcluster.directory import OWNER_LOCK, remove_abandoned_directories
 from headrace_devcluster.errors import ClusterRunningError
 from headrace_devcluster.state import ClusterState, owner_pid, read_state, write_state
 
@@ -21,7 +22,7 @@ def test_a_second_cluster_on_the_directory_is_refused(tmp_path: Path) -> None:
 
 def test_abandoned_directories_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed owner left is removed; what has an owner, or is no cluster's, stays."""
-    monkeypatch.setattr(cluster_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(directory_module.tempfile, "gettempdir", lambda: str(tmp_path))
     names = ("headrace-cluster-left", "headrace-cluster-held", "headrace-cluster-young", "another")
     left, held, young, other = (tmp_path / name for name in names)
     for directory in (left, held, young, other):
@@ -56,3 +57,10 @@ def test_a_spec_that_cannot_run_is_refused() -> None:
     """Limits are checked where they are given."""
     with pytest.raises(ValueError, match="1 to 9 brokers"):
         LocalClusterSpec(brokers=0)
+
+
+def test_racks_go_round() -> None:
+    """The racks of a spec are those of its brokers in order, a fourth broker's the first one's; none is no rack."""
+    spec = LocalClusterSpec(racks=("a", "b", "c"))
+    assert [spec.rack(broker_id) for broker_id in (1, 2, 3, 4)] == ["a", "b", "c", "a"]
+    assert LocalClusterSpec().rack(1) == ""
