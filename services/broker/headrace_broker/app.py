@@ -46,7 +46,7 @@ from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SER
 from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
 from headrace_broker.runtime.suspicions import Suspicions
-from headrace_broker.runtime.upkeep import maintain, retain
+from headrace_broker.runtime.upkeep import maintain, retain, scrub
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
 from headrace_broker.storage.settings import DiskLimits
@@ -191,6 +191,7 @@ class Broker:
                 tasks.create_task(suspicions.run()),
                 tasks.create_task(maintain(assignments, self._directory, services)),
                 tasks.create_task(retain(assignments, services)),
+                tasks.create_task(scrub(assignments, services)),
             ]
             await self._server.set_health("readiness", True)
             self._announce(address, metrics_server)

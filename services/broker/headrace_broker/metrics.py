@@ -57,6 +57,8 @@ class BrokerMetrics:
         self.partitions = gauge("partitions", "Replicas held")
         self.leaders = gauge("leaders", "Partitions led")
         self.offline_logs = gauge("offline_logs", "Replicas whose log failed")
+        self.damage_found = counter("damage_found", "Damage found in logs that no other replica can replace")
+        self.scrubbed_bytes = counter("scrubbed_bytes", "Bytes of logs read and checked in the background")
         self.replaced_logs = counter("replaced_logs", "Damaged logs set aside and copied anew from another replica")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")
         self.deleted_segments = counter("deleted_segments", "Segments removed by retention")

@@ -128,6 +128,12 @@ class BrokerSettings:
     retention_interval_ms: Annotated[int, Field(ge=10, description="Milliseconds between rounds of retention.")] = (
         300_000
     )
+    scrub_interval_ms: Annotated[
+        int, Field(ge=0, description="Milliseconds between two checks of all that is stored, for rot; 0: none.")
+    ] = 7 * 86_400_000
+    scrub_bytes_per_second: Annotated[
+        int, Field(ge=1 << 16, description="How fast that check reads, in bytes a second.")
+    ] = 16 << 20
     maintenance_interval_ms: Annotated[
         int, Field(ge=10, description="Milliseconds between rounds of checkpoints and looks at the free space.")
     ] = 1_000

@@ -182,6 +182,7 @@ class FetchHandler:
                 if would_block:
                     found = await each.partition.locate(each.request.offset, limit)
             except HeadraceError as error:
+                each.partition.note_read_error(error)
                 each.error = error
                 continue
             if found is None:
@@ -241,6 +242,7 @@ class FetchHandler:
                     else:
                         each.batches.append(data)
                 except HeadraceError as error:
+                    partition.note_read_error(error)
                     each.error = error
         if each.error is not None:
             self._services.metrics.fetch_errors.inc()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -219,6 +220,7 @@ class Assignments:
                 self._let_go(partition)
             return
         if partition is None:
+            await self._spare(LogId(topic_id, number))
             partition = await self._open(topic, number)
             self._fail_restored(partition, entry)
             if self._broker_epoch is not None:
@@ -314,6 +316,14 @@ class Assignments:
         self._doomed.append((self._services.clock.monotonic_ms() + delay_ms, log_id, partition_log))
         self._services.metrics.partitions.set(len(self._partitions))
         log.info("partition_deleted", topic_id=log_id.topic_id.hex(), partition=log_id.partition, delay_ms=delay_ms)
+
+    async def _spare(self, log_id: LogId) -> None:
+        """A replica was moved away and comes back before its log went: what it has need not be copied again."""
+        for entry in [entry for entry in self._doomed if entry[1] == log_id]:
+            self._doomed.remove(entry)
+            partition_log = entry[2]
+            if partition_log is not None:
+                await self._in_directory(partial(self._directory.close_log, partition_log))
 
     async def remove_doomed(self) -> None:
         """Remove the logs of deleted topics, and of replicas that were moved away, whose delay is over."""

@@ -19,7 +19,7 @@ from headrace_server.internal_v1 import replication_pb2
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.messages import FollowerFetched
-from headrace_broker.core.replica_fetch import FetchRequest, Verdict, check_fetch, judge
+from headrace_broker.core.replica_fetch import FetchRequest, Verdict
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_messages import (
     SIGN_OF_LIFE_SECONDS,
@@ -111,8 +111,7 @@ class FollowerStream:
         try:
             if partition is None:
                 raise NotLeaderError("this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED)
-            check_fetch(partition.replica, request)
-            verdict = judge(partition.open_log, request)
+            verdict = partition.judge_fetch(request)
         except HeadraceError as error:
             self._refuse(key, request, error)
             return

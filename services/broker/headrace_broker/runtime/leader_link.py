@@ -37,7 +37,7 @@ PartitionId = tuple[bytes, int]
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
-REFUSED_PAUSE_SECONDS = 0.2
+REFUSED_PAUSE_SECONDS = 0.1
 FULL_PAUSE_SECONDS = 1.0
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 32 << 20),

@@ -62,8 +62,12 @@ from headrace_broker.core.replica_fetch import (
     CutTo,
     Diverged,
     FetchAnswer,
+    FetchRequest,
     StartOver,
+    Verdict,
+    check_fetch,
     check_reader,
+    judge,
     next_step,
 )
 from headrace_broker.runtime.batch_checks import AppendResult, check_run
@@ -71,6 +75,7 @@ from headrace_broker.runtime.flusher import FlushState
 from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.runtime.uninterrupted import uninterrupted
+from headrace_broker.storage.errors import LogDamagedError
 from headrace_broker.storage.log import PartitionLog, TimestampedOffset, TimestampKind
 from headrace_broker.storage.settings import LogSettings
 from headrace_broker.storage.slices import Slice
@@ -385,11 +390,24 @@ class Partition:
         start = max(offset, partition_log.log_start_offset)
         if start >= end_offset:
             return b"", False
-        found = partition_log.read_nowait(start, max_bytes, end_offset)
-        if found is None:
-            found = await self.in_thread(lambda: partition_log.read(start, max_bytes, end_offset))
-        more = found.end_offset < partition_log.log_end_offset
-        return await self.read(found), more
+        try:
+            found = partition_log.read_nowait(start, max_bytes, end_offset)
+            if found is None:
+                found = await self.in_thread(lambda: partition_log.read(start, max_bytes, end_offset))
+            more = found.end_offset < partition_log.log_end_offset
+            return await self.read(found), more
+        except HeadraceError as error:
+            self.note_read_error(error)
+            raise
+
+    def judge_fetch(self, request: FetchRequest) -> Verdict | None:
+        """As `replica_fetch.check_fetch` and `judge`; damage met takes the replica offline."""
+        check_fetch(self.replica, request)
+        try:
+            return judge(self.open_log, request)
+        except HeadraceError as error:
+            self.note_read_error(error)
+            raise
 
     def may_fetch(self) -> bool:
         """Whether a follower may ask for more now; where not, what is under way asks again when it ends.
@@ -497,9 +515,24 @@ class Partition:
         except OffsetOutOfRangeError:
             return
         except HeadraceError as error:
-            self.fail(error)
+            self.note_read_error(error)
             return
         log.info("damage_not_found_here", topic=self.topic, partition=self.number, offset=offset)
+
+    def note_read_error(self, error: HeadraceError) -> None:
+        """A read met `error`: where the log is broken or damaged, others have the records, and this one is not needed.
+
+        Without another in-sync replica it stays: what can still be read is read, and the alarm says what cannot (H33).
+        """
+        if not isinstance(error, StorageOfflineError) or self.replica.role in (Role.OFFLINE, Role.DELETED):
+            return
+        state = self.replica.state
+        has_others = state is not None and any(entry.broker_id != self.services.broker_id for entry in state.in_sync)
+        if has_others or not isinstance(error, LogDamagedError):
+            self.fail(error)
+            return
+        self.services.metrics.damage_found.inc()
+        log.error("log_damaged", topic=self.topic, partition=self.number, reason=str(error))
 
     # --- roles, flushes, settings: events for the core ---
 

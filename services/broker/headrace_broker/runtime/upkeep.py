@@ -1,11 +1,12 @@
-"""What a broker does by the clock: checkpoints, free space, retention, removal of deleted topics."""
+"""What a broker does by the clock: checkpoints, free space, retention, removal of deleted topics, scrubbing."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import structlog
-from headrace.wire.errors import HeadraceError
+from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 
 from headrace_broker.core.messages import LogStartRaised
 from headrace_broker.core.replica import Role
@@ -13,9 +14,13 @@ from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.storage.directory import DataDirectory
+from headrace_broker.storage.errors import SliceCutError
 from headrace_broker.storage.log import PartitionLog, RetentionResult
 
 log = structlog.get_logger(__name__)
+
+SCRUB_BYTES = 1 << 20
+"""Checked at a time."""
 
 
 async def maintain(assignments: Assignments, directory: DataDirectory, services: PartitionServices) -> None:
@@ -88,3 +93,37 @@ async def _retain_partition(partition: Partition) -> RetentionResult | None:
             return None
         partition.handle(LogStartRaised(partition_log.log_start_offset))
     return result
+
+
+async def scrub(assignments: Assignments, services: PartitionServices) -> None:
+    """Read and check all that is stored each scrub_interval_ms, a little at a time, until cancelled (H33)."""
+    settings = services.settings
+    if not settings.scrub_interval_ms:
+        return
+    while True:
+        await asyncio.sleep(settings.scrub_interval_ms / 1000)
+        for partition in assignments.partitions:
+            await _scrub_partition(partition)
+        log.info("scrubbed")
+
+
+async def _scrub_partition(partition: Partition) -> None:
+    """Check one log up to what was flushed when it began."""
+    rate = partition.services.settings.scrub_bytes_per_second
+    offset, end_offset = 0, partition.replica.flushed_offset
+    while (partition_log := _log_at_work(partition)) is not None:
+        offset = max(offset, partition_log.log_start_offset)
+        if offset >= min(end_offset, partition_log.log_end_offset):
+            return
+        before = offset
+        try:
+            offset, size_bytes = await partition.in_thread(partial(partition_log.verify_from, before, SCRUB_BYTES))
+        except OffsetOutOfRangeError:
+            continue  # Retention has taken it meanwhile.
+        except SliceCutError:
+            return
+        except HeadraceError as error:
+            partition.note_read_error(error)
+            return
+        partition.services.metrics.scrubbed_bytes.inc(size_bytes)
+        await asyncio.sleep(size_bytes / rate)

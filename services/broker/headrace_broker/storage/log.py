@@ -444,8 +444,8 @@ class PartitionLog:
         """
         return self._reader.verify(self._state.log_start_offset if offset is None else offset)
 
-    def verify_from(self, offset: int, max_bytes: int) -> Offset:
-        """As `verify`, of about `max_bytes` of the segment from the batch that holds `offset` on."""
+    def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
+        """As `verify`, of about `max_bytes` of the segment from the batch that holds `offset` on; where, how many."""
         return self._reader.verify_from(offset, max_bytes)
 
     # -- durability ------------------------------------------------------------------------------------------------

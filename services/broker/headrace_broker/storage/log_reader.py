@@ -227,8 +227,8 @@ class LogReader:
                     self._segments.files.unpin(file)
         return Offset(end_offset)
 
-    def verify_from(self, offset: int, max_bytes: int) -> Offset:
-        """Read and check the batches of one slice."""
+    def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
+        """Read and check the batches of one slice; the offset after it and its bytes."""
         with self.read(offset, max_bytes, self._state.end.offset, nowait=False) as found:
             data, position, path = found.read(), found.position, found.path
             before: ChainPoint | None = None
@@ -243,7 +243,7 @@ class LogReader:
             except CorruptBatchError as error:
                 at = found.base_offset if before is None else before.offset
                 raise LogDamagedError(error.message, file=path, offset=at, position=position) from error
-            return Offset(found.end_offset)
+            return Offset(found.end_offset), len(data)
 
     def _verify_segment(
         self, segment: Segment, read_at: ReadAt, size_bytes: int, offset: int, before: ChainPoint | None
