@@ -190,6 +190,19 @@ def leave(state: PartitionState, broker_ids: Iterable[int], *, doubtful: bool = 
     )
 
 
+def leave_failed(state: PartitionState, broker_id: int, *, damaged: bool) -> PartitionState | None:
+    """Take out a replica whose log failed, with all it is counted for; None: the key stays as it is.
+
+    `damaged`: it lacks records that it said it had (H33), so nobody may count on it. After an I/O error (H34) a restart
+    finds what was flushed: where nobody else is in sync the replica stays named, so that its clean return is elected.
+    """
+    others = [entry for entry in state.in_sync if entry.broker_id != broker_id]
+    named = len(others) < len(state.in_sync) or any(e.broker_id == broker_id for e in state.eligible_leaders)
+    if not named or not (others or damaged):
+        return None
+    return leave(state, [broker_id], doubtful=True)
+
+
 def check_shape(state: PartitionState) -> None:
     """Assert I11 on one value: who leads is in sync, sets are disjoint and drawn from the replicas, ids distinct."""
     in_sync = {entry.broker_id for entry in state.in_sync}

@@ -50,7 +50,7 @@ class Host:
     def start_epoch(self, partition: Partition, leader_epoch: int) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(partition.persist_epoch(leader_epoch)))
 
-    def leave_in_sync(self, partition: Partition) -> None:
+    def leave_in_sync(self, partition: Partition, *, damaged: bool) -> None:
         self.left.append(partition)
 
     def _unexpected(self, *_: object) -> None:

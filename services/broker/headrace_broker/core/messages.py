@@ -178,6 +178,7 @@ class StorageFailed:
     """The log met an I/O error or damage; it is not used again by this process."""
 
     reason: str
+    damaged: bool = False  # records are missing or changed that were on stable storage
 
 
 Event = (
@@ -279,7 +280,9 @@ class Unfollow:
 
 @dataclass(frozen=True, slots=True)
 class LeaveInSync:
-    """Take this broker out of in-sync set, eligible leaders and lead by compare-and-swap: its log cannot be trusted."""
+    """Take this broker out of the key by compare-and-swap, as `partition_state.leave_failed` says."""
+
+    damaged: bool
 
 
 Action = (

@@ -124,6 +124,7 @@ class PartitionReplica:
         self.producers = producers
         self.lag_max_ms = lag_max_ms
         self.offline_reason = ""
+        self._damaged = False
         self.followers = FollowerTable(0)
         self.proposals = Proposals()
         # The high watermark when unflushed records stopped counting: it never falls.
@@ -229,9 +230,12 @@ class PartitionReplica:
             assert event.state.leader_epoch >= self.state.leader_epoch, "leader epochs never fall (I11)"
         self.state, self.revision = event.state, event.revision
         self.proposals.clear()
-        if self.role in (Role.FENCED, Role.OFFLINE):
-            return []
-        return self._follow_key()
+        if self.role is Role.OFFLINE:
+            # Somebody has chosen it meanwhile: its log cannot be trusted for that (H33).
+            members = (*event.state.in_sync, *event.state.eligible_leaders)
+            named = any(member.broker_id == self.broker_id for member in members)
+            return [LeaveInSync(self._damaged)] if named else []
+        return [] if self.role is Role.FENCED else self._follow_key()
 
     def _see_gone(self, event: StateGone) -> list[Action]:
         actions = [*self._end_leadership("the topic was deleted"), *self._unfollow()]
@@ -357,8 +361,8 @@ class PartitionReplica:
     def _fail(self, event: StorageFailed) -> list[Action]:
         actions = [*self._end_leadership("the log failed"), *self._unfollow()]
         self.role = Role.OFFLINE
-        self.offline_reason = event.reason
-        return [*actions, LeaveInSync()]
+        self.offline_reason, self._damaged = event.reason, event.damaged
+        return [*actions, LeaveInSync(event.damaged)]
 
     def _judge_in_sync(self) -> list[Action]:
         """After a change of the in-sync set: pending appends may be committed, or cannot be any more (H13)."""

@@ -140,7 +140,8 @@ class Assignments:
             partition = await self._open(topic, number)
             all_durable &= topic.config.durability is Durability.FSYNC
             if partition.log is None:
-                await self._replication.writer.leave(topic_id, number)
+                damaged = isinstance(partition.failure, LogDamagedError)
+                await self._replication.writer.leave(topic_id, number, damaged=damaged)
             elif partition.replica.last_epoch > entry.state.leader_epoch:
                 raise InvalidConfigError(
                     f"the log of {topic.name}-{number} knows leader epoch {partition.replica.last_epoch}, etcd only "
@@ -229,7 +230,10 @@ class Assignments:
             partition.update_config(topic.config)
             await partition.update_log_settings()
             log.info("topic_config_applied", topic=topic.name, partition=number)
+        is_news = entry.mod_revision > partition.replica.revision
         partition.handle(StateSeen(entry.state, entry.mod_revision))
+        if is_news:
+            self._note_left(partition)
 
     def _let_go(self, partition: Partition) -> None:
         """Hold a replica no more; its log goes after the delay that its topic sets."""
@@ -238,11 +242,16 @@ class Assignments:
         self._doom(LogId(partition.topic_id, partition.number), partition.log, partition.config.file_delete_delay_ms)
 
     def _note_left(self, partition: Partition) -> None:
-        """A failed replica is out of its key: where its log is damaged and others have the records, begin anew."""
+        """A failed replica is out of its key: where its log is damaged and others have the records, begin anew.
+
+        Where nobody else is entitled to lead, the damaged log may be the only one with all records: it stays (H14).
+        """
         key = (partition.topic_id, partition.number)
         entry = self._view.partition(*key)
-        has_others = entry is not None and len(entry.state.replicas) > 1
-        if isinstance(partition.failure, LogDamagedError) and has_others and self._partitions.get(key) is partition:
+        if entry is None or not isinstance(partition.failure, LogDamagedError):
+            return
+        members = {member.broker_id for member in (*entry.state.in_sync, *entry.state.eligible_leaders)}
+        if members and self._services.broker_id not in members and self._partitions.get(key) is partition:
             self._damaged[key] = None
             self._mark(*key)
 

@@ -19,7 +19,7 @@ from headrace_server.metastore.api import (
     ModRevisionIs,
     Put,
 )
-from headrace_server.partition_state import decode, encode, leave
+from headrace_server.partition_state import decode, encode, leave_failed
 
 from headrace_broker.core.messages import ProposalFailed, ProposalSucceeded, ProposalUnanswered, Propose
 from headrace_broker.metrics import BrokerMetrics
@@ -86,22 +86,21 @@ class InSyncWriter:
         if new - old:
             bound.info("in_sync_set_grew", joined=sorted(new - old))
 
-    async def leave(self, topic_id: bytes, number: int) -> None:
-        """Take this broker out of in-sync set, eligible leaders and lead, however long etcd takes (H33, H34)."""
+    async def leave(self, topic_id: bytes, number: int, *, damaged: bool) -> None:
+        """Take this broker out of a partition's key as `leave_failed` says, however long etcd takes (H33, H34)."""
         key = self._keyspace.partition(topic_id, number)
         while True:
             try:
                 found = (await self._metastore.get(key)).key_value
                 if found is None:
                     return
-                state = decode(found.value)
+                left = leave_failed(decode(found.value), self._broker_id, damaged=damaged)
                 unchanged = [ModRevisionIs(key, found.mod_revision)]
-                if self._broker_id not in {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}:
+                if left is None:
                     # A read may be old; only a compare says how the key stands (C4).
                     if (await self._metastore.txn(unchanged, success=[Get(key)])).succeeded:
                         return
                     continue
-                left = leave(state, [self._broker_id], doubtful=True)
                 await self._metastore.txn(unchanged, success=[Put(key, encode(left))])
             except MetastoreRolledBackError:
                 raise

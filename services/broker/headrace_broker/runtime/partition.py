@@ -109,8 +109,8 @@ class PartitionHost(Protocol):
     def propose(self, partition: Partition, proposal: Propose) -> None:
         """Write the partition's key and report how that ended."""
 
-    def leave_in_sync(self, partition: Partition) -> None:
-        """Take this broker out of the partition's key."""
+    def leave_in_sync(self, partition: Partition, *, damaged: bool) -> None:
+        """Take this broker out of the partition's key, as `leave_failed` says."""
 
 
 class ReplicaWatcher(Protocol):
@@ -567,8 +567,8 @@ class Partition:
                     self._host.follow(self, leader)
                 case Unfollow():
                     self._host.unfollow(self)
-                case LeaveInSync():
-                    self._host.leave_in_sync(self)
+                case LeaveInSync(damaged):
+                    self._host.leave_in_sync(self, damaged=damaged)
                 case LeadershipStarted(leader_epoch, start_offset):
                     self.services.metrics.leaders.inc()
                     log.info(
@@ -679,7 +679,7 @@ class Partition:
         self.failure = error
         self.services.metrics.offline_logs.inc()
         log.error("log_offline", topic=self.topic, partition=self.number, reason=str(error))
-        self.handle(StorageFailed(str(error)))
+        self.handle(StorageFailed(str(error), damaged=isinstance(error, LogDamagedError)))
         self._wake_watchers()
 
     async def prepare_close(self) -> None:

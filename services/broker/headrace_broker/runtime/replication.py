@@ -97,12 +97,12 @@ class Replication:
         """See `PartitionHost`."""
         self._spawn(self.writer.write(partition, proposal))
 
-    def leave_in_sync(self, partition: Partition) -> None:
+    def leave_in_sync(self, partition: Partition, *, damaged: bool) -> None:
         """See `PartitionHost`."""
-        self._spawn(self._leave(partition))
+        self._spawn(self._leave(partition, damaged))
 
-    async def _leave(self, partition: Partition) -> None:
-        await self.writer.leave(partition.topic_id, partition.number)
+    async def _leave(self, partition: Partition, damaged: bool) -> None:
+        await self.writer.leave(partition.topic_id, partition.number, damaged=damaged)
         self._on_left(partition)
 
     def _hear(self, leader_id: int) -> None:
