@@ -185,7 +185,7 @@ def test_a_dead_broker_is_named_with_what_to_do(own_cluster: Callable[..., Local
         command = [sys.executable, "-m", "headrace.cli", *arguments, "-b", cluster.bootstrap_servers]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    ok(headrace("topic", "create", "clicks", "-p", "4"))
+    ok(headrace("topic", "create", "clicks", "-p", "4", "--replication-factor", "1"))
     cluster.broker(2).kill()
     deadline = time.monotonic() + 30
     problems: list[dict[str, str]] = []

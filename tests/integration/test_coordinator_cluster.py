@@ -261,11 +261,15 @@ def test_a_topic_is_created_seen_described_and_deleted(pair, topic_name):
     world, first, second = pair
     (created,) = first.create(new_topic(topic_name, 6, configs={"retention_ms": "1000"}))
     assert not created.HasField("error"), created
-    assert (created.partitions, created.replication_factor, len(created.topic_id)) == (6, 1, 16)
+    assert (created.partitions, created.replication_factor, len(created.topic_id)) == (6, 3, 16)
     found = first.topic(topic_name)
     assert found.topic_id == created.topic_id
     assert sorted(partition.leader_id for partition in found.partitions) == [1, 1, 2, 2, 3, 3]
     assert all(partition.leader_epoch == 0 for partition in found.partitions)
+    assert all(sorted(partition.in_sync_replicas) == [1, 2, 3] for partition in found.partitions)
+    assert {partition.min_insync_replicas for partition in found.partitions} == {2}
+    shown = first.configs(topic_name)["min_insync_replicas"]
+    assert (shown.value, shown.default_value, shown.source) == ("2", "2", cluster_pb2.CONFIG_SOURCE_DEFAULT)
     wait_for(lambda: second.topic(topic_name) == found, "the other coordinator's view")
     assert first.configs(topic_name)["retention_ms"].value == "1000"
     (deleted,) = second.delete(topics_pb2.TopicRef(topic_id=created.topic_id))
@@ -280,7 +284,7 @@ def test_a_large_topic_is_created_grown_and_deleted(pair, topic_name):
     world, first, _ = pair
     (created,) = first.create(new_topic(topic_name, 300))
     assert not created.HasField("error"), created
-    assert not created.warnings
+    assert created.warnings == ["300 of 300 partitions have replicas that share a rack"]
     assert len(first.topic(topic_name).partitions) == 300
     grown = first.grow(topic_name, 600)
     assert not grown.result.HasField("error"), grown
@@ -358,7 +362,7 @@ def test_settings_are_altered_described_and_unset(pair, topic_name):
         (new_topic("n", replication_factor=-2), "INVALID_REPLICATION_FACTOR", "-2"),
         (new_topic("n", configs={"retention": "5"}), "INVALID_CONFIG", "retention_ms"),
         (new_topic("n", configs={"retention_ms": "soon"}), "INVALID_CONFIG", "soon"),
-        (new_topic("n", configs={"min_insync_replicas": "2"}), "INVALID_CONFIG", "replication factor 1"),
+        (new_topic("n", configs={"min_insync_replicas": "4"}), "INVALID_CONFIG", "replication factor 3"),
         (new_topic("n", configs={"flush_ms": "5"}), "INVALID_CONFIG", "durability"),
         (
             new_topic("n", assignments=[cluster_pb2.ReplicaList(broker_ids=[9])]),
@@ -445,7 +449,7 @@ def test_the_dump_decodes_every_key(pair, topic_name):
     topic = next(found for key, found in dumped.items() if key.endswith(f"topic/{topic_name}"))
     assert json.loads(topic.value_json)["partitions"] == 2
     state = json.loads(dumped[f"/headrace/{world.cluster}/1/part/{created.topic_id.hex()}/1"].value_json)
-    assert len(state["replicas"]) == 1
+    assert sorted(state["replicas"]) == [1, 2, 3]
     assert f"/headrace/{world.cluster}/meta" in dumped
     assert not any("undecoded_hex" in found.value_json for found in dumped.values())
     assert dumped[f"/headrace/{world.cluster}/1/coord/a"].lease_id > 0
@@ -474,7 +478,9 @@ def test_leaders_follow_sessions(world):
     """A session that ends leaves the partition without a leader; its clean successor leads in the next epochs."""
     coordinator = world.start("a")
     epoch = world.register(1)
-    coordinator.create(new_topic("t", 3))
+    (created,) = coordinator.create(new_topic("t", 3))
+    assert created.replication_factor == 1
+    assert "1 replica in place of 3" in created.warnings[0]
     world.unregister(1)
     wait_for(lambda: all(p.leader_id == -1 for p in coordinator.topic("t").partitions), "the loss of the leader")
     assert coordinator.describe().offline_partitions == 3

@@ -62,7 +62,7 @@ class CoordinatorSettings:
             description="Replicas of a topic that is created without a number, where that many brokers take replicas; "
             "else as many as there are.",
         ),
-    ] = 1
+    ] = 3
     max_partitions_per_topic: Annotated[
         int, Field(ge=1, le=100_000, description="Partitions that one topic may have.")
     ] = 10_000
