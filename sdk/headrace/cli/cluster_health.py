@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.arguments import counted
+from headrace.cli.broker_drain import drained_brokers
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.health import CatchingUp, Problem, catching_up, find_notices, find_problems
 from headrace.cli.rendering import JsonValue, Note, Report, Section
@@ -100,7 +101,7 @@ def _drained(admin: "Admin") -> tuple[list[int], list[Problem]]:
     from headrace.wire.errors import HeadraceError
 
     try:
-        return [int(entry.key.rpartition("/")[2]) for entry in admin.dump("drain/")], []
+        return drained_brokers(admin), []
     except HeadraceError as error:
         message = f"the coordinators do not reach etcd, so nothing is elected or changed: {error.message}"
         action = "Look at etcd; it needs a majority. Leaders go on without it meanwhile."

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import broker_list, counted
+from headrace.cli.partition_problems import PartitionProblem, missing_replicas, problems_of
 from headrace.cli.replica_logs import leader_logs
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def find_problems(
 ) -> list[Problem]:
     """Everything that is wrong, the gravest first; empty when the cluster is healthy."""
     live = {broker.broker_id for broker in cluster.brokers}
-    partitions = [(topic.name, partition) for topic in topics for partition in topic.partitions]
+    found = _by_problem(topics, _able(cluster))
     problems: list[Problem] = []
     if not cluster.controller_id:
         problems.append(
@@ -60,11 +61,14 @@ def find_problems(
         )
     if not cluster.brokers:
         problems.append(Problem("no_brokers", "no broker is registered", "Start the brokers; look at their logs."))
-    offline = [(name, each) for name, each in partitions if each.leader_id < 0]
-    if offline:
+    if offline := found[PartitionProblem.OFFLINE]:
         problems.append(_offline(offline, live))
-    led = [(name, each) for name, each in partitions if each.leader_id >= 0]
-    problems += _under_min_in_sync(led, live)
+    if under := found[PartitionProblem.UNDER_MIN_IN_SYNC]:
+        message = (
+            f"{_have(len(under))} fewer replicas in sync than min_insync_replicas, so acks=all is refused: "
+            f"{_names(under)}"
+        )
+        problems.append(Problem("under_min_in_sync", message, _recovery(under, live)))
     problems += [
         Problem(
             "replica_offline",
@@ -74,7 +78,9 @@ def find_problems(
         for log in logs
         if log.offline_reason
     ]
-    problems += _under_replicated(led, live)
+    if behind := found[PartitionProblem.UNDER_REPLICATED]:
+        message = f"{_have(len(behind))} not all replicas in sync: {_names(behind)}"
+        problems.append(Problem("under_replicated", message, _recovery(behind, live)))
     return problems
 
 
@@ -88,19 +94,21 @@ def find_notices(
         topics: its topics.
         drained: the brokers that an administrator drains; others that drain are stopping.
     """
-    draining = {broker.broker_id for broker in cluster.brokers if broker.draining}
-    partitions = [(topic.name, partition) for topic in topics for partition in topic.partitions]
+    able = _able(cluster)
+    stopping = {broker.broker_id for broker in cluster.brokers} - able - set(drained)
+    leads = Counter(each.leader_id for topic in topics for each in topic.partitions if each.leader_id >= 0)
+    found = _by_problem(topics, able)
     notices = []
     for broker_id in sorted(drained):
         notices.append(
             Problem(
                 "drained_broker",
-                f"broker {broker_id} is drained: it leads {counted(_leads(partitions, broker_id), 'partition')} "
+                f"broker {broker_id} is drained: it leads {counted(leads[broker_id], 'partition')} "
                 "and gets no new replicas",
                 f"When its work is done, run `headrace broker undrain {broker_id}`.",
             )
         )
-    for broker_id in sorted(draining - set(drained)):
+    for broker_id in sorted(stopping):
         notices.append(
             Problem(
                 "stopping_broker",
@@ -108,8 +116,7 @@ def find_notices(
                 "Wait for it, or see its log.",
             )
         )
-    moving = [(name, each) for name, each in partitions if each.adding_replicas or each.removing_replicas]
-    if moving:
+    if moving := found[PartitionProblem.MOVING]:
         notices.append(
             Problem(
                 "moves_under_way",
@@ -117,8 +124,7 @@ def find_notices(
                 "`headrace partition move --watch` shows how far they are.",
             )
         )
-    unclean = [(name, each) for name, each in partitions if each.unclean]
-    if unclean:
+    if unclean := found[PartitionProblem.UNCLEAN]:
         notices.append(
             Problem(
                 "unclean_leader",
@@ -126,7 +132,15 @@ def find_notices(
                 "Nothing to do here; what was lost is lost. It is said until the next leader is elected.",
             )
         )
-    notices += _imbalance(partitions, {broker.broker_id for broker in cluster.brokers} - draining)
+    if elsewhere := found[PartitionProblem.NOT_PREFERRED]:
+        counts = ", ".join(f"broker {broker_id} leads {leads[broker_id]}" for broker_id in sorted(able))
+        notices.append(
+            Problem(
+                "leader_imbalance",
+                f"{len(elsewhere)} of {leads.total()} partitions not led by the preferred replica ({counts})",
+                "The controller puts that right from time to time; `headrace partition elect` does it now.",
+            )
+        )
     return notices
 
 
@@ -147,6 +161,22 @@ def catching_up(topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]")
     return CatchingUp(replicas, records) if replicas else None
 
 
+def _able(cluster: "ClusterDescription") -> set[int]:
+    """Who may lead."""
+    return {broker.broker_id for broker in cluster.brokers if not broker.draining}
+
+
+def _by_problem(
+    topics: "Sequence[TopicDescription]", able: Collection[int]
+) -> "dict[PartitionProblem, list[NamedPartition]]":
+    found: dict[PartitionProblem, list[NamedPartition]] = {problem: [] for problem in PartitionProblem}
+    for topic in topics:
+        for each in topic.partitions:
+            for problem in problems_of(each, able):
+                found[problem].append((topic.name, each))
+    return found
+
+
 def _offline(offline: "Sequence[NamedPartition]", live: set[int]) -> Problem:
     dead = sorted({broker for _, each in offline for broker in each.replicas if broker >= 0 and broker not in live})
     action = (
@@ -159,73 +189,14 @@ def _offline(offline: "Sequence[NamedPartition]", live: set[int]) -> Problem:
     return Problem("offline_partitions", f"{_have(len(offline))} no leader: {_names(offline)}", action)
 
 
-def _under_min_in_sync(led: "Sequence[NamedPartition]", live: set[int]) -> list[Problem]:
-    under = [(name, each) for name, each in led if len(each.in_sync_replicas) < each.min_insync_replicas]
-    if not under:
-        return []
-    return [
-        Problem(
-            "under_min_in_sync",
-            f"{_have(len(under))} fewer replicas in sync than min_insync_replicas, so acks=all is refused: "
-            f"{_names(under)}",
-            _recovery(under, live),
-        )
-    ]
-
-
-def _under_replicated(led: "Sequence[NamedPartition]", live: set[int]) -> list[Problem]:
-    behind = [(name, each) for name, each in led if _missing(each)]
-    if not behind:
-        return []
-    return [
-        Problem(
-            "under_replicated",
-            f"{_have(len(behind))} not all replicas in sync: {_names(behind)}",
-            _recovery(behind, live),
-        )
-    ]
-
-
-def _missing(each: "PartitionDescription") -> set[int]:
-    """Who should be in sync and is not. A replica that a move adds is not expected to be yet."""
-    return set(each.replicas) - set(each.in_sync_replicas) - set(each.adding_replicas)
-
-
 def _recovery(behind: "Sequence[NamedPartition]", live: set[int]) -> str:
-    missing = sorted({broker for _, each in behind for broker in _missing(each)})
+    missing = sorted({broker for _, each in behind for broker in missing_replicas(each)})
     dead = [broker for broker in missing if broker not in live]
     if dead:
         return f"Bring back {broker_list(dead)}."
     if missing:
         return f"Wait for {broker_list(missing)} to catch up, or see its log."
     return "Give the topic more replicas, or lower its min_insync_replicas."
-
-
-def _imbalance(partitions: "Sequence[NamedPartition]", able: set[int]) -> list[Problem]:
-    """Partitions whose preferred replica could lead and does not."""
-    elsewhere = [
-        (name, each)
-        for name, each in partitions
-        if each.leader_id >= 0
-        and each.leader_id != (preferred := (each.target_replicas or (-1,))[0])
-        and preferred in able
-        and preferred in each.in_sync_replicas
-    ]
-    if not elsewhere:
-        return []
-    leads = Counter(each.leader_id for _, each in partitions if each.leader_id >= 0)
-    counts = ", ".join(f"broker {broker_id} leads {leads[broker_id]}" for broker_id in sorted(able))
-    return [
-        Problem(
-            "leader_imbalance",
-            f"{len(elsewhere)} of {counted(len(partitions), 'partition')} not led by the preferred replica ({counts})",
-            "The controller puts that right from time to time; `headrace partition elect` does it now.",
-        )
-    ]
-
-
-def _leads(partitions: "Sequence[NamedPartition]", broker_id: int) -> int:
-    return sum(each.leader_id == broker_id for _, each in partitions)
 
 
 def _have(number: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from headrace.cli import broker, cluster, consume, local, produce, topic
+from headrace.cli import broker, cluster, consume, local, partition, produce, topic
 from headrace.cli.completion import PROGRAM, completion
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.help_topics import help_command
@@ -37,6 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(topic.app, name="topic")
+app.add_typer(partition.app, name="partition")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(cluster.app, name="cluster")

@@ -33,6 +33,8 @@ class PlanBroker:
     # The failure domains; empty: none named.
     rack: str = ""
     host: str = ""
+    # False: it keeps what it has and gets no more, as a broker that is drained or away.
+    receives: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +82,16 @@ def plan_moves(
 
     Args:
         partitions: what may move; the order does not matter.
-        brokers: who may hold replicas. A replica elsewhere must leave.
-        receivers: the brokers among them that replicas are brought to for an even count; None for all. Replicas that
-            must leave go to any.
+        brokers: who may hold replicas. A replica elsewhere must leave, to any of them that receives.
+        receivers: the brokers among them that replicas are brought to for an even count; None for all that receive.
 
     Raises:
-        PlanImpossibleError: a partition has more replicas than there are brokers.
+        PlanImpossibleError: no broker is left for a replica that must leave.
     """
     layout = _Layout(partitions, brokers)
     for where in layout.order:
         layout.evacuate(where)
-    wanted = layout.members if receivers is None else [each for each in layout.members if each in set(receivers)]
+    wanted = layout.receivers if receivers is None else [each for each in layout.receivers if each in set(receivers)]
     while any(layout.fill(broker_id) for broker_id in layout.emptiest_first(wanted)):
         pass
     return layout.moves()
@@ -106,8 +107,8 @@ class _Layout:
         # A broker that names no host counts as a host of its own.
         self._hosts = {each.broker_id: (each.rack, each.host or f"broker {each.broker_id}") for each in brokers}
         self.order = sorted(self._before)
-        self.members = sorted(self._racks)
-        self._held: dict[int, set[TopicPartition]] = {broker_id: set() for broker_id in self.members}
+        self.receivers = sorted(each.broker_id for each in brokers if each.receives)
+        self._held: dict[int, set[TopicPartition]] = {broker_id: set() for broker_id in sorted(self._racks)}
         self._of_topic: Counter[tuple[int, str]] = Counter()
         for where in self.order:
             for broker_id in self._now[where]:
@@ -127,7 +128,7 @@ class _Layout:
 
     def fill(self, receiver: int) -> bool:
         """Bring one replica to a broker that has too few; False: it has enough, or none can come."""
-        donors = sorted(self.members, key=lambda each: (-len(self._held[each]), each))
+        donors = sorted(self._held, key=lambda each: (-len(self._held[each]), each))
         for donor in donors:
             if len(self._held[donor]) < len(self._held[receiver]) + 2:
                 return False
@@ -157,11 +158,11 @@ class _Layout:
         stay = [each for each in self._now[where] if each != leaving and each in self._racks]
         racks = Counter(self._racks[each] for each in stay)
         hosts = Counter(self._hosts[each] for each in stay)
-        free = [each for each in self.members if each not in stay]
+        free = [each for each in self.receivers if each not in self._now[where]]
         if not free:
             raise PlanImpossibleError(
                 f"{where.topic}-{where.partition} has {len(self._now[where])} replicas "
-                f"and only {len(self.members)} brokers may hold them"
+                f"and no other broker that could take the one of broker {leaving}"
             )
         return min(
             free,

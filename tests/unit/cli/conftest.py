@@ -59,6 +59,10 @@ class FakeTopics:
     drained: set[int] = field(default_factory=set)
     # Log ends of replicas that lack records: (partition, broker id) -> offset.
     log_ends: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
+    # Why a broker has taken a replica offline.
+    offline: dict[tuple[TopicPartition, int], str] = field(default_factory=dict)
+    # Why a partition cannot be changed.
+    refused: dict[TopicPartition, HeadraceError] = field(default_factory=dict)
     # What the administrator changed: (method, arguments).
     changes: list[tuple[str, Any]] = field(default_factory=list)
     # Settings of every object made.
@@ -219,7 +223,8 @@ class FakeAdmin(FakeContext):
             if each != broker_id
         )
         sizes = own, own, own, 100 * own, 1
-        return LogInfo(*where, broker_id, leads, 4, 0, *sizes, "", not leads, followers if leads else ())
+        reason = self.held.offline.get((where, broker_id), "")
+        return LogInfo(*where, broker_id, leads, 4, 0, *sizes, reason, not leads, followers if leads else ())
 
     def describe_disks(self, *, brokers: Sequence[int] | None = None) -> list[DiskInfo]:
         if self.held.logs_failure is not None:
@@ -237,9 +242,8 @@ class FakeAdmin(FakeContext):
             self.held.changes.append(("reassign", (dict(moves), copy_bytes_per_second)))
         results = []
         for where, after in moves.items():
-            if where.topic not in self.held.topics:
-                unknown = UnknownTopicError(f"there is no topic {where.topic!r}")
-                results.append(PartitionChange(*where, unknown, False, -1, -1, ()))
+            if where in self.held.refused:
+                results.append(PartitionChange(*where, self.held.refused[where], False, -1, -1, ()))
                 continue
             now = self.held.partition(where)
             removing = tuple(each for each in now.target_replicas if each not in after)

@@ -53,7 +53,9 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
     """The promise of the guide, for the whole tree."""
     reads = {("topic", "list"), ("topic", "describe"), ("consume",), ("broker", "list"), ("version",)}
     reads |= {("cluster", name) for name in ("describe", "health", "dump")}
+    reads |= {("broker", "describe"), ("partition", "list")}
     changes = {("topic", name) for name in ("create", "alter", "delete")} | {("produce",)}
+    changes |= {("broker", "drain"), ("broker", "undrain"), ("partition", "elect")}
     for path in command_paths():
         command: Any = typer.main.get_command(app)
         for name in path:
@@ -62,6 +64,7 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
         if path in reads | changes:
             assert "--output" in options, path
         assert ("--dry-run" in options) == (path in changes), path
+        assert ("--execute" in options) == (path == ("partition", "move")), "what moves data is dry without a word"
 
 
 def test_topic_life(headrace: Any, held: Any) -> None:

@@ -1,0 +1,109 @@
+"""`headrace broker`: what a broker leads and holds, draining it with progress and a time-out, and the way back."""
+
+import json
+from typing import Any
+
+import pytest
+from headrace.cli.exit_codes import ExitCode
+from headrace.wire.errors import StorageFullError
+
+
+@pytest.fixture
+def three(held: Any) -> Any:
+    """Three brokers, a topic of three partitions, all led by broker 1."""
+    held.start_brokers(1, 2, 3, racks="abc")
+    held.add("clicks", 3, (1, 2, 3), 2)
+    held.append("clicks", 0, b"v")
+    return held
+
+
+def test_list_counts_what_each_leads_and_lacks(headrace: Any, three: Any) -> None:
+    """Leaders, replicas, and those of them that are not in sync."""
+    three.change("clicks", 1, leader_id=2, in_sync_replicas=(2, 3))
+    rows = json.loads(headrace("broker", "list", "--output", "json").out)
+    assert [(each["broker_id"], each["leads"], each["replicas"], each["not_in_sync"]) for each in rows] == [
+        (1, 2, 3, 1),
+        (2, 1, 3, 0),
+        (3, 0, 3, 0),
+    ]
+
+
+def test_describe_shows_replicas_and_disk(headrace: Any, three: Any) -> None:
+    """Everything that one broker is part of."""
+    three.change("clicks", 1, replicas=(1, 2, 3, 4), adding_replicas=(3,), removing_replicas=(1,))
+    found = json.loads(headrace("broker", "describe", "3", "--output", "json").out)
+    assert (found["rack"], found["leads"], found["disk_free_bytes"], found["size_bytes"]) == ("c", 0, 1 << 30, 100)
+    assert [each["moving"] for each in found["replicas"]] == [None, "here", None]
+    out = headrace("broker", "describe", "1").out
+    assert "1.0 GiB free of 4.0 GiB" in out
+    assert "away" in out
+
+
+def test_a_broker_that_is_away_is_shown_with_what_others_know(headrace: Any, three: Any) -> None:
+    """Which replicas wait for it; one that nobody knows is not found; a silent one leaves gaps."""
+    three.start_brokers(2, 3)
+    ended = headrace("broker", "describe", "1", "--output", "json")
+    found = json.loads(ended.out)
+    assert (ended.code, found["registered"], len(found["replicas"]), found["size_bytes"]) == (0, False, 3, None)
+    assert headrace("broker", "describe", "9").code == ExitCode.NOT_FOUND
+    three.logs_failure = StorageFullError("full")
+    ended = headrace("broker", "describe", "2")
+    assert (ended.code, ended.err.count("sizes are missing: broker 2 did not answer: full")) == (0, 1)
+
+
+def test_drain_says_what_is_left(headrace: Any, three: Any) -> None:
+    """A second drain changes nothing; undrain ends it and says so, also of one that was not drained."""
+    assert headrace("broker", "drain", "1").out == "drained broker 1; it leads 3 partitions\n"
+    assert headrace("broker", "drain", "1").out == "already drained: broker 1; it leads 3 partitions\n"
+    assert headrace("broker", "undrain", "1", "--dry-run").out == "would undrain broker 1\n"
+    assert three.drained == {1}
+    assert headrace("broker", "undrain", "1").out == "undrained broker 1\n"
+    assert headrace("broker", "undrain", "1").out == "broker 1 was not drained\n"
+    assert headrace("broker", "undrain", "1", "--dry-run").out == "broker 1 was not drained\n"
+
+
+def test_a_dry_drain_names_what_cannot_move(headrace: Any, three: Any) -> None:
+    """Partitions for which nobody else is in sync, alive and not draining; nothing is changed."""
+    three.change("clicks", 0, in_sync_replicas=(1,))
+    three.change("clicks", 1, in_sync_replicas=(1, 2))
+    three.drained = {2}
+    ended = headrace("broker", "drain", "1", "--dry-run")
+    assert (ended.code, ended.out) == (0, "would drain broker 1; it leads 3 partitions\n")
+    assert ended.err == (
+        "headrace: warning: nobody else that is in sync can lead clicks-0, clicks-1; bring back or add replicas\n"
+    )
+    assert three.changes == []
+    assert headrace("broker", "drain", "9", "--dry-run").code == ExitCode.NOT_FOUND
+
+
+def test_waiting_shows_progress_and_ends_when_it_leads_nothing(headrace: Any, three: Any, happens: Any) -> None:
+    """Each change is a line; what did not change is not said again."""
+    happens(
+        lambda held: held.change("clicks", 0, leader_id=2),
+        lambda held: None,
+        lambda held: [held.change("clicks", each, leader_id=3) for each in (1, 2)],
+    )
+    ended = headrace("broker", "drain", "1", "--wait")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "broker 1 is drained and leads 3 partitions of 3",
+        "broker 1 is drained and leads 2 partitions of 3",
+        "broker 1 is drained and leads nothing",
+    ]
+
+
+def test_waiting_ends_with_the_time(headrace: Any, three: Any, happens: Any) -> None:
+    """Exit code 6, the broker stays drained, and what is stuck is named; quiet says only that."""
+    three.change("clicks", 0, in_sync_replicas=(1,))
+    happens(*[lambda held: [held.change("clicks", each, leader_id=3) for each in (1, 2)]] * 9)
+    ended = headrace("broker", "drain", "1", "--wait", "--wait-timeout", "1", "--output", "json")
+    assert ended.code == ExitCode.TIMED_OUT
+    assert [json.loads(line)["leads"] for line in ended.out.splitlines()] == [3, 1]
+    assert ended.err.splitlines() == [
+        "headrace: warning: nobody else that is in sync can lead clicks-0; bring back or add replicas",
+        "headrace: broker 1 still leads 1 partition; it stays drained",
+    ]
+    assert three.drained == {1}
+    happens(lambda held: None)
+    ended = headrace("broker", "drain", "1", "--wait", "--wait-timeout", "0", "--quiet")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (ExitCode.TIMED_OUT, "", 1)
