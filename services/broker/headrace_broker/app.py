@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
-from headrace_server.clock import Clock, SystemClock
+from headrace_server.clock import Clock, SystemClock, read_boot_id
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import LiveKey
@@ -106,6 +106,7 @@ def _open_directory(settings: BrokerSettings, identity: ClusterIdentity) -> Data
         generation=identity.generation,
         broker_id=settings.broker_id,
         new_storage_id=secrets.token_bytes(16),
+        boot_id=read_boot_id(),
         limits=DiskLimits(
             reserve_bytes=settings.disk_reserve_bytes,
             refuse_below_bytes=settings.disk_refuse_below_bytes,

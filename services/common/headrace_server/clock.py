@@ -7,6 +7,7 @@ deadline uses boot time, which goes on while the machine sleeps (PROTOCOL H77).
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Protocol
 
 
@@ -37,6 +38,14 @@ class SystemClock:
     def boottime_ms(self) -> int:
         """Read CLOCK_BOOTTIME, or CLOCK_MONOTONIC where the system has none (macOS)."""
         return time.clock_gettime_ns(_BOOTTIME) // 1_000_000
+
+
+def read_boot_id() -> str:
+    """Name the machine's present boot: another one after each start of the kernel. Empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 class ManualClock:

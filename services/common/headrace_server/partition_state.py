@@ -50,6 +50,8 @@ class PartitionState:
     unclean_epoch: int = 0
     #: How fast a replica in `adding` may copy, in bytes a second; 0: as fast as it can.
     copy_bytes_per_second: int = 0
+    #: Every committed record is on stable storage of every member: a crash takes nobody's membership (H30).
+    durable: bool = False
 
     def replica_of(self, broker_id: int) -> Replica | None:
         """The entry of a broker in `in_sync`, or None."""
@@ -71,6 +73,7 @@ def from_proto(message: metadata_pb2.PartitionState) -> PartitionState:
         unclean=message.unclean,
         unclean_epoch=message.unclean_epoch,
         copy_bytes_per_second=message.copy_bytes_per_second,
+        durable=message.durable,
     )
 
 
@@ -88,6 +91,7 @@ def to_proto(state: PartitionState) -> metadata_pb2.PartitionState:
         partition_epoch=state.partition_epoch,
         unclean_epoch=state.unclean_epoch,
         copy_bytes_per_second=state.copy_bytes_per_second,
+        durable=state.durable,
     )
     if state.leader is not None:
         message.leader.CopyFrom(_message(state.leader))
@@ -114,6 +118,7 @@ def change(
     min_insync_replicas: int | None = None,
     unclean: bool | None = None,
     move: Move | None = None,
+    durable: bool | None = None,
 ) -> PartitionState:
     """Compute the next value of a partition key: every write of a key goes through here (H15).
 
@@ -123,6 +128,8 @@ def change(
     stay under the same condition. With enough in-sync members the eligible set is empty (I4). `leader_epoch` rises by
     one iff `leader` changes, `partition_epoch` always. `unclean` (default: False where the leader changes, else as it
     was) says that the election may lose records. `move` replaces the replicas; who is not among them leaves all sets.
+    `durable` (default: as it was): set by the leader once it holds, cleared by the controller before anybody stops
+    flushing.
     """
     minimum = state.min_insync_replicas if min_insync_replicas is None else min_insync_replicas
     if move is None:
@@ -151,6 +158,7 @@ def change(
         unclean=unclean,
         unclean_epoch=leader_epoch if unclean and leader != state.leader else state.unclean_epoch,
         copy_bytes_per_second=move.copy_bytes_per_second,
+        durable=state.durable if durable is None else durable,
     )
     check_shape(after)
     check_step(state, after)

@@ -157,6 +157,11 @@ class TopicConfig:
     file_delete_delay_ms: int = 60_000
 
     @property
+    def counts_flushed(self) -> bool:
+        """True where only flushed records are acknowledged and visible."""
+        return self.durability is Durability.FSYNC or self.flushes_by_policy
+
+    @property
     def flushes_by_policy(self) -> bool:
         """True where `flush_messages` or `flush_ms` bounds the loss window: consumers then see flushed records only."""
         return self.durability is Durability.ASYNC and min(self.flush_messages, self.flush_ms) < INT64_MAX

@@ -314,7 +314,7 @@ def check_decision(before, sessions, setting, decision):
     elif before.leader is not None and is_session(before.leader, sessions):
         assert not gone & alive
     if len(before.replicas) > 1:
-        _, doubtful = carry_over(before.in_sync + before.eligible_leaders, sessions)
+        _, doubtful = carry_over(before.in_sync + before.eligible_leaders, sessions, durable=before.durable)
         if decision.step in (Step.ELECT, Step.SWEEP):
             assert not set(doubtful) & {entry.broker_id for entry in after.in_sync + after.eligible_leaders}
     if decision.step is not Step.FINISH_MOVE:

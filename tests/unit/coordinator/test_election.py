@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from headrace_coordinator.core.election import Session, elect
 from headrace_server.partition_state import PartitionState, Replica, change, check_shape
@@ -161,7 +163,7 @@ def test_a_draining_broker_leads_only_where_nobody_else_can():
 def test_a_sole_replica_with_a_cut_end_is_elected_and_marked():
     """Nobody else has the data: what async durability may lose is lost, and the key says so (decision 20)."""
     sole = state(replicas=(1,), in_sync=(A,), min_insync_replicas=1)
-    after = elect(sole, {1: Session(44, resumes=10, clean=False)})
+    after = elect(sole, {1: Session(44, resumes=10, clean=False, storage_since=10)})
     assert (after.leader, after.unclean, after.leader_epoch) == (Replica(1, 44), True, 6)
 
 
@@ -255,3 +257,19 @@ def test_lowering_the_minimum_ends_eligibility():
     after = change(before, leader=C, in_sync=[C], min_insync_replicas=1)
     assert after.eligible_leaders == ()
     assert after.leader_epoch == before.leader_epoch
+
+
+def test_members_of_a_durable_partition_outlive_a_crash_of_their_machine():
+    """What is committed is on their disks: the same directory is enough, however often it crashed meanwhile (I16)."""
+    crashed = {1: Session(44, resumes=43, clean=False, storage_since=10)}
+    before = state(in_sync=(A, B))
+    assert elect(before, crashed).leader is None
+    after = elect(replace(before, durable=True), crashed)
+    assert (after.leader, after.in_sync, after.unclean, after.durable) == (
+        Replica(1, 44),
+        (Replica(1, 44),),
+        False,
+        True,
+    )
+    other_disk = {1: Session(44, storage_since=0)}
+    assert elect(replace(before, durable=True), other_disk).leader is None

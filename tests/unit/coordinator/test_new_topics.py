@@ -32,7 +32,7 @@ def test_three_replicas_where_there_are_three_brokers(brokers, replicas, minimum
     assert bool(topic.warnings) is warned
     assert all("in place of 3" in warning for warning in topic.warnings)
     (assignment,) = place_new_topic(topic, candidates(brokers)).assignments
-    state = initial_state(assignment, candidates(brokers), topic.min_insync_replicas)
+    state = initial_state(assignment, candidates(brokers), topic.min_insync_replicas, durable=True)
     assert (len(state.in_sync), state.min_insync_replicas) == (replicas, minimum)
 
 
@@ -56,7 +56,8 @@ def test_the_topics_own_minimum_counts(setting):
     """Also one in sync of three, where somebody wants that."""
     topic = check_new_topic(TopicSpec("t", configs={"min_insync_replicas": setting}), TopicDefaults(), 3)
     assert dict(topic.configs) == {"min_insync_replicas": setting}
-    assert initial_state((1, 2, 3), candidates(3), topic.min_insync_replicas).min_insync_replicas == int(setting)
+    state = initial_state((1, 2, 3), candidates(3), topic.min_insync_replicas, durable=True)
+    assert state.min_insync_replicas == int(setting)
 
 
 def test_numbers_that_cannot_be_are_refused():

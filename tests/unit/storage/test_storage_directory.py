@@ -36,6 +36,23 @@ def test_directory_of_another_is_refused_and_left_alone(tmp_path, other):
     again.close(clean=True)
 
 
+def test_a_directory_knows_whether_the_machine_was_started_anew(tmp_path):
+    """Within one boot the kernel has kept what a killed process wrote; without a name of the boot nobody knows."""
+
+    def opened(**boot):
+        directory = DataDirectory.open(str(tmp_path / "data"), **OWNER, **boot)
+        directory.close(clean=False)
+        return directory.same_boot
+
+    assert [opened(boot_id="a"), opened(boot_id="a"), opened(boot_id="b"), opened(boot_id="b")] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert [opened(), opened(), opened(boot_id="b")] == [False, False, False]
+
+
 def test_damaged_identity_is_refused(tmp_path):
     """Nobody guesses whose data it is."""
     DataDirectory.open(str(tmp_path / "data"), **OWNER).close(clean=True)

@@ -120,7 +120,7 @@ class PartitionReplica:
         self.flushed_offset = flushed_offset
         self.high_watermark = high_watermark
         self.last_epoch = last_epoch
-        self.flushed_only = flushed_only
+        self.flushes = flushed_only  # the topic's settings: everything appended is flushed
         self.producers = producers
         self.lag_max_ms = lag_max_ms
         self.offline_reason = ""
@@ -132,6 +132,11 @@ class PartitionReplica:
         self._acknowledgements = Acknowledgements()
         self._fetches = 0  # the token of the last fetch
         self._awaited: int | None = None  # the token of the fetch whose answer may be used (H6)
+
+    @property
+    def flushed_only(self) -> bool:
+        """Whether only flushed records count: the topic says so, or its members still promise it (H30)."""
+        return self.flushes or (self.state is not None and self.state.durable)
 
     # --- the hot path: questions ---
 
@@ -354,7 +359,7 @@ class PartitionReplica:
         return []
 
     def _change_durability(self, event: DurabilityChanged) -> list[Action]:
-        self.flushed_only = event.flushed_only
+        self.flushes = event.flushed_only
         self._seen_unflushed = self.high_watermark
         return self._advance() if self.role is Role.LEADING else []
 
@@ -451,10 +456,20 @@ class PartitionReplica:
         for follower in self.followers:
             if follower.replica in event.may_join and (actions := self._join(follower, event.at_ms)):
                 return actions
-        if self.proposals.unresolved:
-            wanted = change(state, leader=state.leader, in_sync=state.in_sync)
+        durable = state.durable or self._is_durable(state)
+        if self.proposals.unresolved or durable != state.durable:
+            wanted = change(state, leader=state.leader, in_sync=state.in_sync, durable=durable)
             return [self.proposals.send(wanted, self.revision, (self._me(),))]
         return []
+
+    def _is_durable(self, state: PartitionState) -> bool:
+        """Whether every member has all that is committed on stable storage; only then may the key say so."""
+        if not self.flushes or state.eligible_leaders or len(state.in_sync) < state.min_insync_replicas:
+            return False
+        committed = max(self.high_watermark, self.start_offset)
+        others = [self.followers.get(member) for member in state.in_sync if member.broker_id != self.broker_id]
+        on_others = all(follower is not None and follower.durable_offset >= committed for follower in others)
+        return on_others and self.flushed_offset >= committed
 
     def _win_proposal(self, event: ProposalSucceeded) -> list[Action]:
         state = self.proposals.take_answer(event.number)

@@ -28,7 +28,7 @@ from headrace_server.keys import PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.metadata_view import Partition as PartitionEntry
 from headrace_server.partition_state import Replica
-from headrace_server.topic_configs import Durability, TopicConfig
+from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
 from headrace_broker.core.replica import Role
@@ -121,24 +121,22 @@ class Assignments:
     # --- start ---
 
     async def open_existing(self) -> bool:
-        """Open the logs on disk, before the broker registers; whether all of their data is certainly there.
+        """Open the logs on disk, before the broker registers; whether all that was written there is there.
 
-        That is so after a clean stop, and after a crash where every topic is durable (recovery found all that was
-        fsynced). A damaged replica is taken out of its key first, so that no election counts on it.
+        That is so after a clean stop, and where only the process ended: the kernel has kept what it wrote. After a
+        crash of the machine recovery finds what was fsynced, which is all that counts where the partition's key says
+        `durable`. A damaged replica is taken out of its key first, so that no election counts on it.
 
         Raises:
             InvalidConfigError: a log knows a later leader epoch than etcd, which was restored from a backup.
             MetastoreRolledBackError
         """
-        clean = self._directory.clean_broker_epoch is not None
-        all_durable = True
         for topic_id, number in self._directory.log_ids():
             entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
             if entry is None or topic is None:
                 await self._doom_leftover(topic_id, number)
                 continue
             partition = await self._open(topic, number)
-            all_durable &= topic.config.durability is Durability.FSYNC
             if partition.log is None:
                 damaged = isinstance(partition.failure, LogDamagedError)
                 await self._replication.writer.leave(topic_id, number, damaged=damaged)
@@ -150,7 +148,7 @@ class Assignments:
                 )
         for topic in self._view.topics.values():
             self._mark_topic(topic)
-        return clean or all_durable
+        return self._directory.clean_broker_epoch is not None or self._directory.same_boot
 
     async def _doom_leftover(self, topic_id: bytes, number: int) -> None:
         """A log whose topic is gone goes after the usual delay; while the topic is in creation or deletion it stays."""

@@ -163,7 +163,7 @@ class Partition:
             flushed_offset=Offset(0) if partition_log is None else partition_log.flushed_offset,
             high_watermark=Offset(0) if partition_log is None else partition_log.checkpointed_high_watermark,
             last_epoch=LeaderEpoch(-1) if partition_log is None else partition_log.last_epoch,
-            flushed_only=_flushed_only(config),
+            flushed_only=config.counts_flushed,
             producers=self._make_producers(),
             lag_max_ms=services.settings.replica_lag_max_ms,
         )
@@ -660,7 +660,7 @@ class Partition:
     def update_config(self, config: TopicConfig) -> None:
         """Apply changed topic settings; the log takes its part under the lock by `update_log_settings`."""
         self.config = config
-        flushed_only = _flushed_only(config)
+        flushed_only = config.counts_flushed
         if flushed_only != self.replica.flushed_only:
             self.handle(DurabilityChanged(flushed_only))
             if flushed_only:
@@ -720,7 +720,3 @@ def log_settings(config: TopicConfig) -> LogSettings:
         retention_bytes=config.retention_bytes,
         file_delete_delay_ms=config.file_delete_delay_ms,
     )
-
-
-def _flushed_only(config: TopicConfig) -> bool:
-    return config.durability is Durability.FSYNC or config.flushes_by_policy

@@ -107,10 +107,7 @@ class Registration:
         live_key, session_key = self._keyspace.live(broker_id), self._keyspace.session(broker_id)
         while True:
             found = (await self._metastore.get(session_key)).key_value
-            unbroken_since = self._describe_past(found, clean)
-            session = metadata_pb2.BrokerSession(
-                boot_id=self._live.boot_id, storage_id=self._storage_id, unbroken_since=unbroken_since
-            )
+            session = self._describe_past(found, clean)
             result = await self._metastore.txn(
                 [VersionIs(live_key, 0), ModRevisionIs(session_key, 0 if found is None else found.mod_revision)],
                 success=[
@@ -126,19 +123,22 @@ class Registration:
                 return present[0].create_revision
             await self._keep_lease(lease_id)
 
-    def _describe_past(self, found: KeyValue | None, clean: bool) -> int:
-        """Set `resumes` and `clean` by the session before; since when the storage is unbroken (0: from now)."""
-        self._live.resumes, self._live.clean = 0, clean
+    def _describe_past(self, found: KeyValue | None, clean: bool) -> metadata_pb2.BrokerSession:
+        """Say in the registration what this session continues of the ones before, and give the session's own record."""
+        live = self._live
+        live.resumes, live.storage_since, live.clean = 0, 0, clean
+        session = metadata_pb2.BrokerSession(boot_id=live.boot_id, storage_id=self._storage_id)
         if found is None:
-            return 0
+            return session
         before = metadata_pb2.BrokerSession.FromString(found.value)
         if before.storage_id != self._storage_id:
-            return 0
+            return session
+        live.storage_since = session.storage_since = before.storage_since or found.mod_revision
         if not clean:
-            self._live.resumes = found.mod_revision
-            return 0
-        self._live.resumes = before.unbroken_since or found.mod_revision
-        return self._live.resumes
+            live.resumes = found.mod_revision
+            return session
+        live.resumes = session.unbroken_since = before.unbroken_since or found.mod_revision
+        return session
 
     async def _take_over(self, present: KeyValue, session: KeyValue | None, lease_id: int) -> bool:
         """Deal with a registration that is there: True where it is ours, on this lease, after a lost answer.

@@ -191,8 +191,8 @@ class Replication:
                 state = partition.replica.state
                 if partition.replica.role is not Role.LEADING or state is None:
                     continue
-                if len(state.replicas) > 1:
-                    peers.update(dict.fromkeys(state.replicas))
+                peers.update(dict.fromkeys(state.replicas))
+                if len(state.replicas) > 1 or not state.durable:
                     partition.handle(ticked)
                 under_replicated += len(state.in_sync) < len(state.replicas) - len(state.adding)
                 under_minimum += len(state.in_sync) < state.min_insync_replicas

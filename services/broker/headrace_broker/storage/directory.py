@@ -2,6 +2,7 @@
 
     <data_dir>/identity                       sealed JSON: format, cluster id, generation, broker id, storage id
     <data_dir>/clean                          sealed JSON: broker epoch that stopped in good order; read, then removed
+    <data_dir>/boot                           sealed: the boot of the machine that wrote last
     <data_dir>/lock                           empty; flock'ed while a process owns the directory
     <data_dir>/reserve                        room kept back for checkpoints on a full disk
     <data_dir>/<topic_id hex>-<partition>/    a log
@@ -52,7 +53,14 @@ class DataDirectory:
     """A data directory, locked by this process."""
 
     def __init__(
-        self, path: str, environment: LogEnvironment, lock: int, storage_id: bytes, clean_broker_epoch: int | None
+        self,
+        path: str,
+        environment: LogEnvironment,
+        lock: int,
+        storage_id: bytes,
+        clean_broker_epoch: int | None,
+        *,
+        same_boot: bool,
     ) -> None:
         """Used by `open` only."""
         self.path = path
@@ -60,6 +68,8 @@ class DataDirectory:
         self.storage_id = storage_id
         # Broker epoch given to the last `close(clean=True)`; None if the last process did not stop cleanly.
         self.clean_broker_epoch = clean_broker_epoch
+        # The machine has not been started anew since the last process: what that wrote, flushed or not, is there.
+        self.same_boot = same_boot
         self._environment = environment
         self._filesystem = environment.filesystem
         self._lock = lock
@@ -74,12 +84,14 @@ class DataDirectory:
         generation: int,
         broker_id: int,
         new_storage_id: bytes,
+        boot_id: str = "",
         limits: DiskLimits | None = None,
         filesystem: FileSystem | None = None,
     ) -> DataDirectory:
         """Lock `path` (made if absent), check or write its identity, read and remove the clean marker (H39, H42).
 
-        `new_storage_id` (16 random bytes) is used only where the directory is new.
+        `new_storage_id` (16 random bytes) is used only where the directory is new. `boot_id` names the present boot of
+        the machine; empty: not known, and then it is never the same one.
         Raises DirectoryInUseError, WrongDirectoryError, StorageOfflineError.
         """
         filesystem = filesystem or OsFileSystem()
@@ -91,6 +103,7 @@ class DataDirectory:
                 wanted = {"cluster_id": cluster_id, "generation": generation, "broker_id": broker_id}
                 storage_id = _check_identity(filesystem, path, wanted, new_storage_id)
                 clean_broker_epoch = _take_clean_marker(filesystem, path)
+                same_boot = _note_boot(filesystem, path, boot_id)
                 environment = LogEnvironment(
                     filesystem,
                     OpenFiles(filesystem, limits.max_open_files),
@@ -103,7 +116,7 @@ class DataDirectory:
                 raise
         except OSError as error:
             raise storage_offline(path, error) from error
-        return cls(path, environment, lock, storage_id, clean_broker_epoch)
+        return cls(path, environment, lock, storage_id, clean_broker_epoch, same_boot=same_boot)
 
     def log_ids(self) -> list[LogId]:
         """The logs on disk, sorted."""
@@ -268,6 +281,16 @@ def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
         filesystem.unlink(marker_path)
         filesystem.fsync_directory(path)
     return None if payload is None else int(json.loads(payload)["broker_epoch"])
+
+
+def _note_boot(filesystem: FileSystem, path: str, boot_id: str) -> bool:
+    """Say whether the machine is still in the boot that was noted last; note this one before anything is written."""
+    before = read_sealed(filesystem, f"{path}/boot")
+    now = boot_id.encode()
+    if before == now and boot_id:
+        return True
+    replace_file(filesystem, path, "boot", seal(now))
+    return False
 
 
 def _wrong(message: str) -> WrongDirectoryError:

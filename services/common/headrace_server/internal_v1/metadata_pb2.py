@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*headrace_server/internal_v1/metadata.proto\x12\x14headrace.internal.v1\"M\n\x0b\x43lusterMeta\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x16\n\x0e\x66ormat_version\x18\x03 \x01(\x05\"\xee\x01\n\nBrokerLive\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x18\n\x10internal_address\x18\x03 \x01(\t\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x06 \x01(\x0c\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0f\n\x07resumes\x18\x08 \x01(\x03\x12\r\n\x05\x63lean\x18\t \x01(\x08\x12\x0f\n\x07version\x18\n \x01(\t\x12\x17\n\x0fmax_batch_bytes\x18\x0b \x01(\x05\x12\x19\n\x11suspected_brokers\x18\x0c \x03(\x05\"L\n\rBrokerSession\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\x12\x12\n\nstorage_id\x18\x02 \x01(\x0c\x12\x16\n\x0eunbroken_since\x18\x03 \x01(\x03\"K\n\x0f\x43oordinatorLive\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xd6\x01\n\x05Topic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x12\n\npartitions\x18\x03 \x01(\x05\x12\x1a\n\x12replication_factor\x18\x04 \x01(\x05\x12\x39\n\x07\x63onfigs\x18\x05 \x03(\x0b\x32(.headrace.internal.v1.Topic.ConfigsEntry\x12\x12\n\ncreated_ms\x18\x06 \x01(\x03\x1a.\n\x0c\x43onfigsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\x07Replica\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\xef\x02\n\x0ePartitionState\x12\x10\n\x08replicas\x18\x01 \x03(\x05\x12\x0e\n\x06\x61\x64\x64ing\x18\x02 \x03(\x05\x12\x10\n\x08removing\x18\x03 \x03(\x05\x12-\n\x06leader\x18\x04 \x01(\x0b\x32\x1d.headrace.internal.v1.Replica\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12.\n\x07in_sync\x18\x06 \x03(\x0b\x32\x1d.headrace.internal.v1.Replica\x12\x37\n\x10\x65ligible_leaders\x18\x07 \x03(\x0b\x32\x1d.headrace.internal.v1.Replica\x12\x1b\n\x13min_insync_replicas\x18\x08 \x01(\x05\x12\x0f\n\x07unclean\x18\t \x01(\x08\x12\x17\n\x0fpartition_epoch\x18\n \x01(\x03\x12\x15\n\runclean_epoch\x18\x0b \x01(\x05\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x0c \x01(\x03\"!\n\rDrainedBroker\x12\x10\n\x08since_ms\x18\x01 \x01(\x03\"+\n\x0fProducerIdBlock\x12\x18\n\x10next_producer_id\x18\x01 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*headrace_server/internal_v1/metadata.proto\x12\x14headrace.internal.v1\"M\n\x0b\x43lusterMeta\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x16\n\x0e\x66ormat_version\x18\x03 \x01(\x05\"\x85\x02\n\nBrokerLive\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x18\n\x10internal_address\x18\x03 \x01(\t\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x06 \x01(\x0c\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0f\n\x07resumes\x18\x08 \x01(\x03\x12\r\n\x05\x63lean\x18\t \x01(\x08\x12\x0f\n\x07version\x18\n \x01(\t\x12\x17\n\x0fmax_batch_bytes\x18\x0b \x01(\x05\x12\x19\n\x11suspected_brokers\x18\x0c \x03(\x05\x12\x15\n\rstorage_since\x18\r \x01(\x03\"c\n\rBrokerSession\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\x12\x12\n\nstorage_id\x18\x02 \x01(\x0c\x12\x16\n\x0eunbroken_since\x18\x03 \x01(\x03\x12\x15\n\rstorage_since\x18\x04 \x01(\x03\"K\n\x0f\x43oordinatorLive\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xd6\x01\n\x05Topic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x12\n\npartitions\x18\x03 \x01(\x05\x12\x1a\n\x12replication_factor\x18\x04 \x01(\x05\x12\x39\n\x07\x63onfigs\x18\x05 \x03(\x0b\x32(.headrace.internal.v1.Topic.ConfigsEntry\x12\x12\n\ncreated_ms\x18\x06 \x01(\x03\x1a.\n\x0c\x43onfigsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\x07Replica\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\x80\x03\n\x0ePartitionState\x12\x10\n\x08replicas\x18\x01 \x03(\x05\x12\x0e\n\x06\x61\x64\x64ing\x18\x02 \x03(\x05\x12\x10\n\x08removing\x18\x03 \x03(\x05\x12-\n\x06leader\x18\x04 \x01(\x0b\x32\x1d.headrace.internal.v1.Replica\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12.\n\x07in_sync\x18\x06 \x03(\x0b\x32\x1d.headrace.internal.v1.Replica\x12\x37\n\x10\x65ligible_leaders\x18\x07 \x03(\x0b\x32\x1d.headrace.internal.v1.Replica\x12\x1b\n\x13min_insync_replicas\x18\x08 \x01(\x05\x12\x0f\n\x07unclean\x18\t \x01(\x08\x12\x17\n\x0fpartition_epoch\x18\n \x01(\x03\x12\x15\n\runclean_epoch\x18\x0b \x01(\x05\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x0c \x01(\x03\x12\x0f\n\x07\x64urable\x18\r \x01(\x08\"!\n\rDrainedBroker\x12\x10\n\x08since_ms\x18\x01 \x01(\x03\"+\n\x0fProducerIdBlock\x12\x18\n\x10next_producer_id\x18\x01 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -26,21 +26,21 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_CLUSTERMETA']._serialized_start=68
   _globals['_CLUSTERMETA']._serialized_end=145
   _globals['_BROKERLIVE']._serialized_start=148
-  _globals['_BROKERLIVE']._serialized_end=386
-  _globals['_BROKERSESSION']._serialized_start=388
-  _globals['_BROKERSESSION']._serialized_end=464
-  _globals['_COORDINATORLIVE']._serialized_start=466
-  _globals['_COORDINATORLIVE']._serialized_end=541
-  _globals['_TOPIC']._serialized_start=544
-  _globals['_TOPIC']._serialized_end=758
-  _globals['_TOPIC_CONFIGSENTRY']._serialized_start=712
-  _globals['_TOPIC_CONFIGSENTRY']._serialized_end=758
-  _globals['_REPLICA']._serialized_start=760
-  _globals['_REPLICA']._serialized_end=810
-  _globals['_PARTITIONSTATE']._serialized_start=813
-  _globals['_PARTITIONSTATE']._serialized_end=1180
-  _globals['_DRAINEDBROKER']._serialized_start=1182
-  _globals['_DRAINEDBROKER']._serialized_end=1215
-  _globals['_PRODUCERIDBLOCK']._serialized_start=1217
-  _globals['_PRODUCERIDBLOCK']._serialized_end=1260
+  _globals['_BROKERLIVE']._serialized_end=409
+  _globals['_BROKERSESSION']._serialized_start=411
+  _globals['_BROKERSESSION']._serialized_end=510
+  _globals['_COORDINATORLIVE']._serialized_start=512
+  _globals['_COORDINATORLIVE']._serialized_end=587
+  _globals['_TOPIC']._serialized_start=590
+  _globals['_TOPIC']._serialized_end=804
+  _globals['_TOPIC_CONFIGSENTRY']._serialized_start=758
+  _globals['_TOPIC_CONFIGSENTRY']._serialized_end=804
+  _globals['_REPLICA']._serialized_start=806
+  _globals['_REPLICA']._serialized_end=856
+  _globals['_PARTITIONSTATE']._serialized_start=859
+  _globals['_PARTITIONSTATE']._serialized_end=1243
+  _globals['_DRAINEDBROKER']._serialized_start=1245
+  _globals['_DRAINEDBROKER']._serialized_end=1278
+  _globals['_PRODUCERIDBLOCK']._serialized_start=1280
+  _globals['_PRODUCERIDBLOCK']._serialized_end=1323
 # @@protoc_insertion_point(module_scope)

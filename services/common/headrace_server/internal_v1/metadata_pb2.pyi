@@ -16,7 +16,7 @@ class ClusterMeta(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ...) -> None: ...
 
 class BrokerLive(_message.Message):
-    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers")
+    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers", "storage_since")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class BrokerLive(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     SUSPECTED_BROKERS_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_SINCE_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     address: str
     internal_address: str
@@ -41,17 +42,20 @@ class BrokerLive(_message.Message):
     version: str
     max_batch_bytes: int
     suspected_brokers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ...) -> None: ...
+    storage_since: int
+    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ..., storage_since: _Optional[int] = ...) -> None: ...
 
 class BrokerSession(_message.Message):
-    __slots__ = ("boot_id", "storage_id", "unbroken_since")
+    __slots__ = ("boot_id", "storage_id", "unbroken_since", "storage_since")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
     UNBROKEN_SINCE_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_SINCE_FIELD_NUMBER: _ClassVar[int]
     boot_id: bytes
     storage_id: bytes
     unbroken_since: int
-    def __init__(self, boot_id: _Optional[bytes] = ..., storage_id: _Optional[bytes] = ..., unbroken_since: _Optional[int] = ...) -> None: ...
+    storage_since: int
+    def __init__(self, boot_id: _Optional[bytes] = ..., storage_id: _Optional[bytes] = ..., unbroken_since: _Optional[int] = ..., storage_since: _Optional[int] = ...) -> None: ...
 
 class CoordinatorLive(_message.Message):
     __slots__ = ("coordinator_id", "address", "version")
@@ -95,7 +99,7 @@ class Replica(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ...) -> None: ...
 
 class PartitionState(_message.Message):
-    __slots__ = ("replicas", "adding", "removing", "leader", "leader_epoch", "in_sync", "eligible_leaders", "min_insync_replicas", "unclean", "partition_epoch", "unclean_epoch", "copy_bytes_per_second")
+    __slots__ = ("replicas", "adding", "removing", "leader", "leader_epoch", "in_sync", "eligible_leaders", "min_insync_replicas", "unclean", "partition_epoch", "unclean_epoch", "copy_bytes_per_second", "durable")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ADDING_FIELD_NUMBER: _ClassVar[int]
     REMOVING_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +112,7 @@ class PartitionState(_message.Message):
     PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     UNCLEAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedScalarFieldContainer[int]
     adding: _containers.RepeatedScalarFieldContainer[int]
     removing: _containers.RepeatedScalarFieldContainer[int]
@@ -120,7 +125,8 @@ class PartitionState(_message.Message):
     partition_epoch: int
     unclean_epoch: int
     copy_bytes_per_second: int
-    def __init__(self, replicas: _Optional[_Iterable[int]] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., leader: _Optional[_Union[Replica, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., eligible_leaders: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., min_insync_replicas: _Optional[int] = ..., unclean: bool = ..., partition_epoch: _Optional[int] = ..., unclean_epoch: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ...) -> None: ...
+    durable: bool
+    def __init__(self, replicas: _Optional[_Iterable[int]] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., leader: _Optional[_Union[Replica, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., eligible_leaders: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., min_insync_replicas: _Optional[int] = ..., unclean: bool = ..., partition_epoch: _Optional[int] = ..., unclean_epoch: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., durable: bool = ...) -> None: ...
 
 class DrainedBroker(_message.Message):
     __slots__ = ("since_ms",)

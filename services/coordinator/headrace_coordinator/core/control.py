@@ -30,7 +30,7 @@ class Step(Enum):
     SWEEP = "sweep"
     """The leader lives: members whose session is over go, or get their new session where it resumed all (H16, H17)."""
     CONFIGURE = "configure"
-    """The topic's min_insync_replicas is carried over (H30)."""
+    """The topic's min_insync_replicas is carried over, and that it flushes no more (H30)."""
     LEAVE = "leave"
     """A stopping broker that does not lead leaves the in-sync set where enough stay (KIP-841)."""
     RELIEVE = "relieve"
@@ -75,12 +75,19 @@ def new_sessions(before: PartitionState, after: PartitionState) -> tuple[Replica
 
 
 def change_partition(
-    state: PartitionState, live: Mapping[int, Session], min_insync_replicas: int, *, rebalance: bool = False
+    state: PartitionState,
+    live: Mapping[int, Session],
+    min_insync_replicas: int,
+    *,
+    counts_flushed: bool = True,
+    rebalance: bool = False,
 ) -> Decision | None:
     """Say what a visible partition's key is to become; None: it is right as it is.
 
     `live` holds the registered brokers by id, `min_insync_replicas` is the topic's setting (0: the default for the
-    number of replicas). `rebalance`: the preferred leader takes over again, which is asked for now and then only.
+    number of replicas). `counts_flushed`: the topic acknowledges flushed records only; where not, `durable` is cleared,
+    and until then the leader goes on as before (H30). `rebalance`: the preferred leader takes over again, which is
+    asked for now and then only.
     Raises nothing; I11 is asserted on the result.
     """
     minimum = _minimum(state, min_insync_replicas)
@@ -89,8 +96,9 @@ def change_partition(
         return Decision(Step.ELECT, after)
     if state.leader is not None and (after := sweep(state, live)) is not None:
         return Decision(Step.SWEEP, after)
-    if state.min_insync_replicas != minimum:
-        after = change(state, leader=state.leader, in_sync=state.in_sync, min_insync_replicas=minimum)
+    durable = state.durable and counts_flushed
+    if (state.min_insync_replicas, state.durable) != (minimum, durable):
+        after = change(state, leader=state.leader, in_sync=state.in_sync, min_insync_replicas=minimum, durable=durable)
         return Decision(Step.CONFIGURE, after)
     if state.leader is None:
         return None
@@ -117,8 +125,8 @@ def sweep(state: PartitionState, live: Mapping[int, Session]) -> PartitionState 
 
     Who is gone becomes eligible where fewer than `min_insync_replicas` stay; who came back without its data never.
     """
-    in_sync, doubtful = carry_over(state.in_sync, live)
-    eligible, _ = carry_over(state.eligible_leaders, live)
+    in_sync, doubtful = carry_over(state.in_sync, live, durable=state.durable)
+    eligible, _ = carry_over(state.eligible_leaders, live, durable=state.durable)
     present = [entry for entry in in_sync if is_session(entry, live)]
     if tuple(present) == state.in_sync and tuple(eligible) == state.eligible_leaders:
         return None

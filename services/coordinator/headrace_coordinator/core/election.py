@@ -24,7 +24,9 @@ class Session:
     resumes: int = 0
     """The oldest broker epoch since which the data directory is the same; 0: none, it is new."""
     clean: bool = False
-    """Nothing that was promised is missing: recovery found all that was flushed, or the stop before was clean."""
+    """All that was written is there: the stop before was clean, or only the process ended."""
+    storage_since: int = 0
+    """The oldest broker epoch since which the data directory is the same, whole or not; 0: it is new."""
     stopping: bool = False
     """The broker is about to end: it leads only where nobody else can, and leaves in-sync sets (KIP-841)."""
     drained: bool = False
@@ -51,6 +53,7 @@ def sessions_of(
             broker_epoch,
             live.resumes,
             live.clean,
+            live.storage_since,
             stopping=live.draining,
             drained=broker_id in out_of_service,
             suspected_by=suspected_by.get(broker_id, 0),
@@ -66,8 +69,8 @@ def elect(state: PartitionState, live: Mapping[int, Session]) -> PartitionState 
     """
     if state.leader is not None and is_session(state.leader, live):
         return None
-    in_sync, doubtful = carry_over(state.in_sync, live)
-    eligible, _ = carry_over(state.eligible_leaders, live)
+    in_sync, doubtful = carry_over(state.in_sync, live, durable=state.durable)
+    eligible, _ = carry_over(state.eligible_leaders, live, durable=state.durable)
     live_in_sync = [entry for entry in in_sync if is_session(entry, live)]
     live_eligible = [entry for entry in eligible if is_session(entry, live)]
     if live_in_sync:
@@ -110,13 +113,17 @@ def elect_uncleanly(
 
 def electable(state: PartitionState, live: Mapping[int, Session]) -> list[Replica]:
     """Give who is registered of those that hold every committed record, in its present session; who leads is in it."""
-    entries, _ = carry_over(state.in_sync + state.eligible_leaders, live)
+    entries, _ = carry_over(state.in_sync + state.eligible_leaders, live, durable=state.durable)
     return [entry for entry in entries if is_session(entry, live)]
 
 
-def carry_over(entries: Sequence[Replica], live: Mapping[int, Session]) -> tuple[list[Replica], list[int]]:
+def carry_over(
+    entries: Sequence[Replica], live: Mapping[int, Session], *, durable: bool
+) -> tuple[list[Replica], list[int]]:
     """Rewrite the entries of brokers that came back with all their data to their new session, drop those without.
 
+    `durable`: the partition's members have all that is committed on stable storage, so that the same directory is
+    enough: what recovery finds missing there takes itself out of the key before it registers.
     Returns the entries that still count, dead ones included, and the ids of those dropped (H16, H17).
     """
     kept: list[Replica] = []
@@ -125,7 +132,7 @@ def carry_over(entries: Sequence[Replica], live: Mapping[int, Session]) -> tuple
         session = live.get(entry.broker_id)
         if session is None or session.broker_epoch == entry.broker_epoch:
             kept.append(entry)
-        elif session.clean and _is_continued(entry, session):
+        elif (session.clean and _is_continued(entry, session)) or (durable and _is_same_storage(entry, session)):
             kept.append(Replica(entry.broker_id, session.broker_epoch))
         else:
             dropped.append(entry.broker_id)
@@ -163,11 +170,16 @@ def _sole_replica(state: PartitionState, live: Mapping[int, Session]) -> Replica
     if len(state.replicas) != 1 or len(entries) != 1:
         return None
     session = live.get(entries[0].broker_id)
-    if session is None or not _is_continued(entries[0], session):
+    if session is None or not _is_same_storage(entries[0], session):
         return None
     return Replica(entries[0].broker_id, session.broker_epoch)
 
 
 def _is_continued(entry: Replica, session: Session) -> bool:
-    """Say whether the session has the data directory that the entry's session had."""
+    """Say whether nothing that the entry's session had written is missing, where the session is `clean`."""
     return 0 < session.resumes <= entry.broker_epoch < session.broker_epoch
+
+
+def _is_same_storage(entry: Replica, session: Session) -> bool:
+    """Say whether the session has the data directory that the entry's session had."""
+    return 0 < session.storage_since <= entry.broker_epoch < session.broker_epoch

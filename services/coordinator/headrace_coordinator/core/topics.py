@@ -175,11 +175,11 @@ def place_more_partitions(
 
 
 def initial_state(
-    replicas: Sequence[int], candidates: Mapping[int, Candidate], min_insync_replicas: int
+    replicas: Sequence[int], candidates: Mapping[int, Candidate], min_insync_replicas: int, *, durable: bool
 ) -> PartitionState:
     """Give the first value of a partition's key: empty logs are all in sync, the first replica leads in epoch 0.
 
-    `min_insync_replicas` is the topic's setting.
+    `min_insync_replicas` is the topic's setting; `durable`: it acknowledges flushed records only.
     """
     members = tuple(Replica(broker_id, candidates[broker_id].broker_epoch) for broker_id in replicas)
     state = PartitionState(
@@ -188,6 +188,7 @@ def initial_state(
         leader_epoch=0,
         in_sync=members,
         min_insync_replicas=effective_min_insync_replicas(min_insync_replicas, len(replicas)),
+        durable=durable,
     )
     check_shape(state)
     return state

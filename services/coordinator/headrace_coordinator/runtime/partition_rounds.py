@@ -113,7 +113,11 @@ class PartitionRounds:
         if self._written.get(key) == partition.mod_revision:
             return None
         decision = change_partition(
-            state, self.live, topic.config.min_insync_replicas, rebalance=key in self._rebalance
+            state,
+            self.live,
+            topic.config.min_insync_replicas,
+            counts_flushed=topic.config.counts_flushed,
+            rebalance=key in self._rebalance,
         )
         if decision is None:
             self._rebalance.pop(key, None)

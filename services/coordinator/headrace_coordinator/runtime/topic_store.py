@@ -28,6 +28,7 @@ from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import TxnResult
 from headrace_server.partition_state import PartitionState
+from headrace_server.topic_configs import TopicConfig, parse_topic_config
 
 from headrace_coordinator.core import topic_writes
 from headrace_coordinator.core.placement import BrokerLoad, Placement
@@ -165,7 +166,7 @@ class TopicStore:
             candidates = self.candidates()
             if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
                 placement = place_new_topic(topic, candidates)
-            states = _initial_states(placement.assignments, candidates, topic.min_insync_replicas, first=0)
+            states = _initial_states(placement.assignments, candidates, parse_topic_config(topic.configs), first=0)
             message = metadata_pb2.Topic(
                 name=topic.name,
                 topic_id=secrets.token_bytes(16),
@@ -228,8 +229,12 @@ class TopicStore:
                     found.message, added, assignments, candidates, self.states(found.message.topic_id)
                 )
             config = self._view.topic_by_id(found.message.topic_id)
-            minimum = 0 if config is None else config.config.min_insync_replicas
-            states = _initial_states(placement.assignments, candidates, minimum, first=found.message.partitions)
+            states = _initial_states(
+                placement.assignments,
+                candidates,
+                TopicConfig() if config is None else config.config,
+                first=found.message.partitions,
+            )
             sent = True
             result = await self._write_growth(settling, found, total, states)
             if result is None or not result.succeeded:
@@ -349,6 +354,9 @@ class TopicStore:
 
 
 def _initial_states(
-    assignments: Sequence[Sequence[int]], candidates: Mapping[int, Candidate], minimum: int, *, first: int
+    assignments: Sequence[Sequence[int]], candidates: Mapping[int, Candidate], config: TopicConfig, *, first: int
 ) -> dict[int, PartitionState]:
-    return {first + index: initial_state(replicas, candidates, minimum) for index, replicas in enumerate(assignments)}
+    return {
+        first + index: initial_state(replicas, candidates, config.min_insync_replicas, durable=config.counts_flushed)
+        for index, replicas in enumerate(assignments)
+    }
