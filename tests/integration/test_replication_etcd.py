@@ -1,0 +1,189 @@
+"""etcd away, away for one broker, or older than the logs: the data goes on (H84), or a broker refuses to (H81)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from headrace_broker.storage.directory import DataDirectory
+from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.errors import PartStartError
+
+from tests.integration.replicated import BROKER_SETTINGS, Follower, Gate, Replicated, Writer, append, until
+
+pytestmark = pytest.mark.xdist_group("replication_etcd")
+
+OUTAGE_SECONDS = float(os.environ.get("HEADRACE_TEST_OUTAGE_SECONDS", "5"))
+"""How long etcd is away; longer than a lease."""
+SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+
+
+@pytest.mark.timeout(120 + 2 * OUTAGE_SECONDS)
+def test_etcd_away_while_producing(replicated: Replicated) -> None:
+    """H84, I15: with a steady in-sync set producers and consumers go on without etcd, and nothing is lost after it."""
+    replicated.create("outage", SPREAD, min_insync_replicas=2)
+    with Follower(replicated.servers, "outage", 3) as follower, Writer(replicated.servers, "outage", 3) as writer:
+        writer.wait_for(500)
+        silent_before = [broker.log_file.read_text().count("lease_changed") for broker in replicated.cluster.brokers]
+        replicated.cluster.etcd.pause()
+        try:
+            over = time.monotonic() + OUTAGE_SECONDS
+            while time.monotonic() < over:
+                writer.wait_for(100)
+            for broker, before in zip(replicated.cluster.brokers, silent_before, strict=True):
+                until(lambda: broker.log_file.read_text().count("lease_changed") > before, "a silent lease")  # noqa: B023
+            writer.wait_for(500)
+            follower.wait_for(len(writer.acknowledged_at))
+        finally:
+            replicated.cluster.etcd.resume()
+        replicated.wait_in_sync("outage")
+        writer.wait_for(500)
+    writer.check(replicated)
+
+
+def test_a_leader_dies_while_etcd_is_away(replicated: Replicated) -> None:
+    """H84, L5: without etcd nobody is elected; once it is back somebody is, and nothing acknowledged is missing."""
+    replicated.create("headless", SPREAD, min_insync_replicas=2)
+    with Writer(replicated.servers, "headless", 3, request_timeout_ms=3_000) as writer:
+        writer.wait_for(500)
+        replicated.cluster.etcd.pause()
+        try:
+            replicated.broker(1).kill()
+        finally:
+            replicated.cluster.etcd.resume()
+        replicated.wait_for("headless", lambda part: part.leader_id in (2, 3), "another leader")
+        writer.wait_for(500)
+        replicated.cluster.restart(replicated.broker(1))
+        writer.wait_for(500)
+    writer.check(replicated)
+
+
+@pytest.mark.parametrize("cut_off", [1, 3])
+def test_etcd_away_for_one_broker(replicated: Replicated, cut_off: int) -> None:
+    """H20, H27: a leader (1) or follower (3) that alone does not reach etcd is replaced or left out, and comes back."""
+    topic = f"cut-off-{cut_off}"
+    with Gate(replicated.cluster.etcd.endpoint) as gate:
+        replicated.reconfigure(cut_off, etcd_endpoints=gate.address)
+        try:
+            replicated.create(topic, [[1, 2, 3]], min_insync_replicas=2)
+            with Writer(replicated.servers, topic, 1, request_timeout_ms=2_000) as writer:
+                writer.wait_for(500)
+                gate.shut()
+                replicated.wait_for(
+                    topic,
+                    lambda part: part.leader_id in (1, 2, 3) and cut_off not in part.in_sync_replicas,
+                    "the set without the broker that is cut off",
+                )
+                assert replicated.leader(topic) == (2 if cut_off == 1 else 1)
+                writer.wait_for(500)
+                gate.open()
+                replicated.wait_in_sync(topic)
+                writer.wait_for(500)
+            writer.check(replicated)
+        finally:
+            gate.open()
+            replicated.reconfigure(cut_off, etcd_endpoints=replicated.cluster.etcd.endpoint)
+
+
+# --- disks and metadata that do not belong together ---
+
+
+@pytest.fixture
+def other_disk(replicated: Replicated) -> Iterator[Callable[..., None]]:
+    """Puts a data directory of another origin in the place of broker 3's, which is stopped; it is put back after."""
+    path = replicated.cluster.directory / "broker-3"
+    own = path.with_name("broker-3.own")
+    replicated.broker(3).stop()
+    path.rename(own)
+
+    def put(**identity: object) -> None:
+        mine = replicated.identity()
+        values = {"cluster_id": mine.cluster_id, "generation": mine.generation, "broker_id": 3, **identity}
+        shutil.rmtree(path, ignore_errors=True)
+        DataDirectory.open(str(path), new_storage_id=b"s" * 16, **values).close(clean=True)  # type: ignore[arg-type]
+
+    try:
+        yield put
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        own.rename(path)
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        ({"cluster_id": "of-another-cluster"}, "belongs to cluster_id of-another-cluster"),
+        ({"generation": 7}, "belongs to generation 7"),
+        ({"broker_id": 2}, "belongs to broker_id 2, not 3"),
+    ],
+)
+def test_a_follower_with_a_disk_that_is_not_its_own(
+    replicated: Replicated, other_disk: Callable[..., None], identity: dict[str, object], message: str
+) -> None:
+    """H42: it refuses to start and says whose disk it is; nothing on it is changed, and the cluster goes on."""
+    other_disk(**identity)
+    with pytest.raises(PartStartError) as refused:
+        replicated.cluster.restart(replicated.broker(3))
+    assert message in " ".join(str(refused.value).split())
+    assert "Traceback" not in str(refused.value)
+
+
+def restored(cluster: LocalCluster, backup: Path) -> None:
+    """Put an older state of etcd's data in its place."""
+    cluster.etcd.stop()
+    shutil.rmtree(cluster.etcd.directory / "data")
+    shutil.copytree(backup, cluster.etcd.directory / "data")
+    cluster.restart_etcd()
+
+
+@pytest.fixture
+def later_epoch(own_cluster: Callable[..., LocalCluster], tmp_path: Path) -> Iterator[tuple[LocalCluster, Path]]:
+    """A cluster whose logs know a leader epoch that is not in the backup of etcd beside it."""
+    cluster = own_cluster(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS)
+    replicated = Replicated(cluster)
+    try:
+        topic_id = replicated.create("restored", [[1, 2]])
+        cluster.etcd.stop()
+        shutil.copytree(cluster.etcd.directory / "data", tmp_path / "backup")
+        cluster.restart_etcd()
+        cluster.wait_until_healthy()
+        leader, epoch = replicated.leader("restored"), replicated.partition("restored").leader_epoch
+        replicated.admin.drain_broker(leader)
+        replicated.wait_for(
+            "restored", lambda part: part.leader_epoch > epoch and part.leader_id >= 0, "another leader"
+        )
+        append(replicated.broker(replicated.leader("restored")).address, topic_id, b"in the later epoch")
+        replicated.check_replicas_equal("restored")
+        yield cluster, tmp_path / "backup"
+    finally:
+        replicated.close()
+
+
+def test_a_start_on_a_restored_etcd(later_epoch: tuple[LocalCluster, Path]) -> None:
+    """H81: a broker whose log knows a later leader epoch than etcd refuses to start, and says what was done."""
+    cluster, backup = later_epoch
+    for part in (*cluster.brokers, *cluster.coordinators):
+        part.stop()
+    restored(cluster, backup)
+    for broker in cluster.brokers:
+        with pytest.raises(PartStartError) as refused:
+            cluster.restart(broker)
+        message = " ".join(str(refused.value).split())
+        assert "knows leader epoch" in message
+        assert "etcd was restored from a backup" in message
+        assert "Traceback" not in message
+
+
+def test_an_etcd_that_is_restored_under_running_brokers(later_epoch: tuple[LocalCluster, Path]) -> None:
+    """H81: a revision that goes back ends the broker with one line about it; it waits for a person."""
+    cluster, backup = later_epoch
+    restored(cluster, backup)
+    for broker in cluster.brokers:
+        until(lambda: broker.pid is None, f"{broker.name} gives up")  # noqa: B023
+        log = " ".join(broker.log_tail().split())
+        assert "restored or replaced" in log
+        assert "Traceback" not in log
