@@ -1,33 +1,74 @@
-"""The demo on a small load: it passes, says so as JSON, and sends exactly a file's lines."""
+"""The demo on a small load: it survives its kill, says so as JSON, sends exactly a file's lines, can be ended."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
+COMMAND = [sys.executable, "-m", "headrace_devcluster", "demo"]
+
 
 def demo(*arguments: str) -> dict:
-    command = [sys.executable, "-m", "headrace_devcluster", "demo", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run([*COMMAND, "--json", *arguments], capture_output=True, text=True, check=False, timeout=170)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
 
 
-def test_made_up_page_views_arrive() -> None:
-    """20,000 page views and the machine's metrics go through, nothing lost, nothing twice."""
+def test_a_killed_leader_costs_no_record() -> None:
+    """20,000 page views and the machine's metrics go through a `kill -9` of a leader, nothing lost, nothing twice."""
     result = demo("--records", "20000")
     activity, metrics = result["topics"]
     assert result["ok"]
     assert (activity["records"], activity["lost"], activity["duplicated"]) == (20_000, 0, 0)
     assert metrics["records"] > 0
     assert (metrics["lost"], metrics["duplicated"]) == (0, 0)
+    assert {activity["replicas"], metrics["replicas"]} == {3}
+    failover = result["failover"]
+    changed = {(change["topic"], change["partition"]): change for change in failover["partitions"]}
+    written = changed["user-activity", 0]
+    assert failover["broker_id"] not in {change["leader_id"] for change in changed.values()}
+    assert all(change["leader_epoch"] > 0 for change in changed.values())
+    assert written["seconds_without_leader"] > 0
+    assert failover["copied_bytes"] > 0
+    assert failover["seconds_until_in_sync"] > 0
 
 
 def test_a_file_is_sent_line_by_line(tmp_path: Path) -> None:
-    """With `--log` exactly the file's lines are sent, once each."""
+    """With `--log` exactly the file's lines are sent, once each; a single broker is not killed."""
     path = tmp_path / "access.log"
     path.write_bytes(b"".join(b"10.0.0.%d - GET /page/%d\n" % (n % 50, n) for n in range(3_000)))
     result = demo("--log", str(path), "--brokers", "1")
     assert result["ok"]
+    assert result["failover"] is None
     assert result["topics"][0]["records"] == 3_000
     assert result["topics"][0]["value_bytes"] == path.stat().st_size - 3_000
+
+
+def test_nobody_is_killed_who_is_not_to_be() -> None:
+    """With `--no-kill` three brokers live through it, and every replica has everything."""
+    result = demo("--no-kill", "--records", "5000")
+    assert result["ok"]
+    assert result["failover"] is None
+    assert result["topics"][0]["replicas"] == 3
+
+
+def test_ctrl_c_in_the_middle_of_the_failover_ends_everything(tmp_path: Path) -> None:
+    """Interrupted while a broker is dead and writes wait for a leader, the demo ends and nothing is left."""
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([*COMMAND, "--records", "50000"], stdout=subprocess.PIPE, text=True, env=environ) as running:
+        assert running.stdout is not None
+        try:
+            assert any(line.startswith("kill -9") for line in running.stdout)
+            children = psutil.Process(running.pid).children()
+            assert len(list(tmp_path.glob("headrace-cluster-*"))) == 1
+            running.send_signal(signal.SIGINT)
+            assert running.wait(60) == 130
+        finally:
+            running.kill()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+    assert list(tmp_path.iterdir()) == []

@@ -1,9 +1,13 @@
 """The demo's checks can fail: loss, duplicates, wrong order and changed bytes are each found."""
 
+import io
+
 import pyarrow as pa
 import pytest
+from headrace_devcluster.demo.failover import FailoverReport, LeaderChange
 from headrace_devcluster.demo.ledger import Ledger
-from headrace_devcluster.demo.report import TopicReport, compare
+from headrace_devcluster.demo.report import TopicReport, as_json, compare, show
+from rich.console import Console
 
 TOPIC = "t"
 SENT = [[b"a", b"bb", b""], [b"ccc", b"d"]]
@@ -20,12 +24,21 @@ def ledgers(read: list[list[bytes]], first_offsets: tuple[int, int] = (0, 0)) ->
 
 
 def report(
-    read: list[list[bytes]], end_offsets: tuple[int, int] = (3, 2), first_offsets: tuple[int, int] = (0, 0)
+    read: list[list[bytes]],
+    end_offsets: tuple[int, int] = (3, 2),
+    first_offsets: tuple[int, int] = (0, 0),
+    replicas: dict[int, list[int]] | None = None,
 ) -> TopicReport:
     sender, reader = ledgers(read, first_offsets)
     ends = dict(enumerate(end_offsets))
     return compare(
-        TOPIC, sender, [reader], acknowledged_ns=sender.started_ns + 10**9, end_offsets=ends, stored_bytes=107
+        TOPIC,
+        sender,
+        [reader],
+        acknowledged_ns=sender.started_ns + 10**9,
+        end_offsets=ends,
+        stored_bytes=107,
+        replica_end_offsets=replicas,
     )
 
 
@@ -61,3 +74,47 @@ def test_what_differs_is_found(
 def test_a_gap_in_the_offsets_is_found() -> None:
     """Records at other offsets than their count are out of order, even where their bytes are right."""
     assert any("out of order" in problem for problem in report(SENT, first_offsets=(1, 0)).problems)
+
+
+def test_replicas_that_differ_are_found() -> None:
+    """A replica that lacks a record, or has one too many, is a problem even where readers saw nothing of it."""
+    assert report(SENT, replicas={0: [3, 3, 3], 1: [2, 2, 2]}).problems == ()
+    assert report(SENT, replicas={0: [3, 3, 3], 1: [2, 2, 2]}).replicas == 3
+    assert report(SENT, replicas={0: [3, 3, 3], 1: [2, 1, 2]}).problems == (
+        "partition 1: its replicas have 2, 1, 2 records",
+    )
+    assert report(SENT, replicas={0: [3, 4, 3], 1: [2, 2, 2]}).problems
+
+
+def failover(*spans: float | None) -> FailoverReport:
+    changes = [LeaderChange(TOPIC, number, 2, 1, span) for number, span in enumerate(spans)]
+    return FailoverReport(1, 3.0, tuple(changes), seconds_until_elected=3.1, seconds_until_in_sync=2.0, copied_bytes=9)
+
+
+def test_the_longest_time_without_a_leader_counts() -> None:
+    """Of the partitions that were written to; a topic whose partitions were not led by the broker has none."""
+    assert failover(3.2, None, 3.4).longest_seconds_without_leader() == 3.4
+    assert failover(3.2).longest_seconds_without_leader("another") is None
+    assert failover(None).longest_seconds_without_leader(TOPIC) is None
+
+
+@pytest.mark.parametrize(("spans", "cell"), [((3.2, 3.4), "3.40 s"), ((None,), "none"), (None, None)])
+def test_the_table_has_a_line_for_the_failover(spans: tuple[float | None, ...] | None, cell: str | None) -> None:
+    """What the kill cost stands in the table where a broker was killed; without a kill there is no such line."""
+    text = io.StringIO()
+    show([report(SENT)], failover(*spans) if spans else None, Console(file=text, width=100))
+    line = next((line for line in text.getvalue().splitlines() if "longest without a leader" in line), None)
+    assert (line is None) == (cell is None)
+    assert cell is None or cell in str(line)
+    assert "All agree." in text.getvalue()
+
+
+def test_programs_get_the_failover_too() -> None:
+    """`--json` has every field of it, or null where nothing was killed."""
+    found = as_json([report(SENT)], failover(3.2), cluster="c", source="s")
+    assert found["ok"]
+    assert found["failover"]["partitions"] == (
+        {"topic": TOPIC, "partition": 0, "leader_id": 2, "leader_epoch": 1, "seconds_without_leader": 3.2},
+    )
+    assert found["failover"]["copied_bytes"] == 9
+    assert as_json([report(SENT)], None, cluster="c", source="s")["failover"] is None

@@ -4,8 +4,9 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from headrace_devcluster.demo.machine import MachineSampler
-from headrace_devcluster.demo.sources import CHUNK_RECORDS, log_lines, page_views
+from headrace_devcluster.demo.sources import CHUNK_RECORDS, Load, load_of_lines, load_of_views, log_lines, page_views
 
 
 def test_a_file_gives_exactly_its_lines(tmp_path: Path) -> None:
@@ -44,6 +45,35 @@ def test_page_views_are_skewed_and_ordered_by_user() -> None:
     busiest = sum(count for _, count in users.most_common(len(users) // 100))
     assert busiest > 20_000 * 0.1
     assert len(users) > 5_000
+
+
+def passed_when_interrupted(load: Load) -> tuple[int, int]:
+    """How many values come before the interruption, and how many in all; it must be one."""
+    interruptions: list[int] = []
+    counts: list[int] = []
+    for chunk in load.interrupted(lambda: interruptions.append(sum(counts))):
+        counts.append(sum(len(values) for _, values in chunk))
+    (before,) = interruptions
+    return before, sum(counts)
+
+
+@pytest.mark.parametrize("records", [CHUNK_RECORDS * 20, 1_000])
+def test_a_load_is_interrupted_once_in_its_middle(records: int) -> None:
+    """Half of the page views come before and half after, a chunk more or less, however few there are."""
+    before, in_all = passed_when_interrupted(load_of_views(records, 6, seed=1))
+    assert in_all == records
+    assert records * 0.5 <= before <= records * 0.63
+
+
+def test_a_file_is_interrupted_in_its_middle(tmp_path: Path) -> None:
+    """A file's middle is half of its bytes; one of a single line is interrupted at its end."""
+    path = tmp_path / "access.log"
+    path.write_bytes(b"".join(b"10.0.0.%d - GET /page/%d\n" % (n % 50, n) for n in range(3_000)))
+    before, in_all = passed_when_interrupted(load_of_lines(path, 4))
+    assert in_all == 3_000
+    assert 1_400 <= before <= 2_000
+    path.write_bytes(b"all there is")
+    assert passed_when_interrupted(load_of_lines(path, 4)) == (1, 1)
 
 
 def test_the_machine_is_sampled_as_rates() -> None:

@@ -14,17 +14,21 @@ import typer
 from rich.console import Console
 
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.demo.failover import Acknowledgements, Failover, FailoverReport, all_in_sync
 from headrace_devcluster.demo.feeding import ACTIVITY, BUFFER_BYTES, METRICS, TOPICS, MetricsFeed, feed
 from headrace_devcluster.demo.following import Follower
 from headrace_devcluster.demo.ledger import Ledger
 from headrace_devcluster.demo.report import TopicReport, as_json, compare, show
-from headrace_devcluster.demo.sources import Chunk, log_lines, page_views
+from headrace_devcluster.demo.sources import Chunk, Load, load_of_lines, load_of_views
+from headrace_devcluster.demo.waiting import wait_until
 
 RECORDS = 1_000_000
 READERS = 2
+REPLICAS = 3
+MIN_INSYNC_REPLICAS = 2
+LEASE_TTL_MS = 3_000
+"""Less than the default, so that nobody has to wait long after the kill."""
 PROGRESS_SECONDS = 1.0
-LEADERS_TIMEOUT_SECONDS = 30.0
-LEADERS_POLL_SECONDS = 0.05
 
 
 def demo(
@@ -32,102 +36,137 @@ def demo(
         Path | None, typer.Option(exists=True, dir_okay=False, readable=True, help="Send this file's lines, once each.")
     ] = None,
     records: Annotated[int | None, typer.Option(min=1, help=f"Page views to make up. [default: {RECORDS}]")] = None,
-    brokers: Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")] = 3,
+    brokers: Annotated[int, typer.Option(min=1, max=9, help="How many brokers; a kill needs three.")] = 3,
+    kill: Annotated[
+        bool, typer.Option("--kill/--no-kill", help="Whether a broker that leads is killed in the middle.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of the made-up page views.")] = 1,
     as_json_text: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Start a cluster, send log data through it, read it back twice, check it. Exit code 1: a check failed."""
+    """Start a cluster, send log data through it, kill a broker meanwhile, read the data back twice, check it.
+
+    Exit code 1: a check failed.
+    """
     if log is not None and records is not None:
         raise typer.BadParameter("--records is for made-up page views; --log sends the file's lines, all of them")
+    partitions = TOPICS[ACTIVITY]
+    load = load_of_lines(log, partitions) if log else load_of_views(records or RECORDS, partitions, seed)
     console = Console(stderr=as_json_text)
-    source = f"the lines of {log}" if log else f"{records or RECORDS:,} made-up page views"
-    _explain(console, source, brokers)
+    kill = kill and brokers >= REPLICAS
+    _explain(console, load.description, brokers, kill=kill)
     started = time.monotonic()
-    with LocalCluster(LocalClusterSpec(brokers=brokers)) as cluster:
+    broker_settings = {"lease_ttl_ms": LEASE_TTL_MS, "metrics_listen": "127.0.0.1:0"}
+    with LocalCluster(LocalClusterSpec(brokers=brokers, broker_settings=broker_settings)) as cluster:
         seconds = time.monotonic() - started
         parts = f"etcd, {len(cluster.coordinators)} coordinators, {brokers} brokers"
         console.print(f"The cluster is up after {seconds:.1f} s: {parts}.", highlight=False)
-        chunks = log_lines(log, TOPICS[ACTIVITY]) if log else page_views(records or RECORDS, TOPICS[ACTIVITY], seed)
-        reports = run_demo(cluster.bootstrap_servers, chunks, console)
+        reports, failover = run_demo(cluster, load, console, kill=kill)
     if as_json_text:
-        print(json.dumps(as_json(reports, cluster=parts, source=source), indent=2))
+        print(json.dumps(as_json(reports, failover, cluster=parts, source=load.description), indent=2))
     else:
-        show(reports, console)
+        show(reports, failover, console)
     if any(report.problems for report in reports):
         raise typer.Exit(1)
 
 
-def run_demo(bootstrap_servers: str, chunks: Iterator[Chunk], console: Console) -> list[TopicReport]:
-    """Make the topics, send, follow, compare, on a cluster that runs and does not have these topics.
+def run_demo(
+    cluster: LocalCluster, load: Load, console: Console, *, kill: bool
+) -> tuple[list[TopicReport], FailoverReport | None]:
+    """Make the topics, send, follow, kill, compare, on a cluster that runs and does not have these topics.
 
     Raises:
         HeadraceError: something did not work at all; what is merely wrong is in the reports.
     """
     stop = threading.Event()
-    with headrace.Admin(bootstrap_servers=bootstrap_servers) as admin:
-        for topic, partitions in TOPICS.items():
-            admin.create_topic(topic, partitions=partitions)
-            _wait_until_led(admin, topic)
-        followers = [Follower(f"reader {n + 1}", bootstrap_servers, TOPICS, stop) for n in range(READERS)]
-        for follower in followers:
-            follower.start()
+    acknowledgements = Acknowledgements(TOPICS)
+    failover = None
+    if kill:
+        failover = Failover(cluster, list(TOPICS), acknowledgements, console, lease_ttl_ms=LEASE_TTL_MS, stop=stop)
+    servers = cluster.bootstrap_servers
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        _create_topics(admin, len(cluster.brokers), stop)
+        followers = [Follower(f"reader {n + 1}", servers, TOPICS, stop) for n in range(READERS)]
+        threads: list[Follower | Failover] = [*followers, *([failover] if failover else [])]
+        for thread in threads:
+            thread.start()
         try:
             for follower in followers:
                 follower.started.wait()
             sent = Ledger(TOPICS)
             progress = threading.Thread(target=_show_progress, args=(console, sent, followers, stop), daemon=True)
             progress.start()
-            acknowledged_ns, metrics = _send_all(bootstrap_servers, chunks, sent, stop)
+            chunks = load.interrupted(failover.strike) if failover else load.chunks
+            acknowledged_ns, metrics = _send_all(servers, chunks, sent, acknowledgements, stop)
+            if failover:
+                failover.all_sent()
             for follower in followers:
                 follower.expect(sent.records())
-            for follower in followers:
-                follower.join()
+            for thread in threads:
+                thread.join()
+            _raise_first_error(threads)
+            wait_until(lambda: all_in_sync(admin, list(TOPICS)), "all replicas in sync", stop)
         finally:
             stop.set()
             for follower in followers:
                 follower.join()
-        for failed in (follower.error for follower in followers):
-            if failed is not None:
-                raise failed
+            if failover:
+                failover.end()
         ledgers = [follower.ledger for follower in followers]
         key_bytes = {METRICS: metrics.key_bytes}
-        return [
+        reports = [
             _report(
                 admin, topic, sent, ledgers, acknowledged_ns=acknowledged_ns[topic], key_bytes=key_bytes.get(topic, 0)
             )
             for topic in TOPICS
         ]
+    return reports, failover.report if failover else None
 
 
-def _wait_until_led(admin: headrace.Admin, topic: str) -> None:
+def _raise_first_error(threads: Sequence[Follower | Failover]) -> None:
+    for thread in threads:
+        if thread.error is not None:
+            raise thread.error
+
+
+def _create_topics(admin: headrace.Admin, brokers: int, stop: threading.Event) -> None:
     """Return when every partition answers, so that the figures are of sending and not of a topic's first moments.
 
     Raises:
         HeadraceError: a partition does not answer in time, or for a reason that time does not mend.
     """
-    deadline = time.monotonic() + LEADERS_TIMEOUT_SECONDS
-    while True:
+    replicas = min(REPLICAS, brokers)
+    config = {"min_insync_replicas": MIN_INSYNC_REPLICAS} if replicas == REPLICAS else None
+
+    def answers(topic: str) -> bool:
         try:
             admin.list_offsets(topic)
-            return
         except headrace.HeadraceError as error:
             new = error.code == headrace.ErrorCode.UNKNOWN_TOPIC_ID  # The broker has not heard of the topic yet.
-            if not (error.retriable or new) or time.monotonic() > deadline:
+            if not (error.retriable or new):
                 raise
-            time.sleep(LEADERS_POLL_SECONDS)
+            return False
+        return True
+
+    for topic, partitions in TOPICS.items():
+        admin.create_topic(topic, partitions=partitions, replication_factor=replicas, config=config)
+        wait_until(lambda topic=topic: answers(topic), f"an answer of every partition of {topic}", stop)  # type: ignore[misc]
 
 
 def _send_all(
-    bootstrap_servers: str, chunks: Iterator[Chunk], sent: Ledger, stop: threading.Event
+    bootstrap_servers: str,
+    chunks: Iterator[Chunk],
+    sent: Ledger,
+    acknowledgements: Acknowledgements,
+    stop: threading.Event,
 ) -> tuple[dict[str, int], MetricsFeed]:
     """Send both topics; answers when (ns) the last record of each was acknowledged."""
     with headrace.Producer(
         bootstrap_servers=bootstrap_servers, acks="all", buffer_memory=BUFFER_BYTES, client_id="demo-producer"
     ) as producer:
-        metrics = MetricsFeed(producer)
+        metrics = MetricsFeed(producer, acknowledgements)
         metrics.start()
         try:
-            activity_ns = feed(producer, chunks, sent, stop)
+            activity_ns = feed(producer, chunks, sent, acknowledgements, stop)
         finally:
             metrics.finish()
         if metrics.error is not None:
@@ -147,30 +186,46 @@ def _report(
     acknowledged_ns: int,
     key_bytes: int,
 ) -> TopicReport:
-    logs = [log for log in admin.describe_logs(topic) if log.is_leader]
+    logs = admin.describe_logs(topic)
+    leaders = [log for log in logs if log.is_leader]
     return compare(
         topic,
         sent,
         readers,
         acknowledged_ns=acknowledged_ns,
-        end_offsets={log.partition: log.high_watermark for log in logs},
-        stored_bytes=sum(log.size_bytes for log in logs),
+        end_offsets={log.partition: log.high_watermark for log in leaders},
+        stored_bytes=sum(log.size_bytes for log in leaders),
         key_bytes=key_bytes,
+        replica_end_offsets={
+            leader.partition: [log.log_end_offset for log in logs if log.partition == leader.partition]
+            for leader in leaders
+        },
     )
 
 
-def _explain(console: Console, source: str, brokers: int) -> None:
-    for line in (
+def _explain(console: Console, source: str, brokers: int, *, kill: bool) -> None:
+    copies = f"{REPLICAS} replicas, {MIN_INSYNC_REPLICAS} of them in sync" if brokers >= REPLICAS else "acks=all"
+    lines = [
         f"A real cluster starts on this machine: etcd, two coordinators, {brokers} brokers. Nothing of it is kept.",
-        "Through two topics of several partitions, with acks=all, go",
+        f"Through two topics of several partitions, with acks=all and {copies}, go",
         f"  - user activity: {source}",
         "  - operational metrics: processors, memory, disks and networks of this machine, from /proc",
         "Two independent readers follow while they are written; then counts, order and checksums are compared.",
-    ):
+    ]
+    if kill:
+        lines.append(
+            f"In the middle `kill -9` ends a broker that leads. Its lease ({LEASE_TTL_MS / 1000:g} s here, else 10 s) "
+            "runs out, then others lead."
+        )
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def _show_progress(console: Console, sent: Ledger, followers: Sequence[Follower], stop: threading.Event) -> None:
+    shown = ""
     while not stop.wait(PROGRESS_SECONDS):
         read = ", ".join(f"{follower.ledger.records():,}" for follower in followers)
-        console.print(f"  sent {sent.records():,}; read {read}", highlight=False)
+        line = f"  sent {sent.records():,}; read {read}"
+        if line != shown:
+            console.print(line, highlight=False)
+        shown = line

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import headrace
 
+from headrace_devcluster.demo.failover import Acknowledgements
 from headrace_devcluster.demo.ledger import Ledger
 from headrace_devcluster.demo.machine import MachineSampler
 from headrace_devcluster.demo.sources import Chunk
@@ -27,12 +28,13 @@ FLUSH_TIMEOUT_SECONDS = 60.0
 class MetricsFeed(threading.Thread):
     """Samples the machine and sends each sample by `send`, keyed by kind, until `finish`."""
 
-    def __init__(self, producer: headrace.Producer) -> None:
+    def __init__(self, producer: headrace.Producer, acknowledgements: Acknowledgements) -> None:
         super().__init__(name="machine metrics", daemon=True)
         self.error: BaseException | None = None
         self.key_bytes = 0
         """Bytes of all keys sent."""
         self._producer = producer
+        self._acknowledgements = acknowledgements
         self._finish = threading.Event()
         self._sent: list[tuple[headrace.Receipt, bytes, int]] = []
 
@@ -46,7 +48,9 @@ class MetricsFeed(threading.Thread):
                 time.sleep(SAMPLE_SECONDS)
                 for key, value in sampler.sample():
                     at_ns = time.monotonic_ns()
-                    self._sent.append((self._producer.send(METRICS, value, key=key), value, at_ns))
+                    receipt = self._producer.send(METRICS, value, key=key)
+                    receipt.add_done_callback(self._acknowledgements.note)
+                    self._sent.append((receipt, value, at_ns))
                     self.key_bytes += len(key)
                 samples += 1
         except BaseException as error:
@@ -71,7 +75,13 @@ class MetricsFeed(threading.Thread):
             part.add_values([value], at_ns)
 
 
-def feed(producer: headrace.Producer, chunks: Iterator[Chunk], ledger: Ledger, stop: threading.Event) -> int:
+def feed(
+    producer: headrace.Producer,
+    chunks: Iterator[Chunk],
+    ledger: Ledger,
+    acknowledgements: Acknowledgements,
+    stop: threading.Event,
+) -> int:
     """Send all chunks by `send_many`, each part to its partition; returns when (ns) the last one was acknowledged.
 
     Raises:
@@ -80,7 +90,9 @@ def feed(producer: headrace.Producer, chunks: Iterator[Chunk], ledger: Ledger, s
     for chunk in chunks:
         for partition, values in chunk:
             ledger.partitions[ACTIVITY, partition].add_values(values, time.monotonic_ns())
-            producer.send_many(ACTIVITY, values, partition=partition)
+            sent = producer.send_many(ACTIVITY, values, partition=partition)
+            for receipt, _ in sent.parts:
+                receipt.add_done_callback(acknowledgements.note)
         if stop.is_set():
             break
     producer.flush(timeout=FLUSH_TIMEOUT_SECONDS)

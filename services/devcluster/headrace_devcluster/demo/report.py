@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from headrace_devcluster.demo.failover import FailoverReport
 from headrace_devcluster.demo.ledger import Ledger
 
 
@@ -19,6 +20,8 @@ class TopicReport:
 
     topic: str
     partitions: int
+    replicas: int
+    """Of each partition."""
     records: int
     value_bytes: int
     seconds: float
@@ -29,7 +32,7 @@ class TopicReport:
     latency_p50_ms: float
     latency_p99_ms: float
     overhead_bytes_per_record: float
-    """Bytes on the leaders' disks beyond the values (and keys)."""
+    """Bytes on the leaders' disks beyond the values (and keys); of one replica."""
     lost: int
     duplicated: int
     problems: tuple[str, ...]
@@ -42,13 +45,17 @@ def compare(
     readers: Sequence[Ledger],
     *,
     acknowledged_ns: int,
-    end_offsets: dict[int, int],
+    end_offsets: Mapping[int, int],
     stored_bytes: int,
     key_bytes: int = 0,
+    replica_end_offsets: Mapping[int, Sequence[int]] | None = None,
 ) -> TopicReport:
-    """Check one topic. `end_offsets`: partition -> records in the log, as the brokers say."""
+    """Check one topic. `end_offsets`: partition -> records that its leader gives to readers; `replica_end_offsets`:
+    partition -> records in the log of each replica, the leader among them.
+    """
     problems = []
     lost = duplicated = 0
+    replicas = replica_end_offsets or {number: [end] for number, end in end_offsets.items()}
     for number, wrote in enumerate(sent.topic(topic)):
         in_log = end_offsets[number]
         lost += max(0, wrote.records - in_log)
@@ -57,6 +64,9 @@ def compare(
             problems.append(f"partition {number}: {wrote.records} sent, {in_log} in the log")
         if wrote.out_of_order:
             problems.append(f"partition {number}: {wrote.out_of_order} acknowledged out of order")
+        on_replicas = replicas[number]
+        if set(on_replicas) != {in_log}:
+            problems.append(f"partition {number}: its replicas have {', '.join(map(str, on_replicas))} records")
     for index, reader in enumerate(readers, 1):
         missing = extra = 0
         for number, (wrote, read) in enumerate(zip(sent.topic(topic), reader.topic(topic), strict=True)):
@@ -80,6 +90,7 @@ def compare(
     return TopicReport(
         topic=topic,
         partitions=len(sent.topic(topic)),
+        replicas=min(map(len, replicas.values())),
         records=records,
         value_bytes=value_bytes,
         seconds=round(seconds, 3),
@@ -94,24 +105,28 @@ def compare(
     )
 
 
-def as_json(reports: Sequence[TopicReport], *, cluster: str, source: str) -> dict[str, Any]:
+def as_json(
+    reports: Sequence[TopicReport], failover: FailoverReport | None, *, cluster: str, source: str
+) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "ok": not any(report.problems for report in reports),
         "cluster": cluster,
         "source": source,
         "readers": 2,
+        "failover": None if failover is None else asdict(failover),
         "topics": [asdict(report) for report in reports],
     }
 
 
-def show(reports: Sequence[TopicReport], console: Console) -> None:
+def show(reports: Sequence[TopicReport], failover: FailoverReport | None, console: Console) -> None:
     """Print the table, figures downward and topics across, and the verdict."""
     table = Table("", *(report.topic for report in reports), title="What went through")
     for column in table.columns[1:]:
         column.justify = "right"
     rows: list[tuple[str, list[str]]] = [
         ("partitions", [f"{report.partitions}" for report in reports]),
+        ("replicas of each", [f"{report.replicas}" for report in reports]),
         ("records", [f"{report.records:,}" for report in reports]),
         ("bytes", [f"{report.value_bytes:,}" for report in reports]),
         ("seconds", [f"{report.seconds:.2f}" for report in reports]),
@@ -123,6 +138,8 @@ def show(reports: Sequence[TopicReport], console: Console) -> None:
         ("lost", [f"{report.lost}" for report in reports]),
         ("duplicated", [f"{report.duplicated}" for report in reports]),
     ]
+    if failover is not None:
+        rows.insert(-2, ("longest without a leader", [_without_leader(failover, report) for report in reports]))
     for name, cells in rows:
         table.add_row(name, *cells)
     console.print(table)
@@ -131,8 +148,14 @@ def show(reports: Sequence[TopicReport], console: Console) -> None:
         console.print(f"[red]WRONG[/red] {problem}", highlight=False)
     if not problems:
         console.print(
-            "Checked: counts, order within every partition and checksums, by two independent readers. All agree."
+            "Checked: counts, order within every partition and checksums, by two independent readers. All agree.",
+            soft_wrap=True,
         )
+
+
+def _without_leader(failover: FailoverReport, report: TopicReport) -> str:
+    seconds = failover.longest_seconds_without_leader(report.topic)
+    return "none" if seconds is None else f"{seconds:.2f} s"
 
 
 def _latencies_ms(topic: str, sent: Ledger, readers: Sequence[Ledger]) -> tuple[float, float]:

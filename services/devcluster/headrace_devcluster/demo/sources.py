@@ -1,13 +1,14 @@
 """User activity: the lines of a file, or page views made up with the skew that real ones have.
 
 Both give chunks of `(partition, values)`: what belongs together (a user, a client address) goes to one partition, so
-that its order is kept.
+that its order is kept. A `Load` knows in advance how much there is, so that something can happen in its middle.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 CHUNK_RECORDS = 12_000
 CHUNK_BYTES = 2 << 20
+LEAST_CHUNKS = 8
+"""A small load comes in smaller chunks: it has a middle, too."""
 
 USERS = 50_000
 PAGES = 4_000
@@ -27,6 +30,50 @@ MEAN_DWELL_MS = 20_000.0
 START_MS = 1_700_000_000_000
 
 Chunk = list[tuple[int, list[bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be sent."""
+
+    description: str
+    """For people."""
+    chunks: Iterator[Chunk]
+    size: int
+    """Of everything, in the unit of `measure`; an upper bound."""
+    measure: Callable[[list[bytes]], int]
+    """The size of some of its values."""
+
+    def interrupted(self, interrupt: Callable[[], None]) -> Iterator[Chunk]:
+        """The chunks, with one call of `interrupt` between two of them: where half of it is sent, or at the end."""
+        passed, called = 0, False
+        for chunk in self.chunks:
+            if not called and passed * 2 >= self.size:
+                called = True
+                interrupt()
+            yield chunk
+            passed += sum(self.measure(values) for _, values in chunk)
+        if not called:
+            interrupt()
+
+
+def load_of_lines(path: Path, partitions: int) -> Load:
+    """The lines of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def measure(values: list[bytes]) -> int:
+        return sum(map(len, values)) + len(values)
+
+    return Load(f"the lines of {path}", log_lines(path, partitions), path.stat().st_size, measure)
+
+
+def load_of_views(records: int, partitions: int, seed: int) -> Load:
+    """Made-up page views."""
+    return Load(f"{records:,} made-up page views", page_views(records, partitions, seed), records, len)
+
 
 _SECTIONS = (b"news", b"jobs", b"people", b"search", b"help")
 _AGENTS = (b"Firefox/128.0", b"Chrome/126.0", b"Safari/17.5", b"headrace-bot/1.0")
@@ -42,8 +89,9 @@ def log_lines(path: Path, partitions: int) -> Iterator[Chunk]:
     Raises:
         OSError: it cannot be read.
     """
+    chunk_bytes = min(CHUNK_BYTES, path.stat().st_size // LEAST_CHUNKS + 1)
     with path.open("rb") as file:
-        while lines := file.readlines(CHUNK_BYTES):
+        while lines := file.readlines(chunk_bytes):
             parts: list[list[bytes]] = [[] for _ in range(partitions)]
             for line in lines:
                 parts[zlib.crc32(line.split(b" ", 1)[0]) % partitions].append(line.removesuffix(b"\n"))
@@ -57,8 +105,9 @@ def page_views(records: int, partitions: int, seed: int) -> Iterator[Chunk]:
     sessions = np.zeros(USERS, dtype=np.int64)
     last_page = np.zeros(USERS, dtype=np.int64)
     at_ms = START_MS
-    for first in range(0, records, CHUNK_RECORDS):
-        count = min(CHUNK_RECORDS, records - first)
+    chunk_records = min(CHUNK_RECORDS, records // LEAST_CHUNKS + 1)
+    for first in range(0, records, chunk_records):
+        count = min(chunk_records, records - first)
         user = np.searchsorted(users, random.random(count))
         # By partition first and by time within it: the order in which they will be sent.
         order = np.argsort(user % partitions, kind="stable")

@@ -1,0 +1,249 @@
+"""The middle of the demo: `kill -9` of a broker that leads while records come in, and what the cluster makes of it.
+
+`Failover` is a thread beside the one that sends. It notes when the partitions that the broker led are acknowledged
+again, starts the broker again, and waits until every replica is in sync. What it measures is what a user has: the time
+without a leader runs from the kill to the first acknowledgement by the new leader.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import headrace
+from headrace.client.admin_rpc import PartitionDescription
+from rich.console import Console
+
+from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.demo.waiting import StoppedError, wait_until
+from headrace_devcluster.service import ServiceProcess
+
+METRIC_TIMEOUT_SECONDS = 10.0
+COPIED_BYTES_METRIC = "headrace_broker_replicated_in_bytes_total"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChange:
+    """One partition that the killed broker led."""
+
+    topic: str
+    partition: int
+    leader_id: int
+    """Who leads it now."""
+    leader_epoch: int
+    seconds_without_leader: float | None
+    """From the kill to the first acknowledged write after it; None: nothing was written to it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverReport:
+    """What a `kill -9` cost."""
+
+    broker_id: int
+    lease_ttl_seconds: float
+    """How long a silent broker is taken for alive."""
+    partitions: tuple[LeaderChange, ...]
+    seconds_until_elected: float
+    """From the kill until the metadata named another leader for each of them."""
+    seconds_until_in_sync: float
+    """From the start of the broker until all replicas of all partitions were in sync."""
+    copied_bytes: int
+    """What it copied from the new leaders meanwhile."""
+
+    def longest_seconds_without_leader(self, topic: str | None = None) -> float | None:
+        """Of one topic or of all; None: nothing was written to those partitions any more."""
+        spans = [
+            change.seconds_without_leader
+            for change in self.partitions
+            if topic in (None, change.topic) and change.seconds_without_leader is not None
+        ]
+        return max(spans, default=None)
+
+
+class Acknowledgements:
+    """When what was sent to each partition was acknowledged. Written by the producer's threads, read by any."""
+
+    def __init__(self, topics: Mapping[str, int]) -> None:
+        """`topics`: name -> partitions."""
+        self._times_ns: dict[tuple[str, int], list[int]] = {
+            (topic, number): [] for topic, count in topics.items() for number in range(count)
+        }
+
+    def note(self, receipt: headrace.Receipt) -> None:
+        """Enter one batch that is done; for `add_done_callback`."""
+        if receipt.exception(0) is None:
+            where = receipt.result(0)
+            self._times_ns[where.topic, where.partition].append(time.monotonic_ns())
+
+    def times_ns(self, topic: str, partition: int) -> list[int]:
+        """All so far, on the monotonic clock."""
+        return list(self._times_ns[topic, partition])
+
+
+def silence_end_ns(acknowledged_ns: Iterable[int], killed_ns: int, now_ns: int) -> int | None:
+    """When the longest silence since the kill ended, or None where it lasts until now.
+
+    What the broker sent before it was killed may arrive after the kill, at once; a new leader comes when the lease has
+    run out. So the silence between the two is the longest, once a new leader is elected.
+    """
+    times = [killed_ns, *sorted(at for at in acknowledged_ns if at > killed_ns), now_ns]
+    silence, end_ns = max(((after - before), after) for before, after in itertools.pairwise(times))
+    return end_ns if silence and end_ns != now_ns else None
+
+
+class Failover(threading.Thread):
+    """Kills at `strike`. `report` and `error` are for when it has ended, by `end` at the latest."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        topics: Sequence[str],
+        acknowledgements: Acknowledgements,
+        console: Console,
+        *,
+        lease_ttl_ms: int,
+        stop: threading.Event,
+    ) -> None:
+        super().__init__(name="failover", daemon=True)
+        self.report: FailoverReport | None = None
+        self.error: BaseException | None = None
+        self._cluster = cluster
+        self._topics = topics
+        self._acknowledgements = acknowledgements
+        self._console = console
+        self._lease_ttl_seconds = lease_ttl_ms / 1000
+        self._stop_now = stop
+        self._strike = threading.Event()
+        self._killed = threading.Event()
+        self._all_sent = threading.Event()
+
+    def strike(self) -> None:
+        """Have the broker killed; returns when it is dead, so that what the caller sends next finds it so."""
+        self._strike.set()
+        self._killed.wait()
+
+    def all_sent(self) -> None:
+        """Say that everything is acknowledged: partitions that are still silent have nothing to be acknowledged."""
+        self._all_sent.set()
+
+    def end(self) -> None:
+        """Wait for its end; once the demo's `stop` is set that is soon."""
+        if self._stop_now.is_set():
+            self._strike.set()
+        self.join()
+
+    def run(self) -> None:
+        """From the kill until all replicas are in sync."""
+        try:
+            self._strike.wait()
+            if not self._stop_now.is_set():
+                with headrace.Admin(bootstrap_servers=self._cluster.bootstrap_servers) as admin:
+                    self.report = self._fail_over(admin)
+        except StoppedError:
+            pass  # Who stopped it knows why.
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._killed.set()
+
+    def _fail_over(self, admin: headrace.Admin) -> FailoverReport:
+        victim = _partitions(admin, self._topics[:1])[self._topics[0], 0].leader_id
+        led = [where for where, part in _partitions(admin, self._topics).items() if part.leader_id == victim]
+        broker = self._cluster.broker(victim)
+        self._say(f"kill -9 of broker {victim} (process {broker.pid}), the leader of {_names(led)}")
+        killed_ns = time.monotonic_ns()
+        broker.kill()
+        self._killed.set()
+        elected = self._wait_for_leaders(admin, led, victim)
+        elected_ns = time.monotonic_ns()
+        new = ", ".join(f"{topic}-{n} broker {p.leader_id} (epoch {p.leader_epoch})" for (topic, n), p in elected)
+        self._say(f"  after {_seconds(killed_ns, elected_ns)} s its lease is over, and there lead: {new}")
+        ends = self._wait_for_acknowledgements(led, killed_ns)
+        if served := [end_ns for end_ns in ends if end_ns is not None]:
+            self._say(f"  after {_seconds(killed_ns, max(served))} s all of them have acknowledged writes again")
+        restarted_ns = time.monotonic_ns()
+        self._cluster.restart(broker)
+        wait_until(lambda: all_in_sync(admin, self._topics), "all replicas in sync", self._stop_now)
+        in_sync_ns = time.monotonic_ns()
+        copied_bytes = _metric(broker, COPIED_BYTES_METRIC)
+        self._say(
+            f"  broker {victim} starts again: after {_seconds(restarted_ns, in_sync_ns)} s all replicas are in sync, "
+            f"{copied_bytes / 1e6:,.1f} MB copied"
+        )
+        return FailoverReport(
+            broker_id=victim,
+            lease_ttl_seconds=self._lease_ttl_seconds,
+            partitions=tuple(
+                LeaderChange(
+                    topic=topic,
+                    partition=number,
+                    leader_id=part.leader_id,
+                    leader_epoch=part.leader_epoch,
+                    seconds_without_leader=None if end_ns is None else _seconds(killed_ns, end_ns),
+                )
+                for ((topic, number), part), end_ns in zip(elected, ends, strict=True)
+            ),
+            seconds_until_elected=_seconds(killed_ns, elected_ns),
+            seconds_until_in_sync=_seconds(restarted_ns, in_sync_ns),
+            copied_bytes=copied_bytes,
+        )
+
+    def _wait_for_leaders(
+        self, admin: headrace.Admin, led: Sequence[tuple[str, int]], victim: int
+    ) -> list[tuple[tuple[str, int], PartitionDescription]]:
+        found: list[tuple[tuple[str, int], PartitionDescription]] = []
+
+        def look() -> bool:
+            now = _partitions(admin, self._topics)
+            found[:] = [(where, now[where]) for where in led]
+            return all(part.leader_id not in (-1, victim) for _, part in found)
+
+        wait_until(look, "another leader", self._stop_now)
+        return found
+
+    def _wait_for_acknowledgements(self, led: Sequence[tuple[str, int]], killed_ns: int) -> list[int | None]:
+        """When each of the partitions was acknowledged again; None where nothing is left to be."""
+        ends: list[int | None] = [None] * len(led)
+
+        def look() -> bool:
+            over = self._all_sent.is_set()
+            now_ns = time.monotonic_ns()
+            for index, where in enumerate(led):
+                if ends[index] is None:
+                    ends[index] = silence_end_ns(self._acknowledgements.times_ns(*where), killed_ns, now_ns)
+            return over or None not in ends
+
+        wait_until(look, "an acknowledgement by each new leader", self._stop_now)
+        return ends
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def all_in_sync(admin: headrace.Admin, topics: Sequence[str]) -> bool:
+    """Whether every replica of the topics is in sync."""
+    return all(set(part.in_sync_replicas) == set(part.replicas) for part in _partitions(admin, topics).values())
+
+
+def _partitions(admin: headrace.Admin, topics: Sequence[str]) -> dict[tuple[str, int], PartitionDescription]:
+    return {(topic.name, part.partition): part for topic in admin.describe_topics(topics) for part in topic.partitions}
+
+
+def _metric(part: ServiceProcess, name: str) -> int:
+    with urllib.request.urlopen(f"http://{part.metrics_address}/metrics", timeout=METRIC_TIMEOUT_SECONDS) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return int(float(line.split(" ")[1]))
+    raise AssertionError(f"{part.name} has no metric {name}")
+
+
+def _names(partitions: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{topic}-{number}" for topic, number in partitions)
+
+
+def _seconds(before_ns: int, after_ns: int) -> float:
+    return round((after_ns - before_ns) / 1e9, 2)

@@ -1,0 +1,36 @@
+"""How the demo waits: it looks again and again until something is so, and gives up in time or when it is stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from headrace_devcluster.errors import ClusterNotHealthyError
+
+POLL_SECONDS = 0.05
+TIMEOUT_SECONDS = 60.0
+
+
+class StoppedError(Exception):
+    """The demo ends before what was waited for; who ends it knows why."""
+
+
+def wait_until(
+    condition: Callable[[], bool], what: str, stop: threading.Event, timeout_seconds: float = TIMEOUT_SECONDS
+) -> None:
+    """Return when `condition()` is true.
+
+    Raises:
+        StoppedError: `stop` was set.
+        ClusterNotHealthyError: not in time; says `what` there was not.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterNotHealthyError(
+                f"{what}: not within {timeout_seconds:g} s",
+                action="Run it again on a machine with less to do; should it stay so, it is a bug.",
+            )
+        if stop.wait(POLL_SECONDS):
+            raise StoppedError(what)
