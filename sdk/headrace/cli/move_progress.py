@@ -52,11 +52,10 @@ class Copy:
 class MoveProgress:
     """What has been seen of some moves. Owned by one command."""
 
-    def __init__(self, only: Iterable[TopicPartition] | None = None) -> None:
-        """Follow the moves of some partitions; None: of all that are under way at the first look, and later ones."""
-        self._only = None if only is None else set(only)
+    def __init__(self, partitions: Iterable[TopicPartition]) -> None:
+        """Follow these partitions."""
+        self._partitions = frozenset(partitions)
         self._copies: dict[tuple[TopicPartition, int], Copy] = {}
-        self._partitions: set[TopicPartition] = set(self._only or ())
         self._under_way: set[TopicPartition] = set()
         self._rate = RateWindow()
 
@@ -73,7 +72,7 @@ class MoveProgress:
         self._under_way = set()
         for move in moves:
             where = TopicPartition(move.topic, move.partition)
-            if self._only is not None and where not in self._only:
+            if where not in self._partitions:
                 continue
             self._under_way.add(where)
             # A move that was sent elsewhere meanwhile copies to others now.
@@ -87,7 +86,6 @@ class MoveProgress:
                     copy.total_bytes = leads[where].size_bytes
                 if (where, broker_id) in own:
                     copy.copied_bytes = min(own[where, broker_id].size_bytes, copy.total_bytes)
-        self._partitions |= self._under_way
         for copy in self._copies.values():
             if copy.where not in self._under_way:
                 copy.done, copy.copied_bytes = True, copy.total_bytes

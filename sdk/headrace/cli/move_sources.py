@@ -36,13 +36,14 @@ class ClusterLayout:
     # As they are when the moves under way are done.
     partitions: Sequence[PlanPartition]
 
-    def live(self, broker_ids: Sequence[int]) -> None:
-        """Refuse brokers that are not registered.
+    def check_known(self, broker_ids: Sequence[int]) -> None:
+        """Refuse brokers that neither are registered nor hold a replica.
 
         Raises:
-            CommandFailed: one is not.
+            CommandFailed: one is so.
         """
         known = {broker.broker_id for broker in self.brokers}
+        known |= {broker_id for each in self.partitions for broker_id in each.replicas}
         if absent := [broker_id for broker_id in broker_ids if broker_id not in known]:
             verb = "is" if len(absent) == 1 else "are"
             raise CommandFailed(ExitCode.NOT_FOUND, f"{broker_list(absent)} {verb} not registered")
@@ -151,7 +152,7 @@ def _to_targets(targets: dict[TopicPartition, tuple[int, ...]]) -> MovePlanner:
         for where in targets:
             if where not in known:
                 raise CommandFailed(ExitCode.NOT_FOUND, f"there is no partition {where.topic}-{where.partition}")
-        layout.live(sorted({broker_id for replicas in targets.values() for broker_id in replicas}))
+        layout.check_known(sorted({broker_id for replicas in targets.values() for broker_id in replicas}))
         return with_targets(layout.partitions, targets)
 
     return planner
@@ -159,7 +160,7 @@ def _to_targets(targets: dict[TopicPartition, tuple[int, ...]]) -> MovePlanner:
 
 def _to_brokers(broker_ids: tuple[int, ...]) -> MovePlanner:
     def planner(layout: ClusterLayout) -> list[PlannedMove]:
-        layout.live(broker_ids)
+        layout.check_known(broker_ids)
         return _planned(layout, [each for each in layout.members() if each.broker_id in broker_ids], None)
 
     return planner
@@ -167,12 +168,12 @@ def _to_brokers(broker_ids: tuple[int, ...]) -> MovePlanner:
 
 def _add_and_remove(added: tuple[int, ...], removed: tuple[int, ...]) -> MovePlanner:
     def planner(layout: ClusterLayout) -> list[PlannedMove]:
-        layout.live(added)
-        draining = [each.broker_id for each in layout.brokers if each.draining and each.broker_id in added]
-        if draining:
+        layout.check_known(added)
+        able = {each.broker_id for each in layout.brokers if not each.draining}
+        if unable := [broker_id for broker_id in added if broker_id not in able]:
             raise CommandFailed(
                 ExitCode.FAILED,
-                f"{broker_list(draining)} cannot get replicas while draining; `headrace broker undrain` ends that",
+                f"{broker_list(unable)} cannot get replicas while away or drained; see `headrace broker undrain`",
             )
         return _planned(layout, layout.members(without=removed), added)
 

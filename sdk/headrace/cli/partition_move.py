@@ -110,9 +110,13 @@ def move(
             _cancel(session, admin, named, chosen, execute=execute)
         elif planner is not None:
             moves = planner(_layout(admin, chosen))
-            _carry_out(session, admin, moves, rate, execute=execute, quietly=watch and execute)
+            results = _ask_for(admin, moves, rate, execute=execute)
             if watch and execute:
-                _follow(session, admin, [each.where for each in moves], interval, wait_timeout)
+                accepted = [TopicPartition(each.topic, each.partition) for each in results if each.error is None]
+                _follow(session, admin, accepted, interval, wait_timeout)
+            else:
+                _show_plan(session, moves, results, rate, execute=execute)
+            _tell_refusals(session, results)
         else:
             if rate:
                 _change_speed(session, admin, chosen, rate, execute=execute)
@@ -128,14 +132,23 @@ def _layout(admin: "Admin", topics: Sequence[str]) -> ClusterLayout:
     return cluster_layout(cluster.brokers, found, logs)
 
 
-def _carry_out(
-    session: Session, admin: "Admin", moves: Sequence[PlannedMove], rate: int, *, execute: bool, quietly: bool
-) -> None:
-    """Have the cluster check the moves, or do them, and show them; `quietly`: only what was refused."""
+def _ask_for(admin: "Admin", moves: Sequence[PlannedMove], rate: int, *, execute: bool) -> "list[PartitionChange]":
+    """Have the cluster check the moves, or begin them."""
     results: list[PartitionChange] = []
     for begin in range(0, len(moves), REQUEST_PARTITIONS):
         targets = {each.where: each.after for each in moves[begin : begin + REQUEST_PARTITIONS]}
         results += admin.reassign_partitions(targets, copy_bytes_per_second=rate, validate_only=not execute)
+    return results
+
+
+def _show_plan(
+    session: Session,
+    moves: Sequence[PlannedMove],
+    results: "Sequence[PartitionChange]",
+    rate: int,
+    *,
+    execute: bool,
+) -> None:
     refused = {TopicPartition(each.topic, each.partition): each for each in results if each.error is not None}
     rows = [_row(each, refused) for each in moves]
     copies, copy_bytes = sum(len(each.adding) for each in moves), sum(each.copy_bytes for each in moves)
@@ -160,9 +173,7 @@ def _carry_out(
     )
     if not execute and moves:
         sections.append(Note("This is a dry run; --execute does it."))
-    if not quietly:
-        session.show(Report(document, sections))
-    _tell_refusals(session, results)
+    session.show(Report(document, sections))
 
 
 def _row(planned: PlannedMove, refused: "dict[TopicPartition, PartitionChange]") -> dict[str, JsonValue]:

@@ -124,10 +124,19 @@ def test_a_removed_broker_may_be_dead_and_a_drained_one_gets_nothing(headrace: A
 def test_a_broker_that_is_away_gets_nothing_and_keeps_what_it_has(headrace: Any, four: Any) -> None:
     """It would copy only when it comes back; the largest log that is known of a partition says what is copied."""
     four.add("views", 1, (6,))
-    four.log_ends[FIRST, 2] = 3
+    four.log_ends |= {(FIRST, 2): 3, (FIRST, 3): 3}
     found = document(headrace, "move", "--remove-broker", "1")
     assert [(each["topic"], each["adding"]) for each in found["partitions"]] == [("clicks", [4])] * 3
     assert found["copy_bytes"] == 10_000
+
+
+def test_who_holds_a_replica_may_keep_it_though_it_is_away(headrace: Any, four: Any) -> None:
+    """That one replica moves is no reason to give up another; to get one, a broker must be there."""
+    four.start_brokers(1, 2, 4)
+    found = document(headrace, "move", "clicks:0", "--replicas", "4,2,3")
+    assert found["partitions"][0]["adding"] == [4]
+    ended = headrace("partition", "move", "--add-broker", "3")
+    assert (ended.code, "while away or drained" in ended.err) == (ExitCode.FAILED, True)
 
 
 def test_a_topic_goes_to_some_brokers_alone(headrace: Any, four: Any) -> None:
@@ -147,7 +156,7 @@ def test_a_plan_starts_from_where_moves_under_way_end(headrace: Any, four: Any) 
     assert document(headrace, "move", "--remove-broker", "3")["partitions"] == []
 
 
-def test_a_refused_partition_ends_with_1_and_its_reason(headrace: Any, four: Any) -> None:
+def test_a_refused_partition_ends_with_1_and_its_reason(headrace: Any, four: Any, happens: Any) -> None:
     """In a dry run too; the others are done."""
     four.refused[FIRST] = ConflictError("it was changed meanwhile")
     for options, changes in ((), 0), (("--execute",), 1):
@@ -157,6 +166,10 @@ def test_a_refused_partition_ends_with_1_and_its_reason(headrace: Any, four: Any
         assert "1 of 3 partitions refused" in ended.err
         assert "REFUSED" in ended.out
         assert "start 2 moves" in ended.out.replace("started", "start")
+    finished = {"adding_replicas": (), "removing_replicas": ()}
+    happens(lambda held: [held.change("clicks", each, replicas=(4, 2, 3), **finished) for each in (1, 2)])
+    ended = headrace("partition", "move", "clicks:0", "clicks:1", "--replicas", "1,4", "--execute", "--watch")
+    assert (ended.code, "1 of 1 moves done" in ended.out) == (ExitCode.FAILED, True)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +232,7 @@ def test_a_plan_for_what_is_not_there(headrace: Any, four: Any, tmp_path: Path) 
 def test_bytes_percent_and_time_to_go(headrace: Any, four: Any, happens: Any) -> None:
     """From the logs of the leader and the new replica; ends when nothing is under way."""
     four.log_ends[FIRST, 4] = 0
+    four.change("clicks", 2, replicas=(1, 2, 3, 4), adding_replicas=(4,))
 
     def copied(records: int) -> Any:
         return lambda held: held.log_ends.update({(FIRST, 4): records})
@@ -260,7 +274,7 @@ def moving(number: int, adding: tuple[int, ...], in_sync: tuple[int, ...] = (1,)
 
 def test_percents_are_100_only_when_it_is_in_sync() -> None:
     """A log may be as large as its leader's before the last record is acknowledged, or larger for a moment."""
-    progress = MoveProgress()
+    progress = MoveProgress([TopicPartition("t", 0)])
     for ends, in_sync, percent in (
         ({(0, 1): 100, (0, 4): 130}, (1,), 99),
         ({(0, 1): 100, (0, 4): 20}, (1,), 20),
@@ -269,7 +283,7 @@ def test_percents_are_100_only_when_it_is_in_sync() -> None:
     ):
         found = seen(progress, 1.0, moving(0, (4,), in_sync), ends=ends)
         assert (found["copies"][0]["percent"], found["copied_bytes"] <= 100) == (percent, True)
-    assert seen(MoveProgress(), 0.0, moving(0, (4,)), ends={})["copies"][0]["percent"] == 0
+    assert seen(MoveProgress([TopicPartition("t", 0)]), 0.0, moving(0, (4,)), ends={})["copies"][0]["percent"] == 0
 
 
 def test_only_the_moves_that_are_followed_count() -> None:
