@@ -69,6 +69,7 @@ class World:
         self.rng = random.Random(seed)
         self.faults = faults
         self.now_ms = 0
+        self.delivery_timeout_ms = self.rng.choice([2000, 10**9])  # With the second, all must end by itself.
         self.logs = [ModelLog() for _ in range(PARTITIONS)]
         self.routes = RoutingTable()
         self.idempotent = idempotent
@@ -101,7 +102,7 @@ class World:
         pipeline = self.pipelines[number]
         self.dispatcher.start_pipeline(pipeline)
         pending = PendingBatch(pipeline.where, 0, lambda pending: None)
-        batch = SealedBatch(pipeline, pending, len(values), 0, self.now_ms + 2000)
+        batch = SealedBatch(pipeline, pending, len(values), 0, self.now_ms + self.delivery_timeout_ms)
         batch.encoded = encode_batch(values, base_timestamp_ms=0, **batch.stamp._asdict())
         self.dispatcher.add(batch)
         self.contents[batch] = (number, values)

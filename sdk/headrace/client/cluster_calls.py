@@ -152,7 +152,7 @@ def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool)
     status, details = status_of(error)
     if status == grpc.StatusCode.UNIMPLEMENTED:
         return True
-    if status not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+    if status not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}:
         return False
     return repeatable or never_connected(details)
 
@@ -162,6 +162,21 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode | None, str]:
     code: Any = getattr(error, "code", None)
     details: Any = getattr(error, "details", None)
     return (code() if callable(code) else None), ((details() if callable(details) else "") or "")
+
+
+def error_of_call(error: grpc.RpcError) -> HeadraceError:
+    """Give the typed error of a call to a partition's leader; not raised.
+
+    What never left was not applied. What the other side cancelled, as a server does that stops, may be tried again: a
+    call that this side cancels does not come here.
+    """
+    typed = from_rpc_error(error)
+    status, details = status_of(error)
+    if never_connected(details):
+        typed.outcome = Outcome.NOT_APPLIED
+    if status == grpc.StatusCode.CANCELLED:
+        typed.retriable = True
+    return typed
 
 
 def never_connected(details: str) -> bool:

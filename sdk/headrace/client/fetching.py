@@ -21,7 +21,7 @@ import grpc
 
 from headrace.client.admin_rpc import by_name
 from headrace.client.admin_steps import AdminSteps
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.cluster_calls import ClusterCalls, error_of_call
 from headrace.client.config import FetchConfig
 from headrace.client.connection import Connections
 from headrace.client.errors import ClosedError, ForkedError, WakeupError
@@ -34,7 +34,7 @@ from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable
 from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2
-from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError, from_rpc_error
+from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError
 from headrace.wire.ids import TopicPartition
 
 log = logging.getLogger("headrace.consumer")
@@ -253,7 +253,7 @@ class Fetcher:
 
     def _idle_seconds(self, now: int) -> float:
         """How long there is nothing to do, at most: calls are looked after in between."""
-        wait_ms = min(self._metadata_at_ms - now, OVERDUE_MS)
+        wait_ms = min(self._metadata_at_ms - now, OVERDUE_MS // 2)
         if self.positions.stale_topics:
             wait_ms = min(wait_ms, self._look_at_ms - now)
         retry_ms = self.positions.next_retry_ms(now)
@@ -298,7 +298,7 @@ class Fetcher:
         try:
             answer = fetch(plan.request, timeout=timeout)
         except grpc.RpcError as failure:
-            error = from_rpc_error(failure)
+            error = error_of_call(failure)
         except ValueError as failure:  # grpc says it of a channel that was closed meanwhile
             raise ClosedError(self._what) from failure
         with self._lock:

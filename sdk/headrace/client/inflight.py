@@ -8,8 +8,8 @@ queue.
     acknowledged                            finished with its offset
     retriable error, nothing vouched for    back to its place, doubtful: only its exact bytes may be sent again
     retriable error, definitely not done    back to its place
-    out of order, an earlier one unresolved back to its place
-    out of order or unknown producer        definite: back, a new epoch once nothing flies; doubtful: finished, UNKNOWN
+    out of order or unknown producer        an earlier one unresolved: back to its place
+    the same, the first of its partition    definite: back, a new epoch once nothing flies; doubtful: finished, UNKNOWN
     any other error, or out of time         finished with it; a sequence that is now missing asks for a new epoch
 
 After a failure a partition is recovering: it sends nothing until all that flew has come back, and one request at a time
@@ -178,12 +178,16 @@ class Dispatcher:
         return pipeline.sequences.producer_id >= 0 or not self._idempotent
 
     def _raise_epoch(self, pipeline: PartitionPipeline) -> None:
-        """Start a new epoch, unless a doubtful batch must be resolved under the old one first."""
-        if any(batch.doubtful for batch in pipeline.queue):
+        """Start a new epoch, unless a doubtful batch must be resolved under the old one first.
+
+        That is one at the front alone: a batch behind one that was certainly not applied was not applied either, as
+        leaders take no sequence before the one that is missing.
+        """
+        if pipeline.queue and pipeline.queue[0].doubtful:
             return
         pipeline.needs_epoch = False
         for batch in pipeline.queue:
-            batch.numbered = False
+            batch.numbered = batch.doubtful = False
         if not pipeline.sequences.raise_epoch():
             pipeline.sequences = SequenceState()
             self._identity = None
@@ -309,7 +313,7 @@ class Dispatcher:
         pipeline = batch.pipeline
         if error.code in _SEQUENCE and self._idempotent:
             earlier = any(other.serial < batch.serial for other in (*pipeline.flying, *pipeline.queue))
-            if error.code == ErrorCode.OUT_OF_ORDER_SEQUENCE and earlier:
+            if earlier:
                 return True
             pipeline.needs_epoch = True
             return not batch.doubtful

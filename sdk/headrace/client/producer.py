@@ -27,7 +27,7 @@ import grpc
 
 from headrace.client.accumulator import RECORD_OVERHEAD, Budget, Headers, PartitionBuffer, record_cost
 from headrace.client.bulk import Bulk, bulk_of
-from headrace.client.cluster_calls import ClusterCalls, never_connected, status_of
+from headrace.client.cluster_calls import ClusterCalls, error_of_call
 from headrace.client.config import ProducerConfig, build
 from headrace.client.connection import Connections
 from headrace.client.errors import BufferFullError, ClosedError, DeliveryError, ForkedError
@@ -54,7 +54,6 @@ from headrace.wire.errors import (
     Outcome,
     TimedOutError,
     UnknownPartitionError,
-    from_rpc_error,
 )
 from headrace.wire.ids import TopicPartition
 
@@ -568,10 +567,7 @@ class Producer:
                 request, None, TimedOutError("the call was given up", outcome=Outcome.UNKNOWN, retriable=False)
             )
         except grpc.RpcError as error:
-            typed = from_rpc_error(error)
-            if never_connected(status_of(error)[1]):
-                typed.outcome = Outcome.NOT_APPLIED
-            self._resolve(request, None, typed)
+            self._resolve(request, None, error_of_call(error))
         except Exception:
             _log.exception("an answer could not be handled")
 

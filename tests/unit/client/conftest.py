@@ -1,6 +1,7 @@
-"""A cluster over lists, behind real gRPC: one broker and one coordinator on one port, with faults on order.
+"""A cluster over lists, behind real gRPC: a broker and a coordinator on one port, with faults on order; more may join.
 
-The broker checks batches as the real one does, keeps sequences by its own, simpler rule (every batch ever appended by
+All brokers of a cluster share its logs, as if replication took no time; only a partition's leader serves it. The
+broker checks batches as the real one does, keeps sequences by its own, simpler rule (every batch ever appended by
 producer, epoch and partition), and appends under one lock. Faults are taken from a queue, one a Produce call.
 """
 
@@ -141,19 +142,27 @@ def call_fails_with(error: HeadraceError, status: grpc.StatusCode = grpc.StatusC
 class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.ClusterServiceServicer):
     """Starts on a port of the kernel's choice."""
 
-    def __init__(self) -> None:
-        self.topics: dict[str, FakeTopic] = {}
+    def __init__(self, first: "FakeCluster | None" = None) -> None:
+        """`first` is the broker whose cluster this one joins."""
+        self.first = first or self
+        self.topics: dict[str, FakeTopic] = first.topics if first else {}
+        self.lock = first.lock if first else threading.Lock()
+        self.leaders: dict[tuple[str, int], int] = first.leaders if first else {}
+        """Broker id by partition, where it is not 1."""
+        self.addresses: dict[int, str] = first.addresses if first else {}
+        self.appended = first.appended if first else threading.Condition()
+        self.leaderless: set[tuple[str, int]] = first.leaderless if first else set()
+        self.broker_id = len(self.addresses) + 1
+        self.racks: dict[str, int] = {}
+        """Of the first broker: which one serves the readers of a rack, beside the leader."""
         self.faults: deque[Fault] = deque()
-        self.lock = threading.Lock()
         self.calls: dict[str, int] = defaultdict(int)
         self.requests: list[broker_pb2.ProduceRequest] = []
         self.producer_ids = 0
-        self.leaderless: set[tuple[str, int]] = set()
         self.hold = threading.Event()
         self.hold.set()
         self.arrived = threading.Semaphore(0)
         self.coordinator_down = False
-        self.appended = threading.Condition()
         self._server = grpc.server(
             futures.ThreadPoolExecutor(32),
             options=(("grpc.max_receive_message_length", 2**25), ("grpc.max_send_message_length", 2**25)),
@@ -161,6 +170,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         broker_pb2_grpc.add_BrokerServiceServicer_to_server(self, self._server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.addresses[self.broker_id] = self.address
         self._server.start()
         self._created = 0
 
@@ -171,8 +181,25 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         return topic
 
     def stop(self) -> None:
+        """Break all connections; the port refuses new ones."""
         self.hold.set()
         self._server.stop(0).wait()
+
+    def move_leader(self, topic: str, broker_id: int, partition: int = 0) -> None:
+        """Let another broker lead, in a new epoch."""
+        with self.lock:
+            self.leaders[topic, partition] = broker_id
+            self.topics[topic].partitions[partition].epoch += 1
+        with self.appended:
+            self.appended.notify_all()
+
+    def not_leader(self, topic: str, partition: int) -> NotLeaderError | None:
+        """What this broker says of a partition that another one leads."""
+        leader = self.leaders.get((topic, partition), 1)
+        if leader == self.broker_id:
+            return None
+        hint = LeaderHint(leader, self.topics[topic].partitions[partition].epoch, self.addresses[leader])
+        return NotLeaderError("another broker leads it", leader=hint)
 
     def append(self, topic: str, batch: bytes, partition: int = 0) -> int:
         """Append behind the clients' backs."""
@@ -185,9 +212,11 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
     def GetMetadata(
         self, request: cluster_pb2.GetMetadataRequest, context: grpc.ServicerContext
     ) -> cluster_pb2.GetMetadataResponse:
+        assert self.hold.wait(30)
         self.calls["GetMetadata"] += 1
         response = cluster_pb2.GetMetadataResponse(cluster_id="fake", coordinators=[self.address], answered_by="fake")
-        response.brokers.add(broker_id=1, address=self.address)
+        for broker_id, address in self.addresses.items():
+            response.brokers.add(broker_id=broker_id, address=address)
         if request.brokers_only:
             return response
         names = [ref.name for ref in request.topics] or list(self.topics)
@@ -198,7 +227,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                 continue
             entry = response.topics.add(name=name, topic_id=topic.topic_id, max_batch_bytes=topic.max_batch_bytes)
             for number, partition in enumerate(topic.partitions):
-                leader = -1 if (name, number) in self.leaderless else 1
+                leader = -1 if (name, number) in self.leaderless else self.leaders.get((name, number), 1)
                 entry.partitions.add(
                     partition=number, leader_id=leader, leader_epoch=partition.epoch, replicas=[1], in_sync_replicas=[1]
                 )
@@ -211,8 +240,8 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         if self.coordinator_down:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is away")
         with self.lock:
-            self.producer_ids += 1
-            return cluster_pb2.InitProducerIdResponse(producer_id=self.producer_ids, producer_epoch=0)
+            self.first.producer_ids += 1
+            return cluster_pb2.InitProducerIdResponse(producer_id=self.first.producer_ids, producer_epoch=0)
 
     def Produce(self, request: broker_pb2.ProduceRequest, context: grpc.ServicerContext) -> broker_pb2.ProduceResponse:
         self.arrived.release()
@@ -243,6 +272,10 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                     continue
                 partition = found.partitions[part.partition]
                 result.leader_epoch = partition.epoch
+                moved = self.not_leader(found.name, part.partition)
+                if moved is not None:
+                    result.error.CopyFrom(to_detail(moved))
+                    continue
                 if part.leader_epoch not in (-1, partition.epoch):
                     hint = LeaderHint(1, partition.epoch, self.address)
                     result.error.CopyFrom(to_detail(NotLeaderError("another epoch", leader=hint)))
@@ -256,6 +289,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
 
     def Fetch(self, request: broker_pb2.FetchRequest, context: grpc.ServicerContext) -> broker_pb2.FetchResponse:
         self.calls["Fetch"] += 1
+        assert self.hold.wait(30)
         with self.appended:
             self.appended.wait_for(
                 lambda: self._fetchable(request) or not context.is_active(), request.max_wait_ms / 1000
@@ -266,7 +300,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
     def _fetchable(self, request: broker_pb2.FetchRequest) -> bool:
         response = self._fetch(request, only_looks=True)
         return any(
-            part.batches or part.HasField("error") or part.HasField("diverged")
+            part.batches or part.HasField("error") or part.HasField("diverged") or part.preferred_replica >= 0
             for topic in response.topics
             for part in topic.partitions
         )
@@ -284,6 +318,14 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                     continue
                 log = found.partitions[part.partition]
                 result.high_watermark, result.log_start_offset, result.leader_epoch = log.end, log.start, log.epoch
+                moved = self.not_leader(found.name, part.partition)
+                if moved is not None and self.broker_id not in self.first.racks.values():
+                    result.error.CopyFrom(to_detail(moved))
+                    continue
+                near = self.first.racks.get(request.rack, self.broker_id)
+                if near != self.broker_id:
+                    result.preferred_replica = near
+                    continue
                 log.told_of_damage += part.found_damage and not only_looks
                 diverged = log.diverged(part.offset, part.last_epoch) if part.HasField("last_epoch") else None
                 if diverged is not None:
@@ -350,6 +392,17 @@ def fake_cluster() -> Iterator[FakeCluster]:
     """A cluster over lists; see the module."""
     with running_fake() as fake:
         yield fake
+
+
+@pytest.fixture
+def two_brokers() -> Iterator[tuple[FakeCluster, FakeCluster]]:
+    """Brokers 1 and 2 of one cluster."""
+    with running_fake() as first:
+        second = FakeCluster(first)
+        try:
+            yield first, second
+        finally:
+            second.stop()
 
 
 @pytest.fixture

@@ -427,6 +427,39 @@ def test_a_doubtful_batch_that_was_forgotten_is_never_numbered_anew():
     assert isinstance(entry.error.__cause__, UnknownProducerError)
 
 
+@pytest.mark.parametrize("error", [UnknownProducerError("who"), OutOfOrderSequenceError("a gap")])
+def test_a_batch_that_came_before_the_first_one_waits_for_it(error):
+    """The first batch of a producer was refused, so its second is of a producer that the leader does not know."""
+    sending = Sending()
+    batches = [sending.add()]
+    first = sending.send_one()
+    batches.append(sending.add())
+    second = sending.send_one()
+    sending.answer(first, ThrottledError("slow"))
+    assert not sending.answer(second, error)
+    sending.later()
+    request = sending.send_one()
+    assert request.parts[0].batches == batches
+    assert [read_header(batch.encoded).producer_epoch for batch in batches] == [0, 0]
+
+
+def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
+    """A leader takes nothing behind a gap: the lost batch was not applied, as the one before it was not."""
+    sending = Sending()
+    batches = [sending.add()]
+    first = sending.send_one()
+    batches.append(sending.add())
+    lost = sending.send_one()
+    sending.fail(lost)
+    sending.answer(first, UnknownProducerError("forgotten"))
+    assert [batch.doubtful for batch in batches] == [False, True]
+    sending.later()
+    request = sending.send_one()
+    assert request.parts[0].batches == batches
+    headers = [read_header(batch.encoded) for batch in batches]
+    assert [(header.producer_epoch, header.base_sequence) for header in headers] == [(1, 0), (1, 1)]
+
+
 def test_a_batch_that_cannot_be_encoded_leaves_no_hole():
     """Its sequence was never sent: what follows takes it."""
     sending = Sending()

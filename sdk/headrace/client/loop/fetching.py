@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
+from headrace.client.cluster_calls import error_of_call
 from headrace.client.errors import ClosedError
 from headrace.client.fetch_plan import FetchPlan
 from headrace.client.fetching import Fetcher, NextChunk, log, now_ms
 from headrace.client.loop.connection import LoopConnections
 from headrace.client.read_position import Chunk
 from headrace.client.steps import Steps, drive_async
-from headrace.wire.errors import from_rpc_error
 
 
 class LoopFetcher(Fetcher):
@@ -134,7 +134,7 @@ class LoopFetcher(Fetcher):
             fetch = self._channels.endpoint(plan.address).fetch
             answer = await self._channels.answer(fetch(plan.request, timeout=timeout))
         except grpc.RpcError as failure:
-            error = from_rpc_error(failure)
+            error = error_of_call(failure)
         except ClosedError:
             return
         self._take(plan, answer, error, now_ms())
