@@ -299,7 +299,8 @@ def test_a_request_that_is_exactly_full_takes_no_more():
 
 
 def test_as_many_batches_fly_as_the_leader_remembers():
-    """Not one more (PROTOCOL H48)."""
+    """64, not one more (PROTOCOL H48)."""
+    assert MAX_BATCHES_IN_FLIGHT == 64
     sending = Sending()
     for _ in range(MAX_BATCHES_IN_FLIGHT + 1):
         sending.add()
@@ -315,14 +316,57 @@ def test_nothing_overtakes_a_batch_that_is_being_encoded():
     assert sending.send_one().parts[0].batches == [first, second]
 
 
+def test_a_batch_that_fits_exactly_goes_and_one_byte_less_room_sends_fewer():
+    """Room shrinks with each batch."""
+    for batches, room in ((3, 3 * BATCH_BYTES), (2, 3 * BATCH_BYTES - 1)):
+        sending = Sending(max_request_bytes=room, max_in_flight_requests=1)
+        for _ in range(4):
+            sending.add()
+        assert len(sending.send_one().parts[0].batches) == batches
+
+
+def test_a_landing_makes_room_for_one_request():
+    sending = Sending(partitions=4, max_in_flight_requests=1, max_request_bytes=1)
+    for number in range(4):
+        sending.add(number)
+    request = sending.send_one()
+    sending.answer(request, offsets=(0,))
+    assert len(sending.send()) == 1
+
+
+def test_a_success_ends_the_back_off_and_failures_raise_it():
+    """Counted a partition: after a success the next failure is a first one."""
+    sending = Sending()
+    pipeline = sending.pipelines[0]
+    sending.add()
+    for failures in (1, 2, 3):
+        sending.fail(sending.send_one(), LOST)
+        assert (pipeline.failures, pipeline.recovering, pipeline.seeks_leader) == (failures, True, True)
+        sending.later()
+    sending.answer(sending.send_one(), offsets=(0,))
+    assert (pipeline.failures, pipeline.recovering, pipeline.seeks_leader) == (0, False, False)
+
+
+def test_a_broker_that_does_not_lead_is_sent_nothing_until_metadata_says_so():
+    """Also after the back-off: it would refuse again."""
+    sending = Sending()
+    sending.add()
+    sending.answer(sending.send_one(), NotLeaderError("moved"))
+    sending.later()
+    assert not sending.send()
+    sending.leaders([(1, 5)])
+    assert len(sending.send()) == 1
+
+
 def test_a_requests_time_is_what_its_most_urgent_batch_has_left():
     """At most the request timeout, at least a millisecond."""
     sending = Sending(partitions=2)
+    sending.later(100)
     sending.add(0, deadline_ms=120_000)
     assert sending.send_one().timeout_ms == 30_000
     sending.add(0, deadline_ms=9_000)
     sending.add(1, deadline_ms=8_000)
-    assert sending.send_one().timeout_ms == 8_000
+    assert sending.send_one().timeout_ms == 7_900
     sending.add(0, deadline_ms=0)
     assert sending.send_one().timeout_ms == 1
 
@@ -555,3 +599,5 @@ def test_abandoning_ends_all_and_doubts_what_flies():
     assert not sending.dispatcher.unresolved
     assert not sending.answer(request, offsets=(0,)), "each batch finishes once"
     assert not sending.send()
+    assert sending.dispatcher.waiting_topics() == []
+    assert not sending.pipelines[0].queue
