@@ -132,12 +132,26 @@ def test_up_status_down(tmp_path: Path) -> None:
         return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=90)
 
     try:
-        first = command("up", *options, "--brokers", "1", "--coordinators", "1", "--any-port")
+        first = command("up", *options, "--brokers", "1", "--coordinators", "1", "--any-port", "--racks", "x,y")
         assert first.returncode == 0, first.stderr
         assert "bootstrap_servers=127.0.0.1:" in first.stdout
         assert "runs already" in command("up", *options).stdout
+        with headrace.Admin(bootstrap_servers=first.stdout.split("bootstrap_servers=")[1].split()[0]) as admin:
+            admin.create_topic("two", partitions=2)
+            deadline = time.monotonic() + 30
+            while any(part.leader_id < 0 for part in admin.describe_topic("two").partitions):
+                assert time.monotonic() < deadline, admin.describe_topic("two")
         state = json.loads(command("status", *options, "--json").stdout)
         assert [part["name"] for part in state["parts"]] == ["etcd", "coordinator-a", "broker-1"]
+        assert state["leadership"] == {
+            "topics": 1,
+            "partitions": 2,
+            "offline_partitions": 0,
+            "under_replicated_partitions": 0,
+            "leaders": {"1": 2},
+        }
+        assert "2 partitions of 1 topics: 0 without a leader" in command("status", *options).stdout
+        assert [broker.rack for broker in describe_cluster(state["parts"][1]["address"]).brokers] == ["x"]
         pids = [state["pid"], *(part["pid"] for part in state["parts"])]
         assert all(psutil.pid_exists(pid) for pid in pids)
         broker = state["parts"][2]

@@ -6,10 +6,12 @@ the foreground. `make` and the `headrace local` command call these; `headrace.te
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +19,13 @@ from typing import Annotated
 import typer
 from headrace.wire.errors import HeadraceError
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from headrace_devcluster.background import mend_in_background, process_state, start_in_background, stop_in_background
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import serve_control, watch_parts
 from headrace_devcluster.demo.command import demo
+from headrace_devcluster.leadership import ask_for_leadership, sentence
 from headrace_devcluster.state import describe_state, owner_pid, read_state, state_json, write_state
 
 DEFAULT_DATA_DIR = Path(".headrace")
@@ -35,6 +38,9 @@ app.command()(demo)
 DataDir = Annotated[Path, typer.Option(help="Where data, logs and the state file are.")]
 Brokers = Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")]
 Coordinators = Annotated[int, typer.Option(min=1, max=8, help="How many coordinators.")]
+Racks = Annotated[
+    str, typer.Option(help="Failure domains, as a,b,c: of the brokers in order, then from the first again.")
+]
 AnyPort = Annotated[bool, typer.Option("--any-port", help="Ports from the kernel, not 7170.., 7181.., 7190.")]
 
 
@@ -43,6 +49,7 @@ def up(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     brokers: Brokers = 3,
     coordinators: Coordinators = 2,
+    racks: Racks = "",
     any_port: AnyPort = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an earlier cluster left.")] = False,
 ) -> None:
@@ -56,7 +63,8 @@ def up(
         return
     if fresh:
         shutil.rmtree(data_dir, ignore_errors=True)
-    arguments = ["--brokers", str(brokers), "--coordinators", str(coordinators), *(["--any-port"] if any_port else [])]
+    arguments = ["--brokers", str(brokers), "--coordinators", str(coordinators), "--racks", racks]
+    arguments += ["--any-port"] if any_port else []
     state = start_in_background(data_dir, arguments)
     print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}")
     print(f"logs and data are in {data_dir}; `status` shows the parts, `down` stops them")
@@ -81,20 +89,25 @@ def status(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show the parts of the cluster in the background. Exit code 3: none runs."""
+    """Show the parts of the cluster in the background and how its partitions are. Exit code 3: none runs."""
     state = read_state(data_dir)
     if state is None:
         print("{}" if as_json else f"no cluster runs on {data_dir}; `up` starts one")
         raise typer.Exit(EXIT_NOT_RUNNING)
+    leadership = ask_for_leadership(state.bootstrap_servers)
     if as_json:
-        print(state_json(state))
+        print(json.dumps({**asdict(state), "leadership": leadership and asdict(leadership)}))
         return
-    table = Table("part", "address", "process", "state", "log", box=None)
+    table = Table("part", "address", "process", "state", "leads", Column("log", overflow="fold"), box=None)
     for part in state.parts:
-        table.add_row(part.name, part.address, str(part.pid), process_state(part.pid), part.log_file)
+        kind, _, number = part.name.partition("-")
+        leads = str(leadership.leaders.get(int(number), 0)) if leadership and kind == "broker" else ""
+        table.add_row(part.name, part.address, str(part.pid), process_state(part.pid), leads, part.log_file)
     console = Console()
     console.print(table)
-    console.print(f"since {state.started_at}; bootstrap_servers={state.bootstrap_servers}", highlight=False)
+    console.print(sentence(leadership), highlight=False, soft_wrap=True)
+    since = f"since {state.started_at}; bootstrap_servers={state.bootstrap_servers}"
+    console.print(since, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -102,6 +115,7 @@ def run(
     data_dir: Annotated[Path | None, typer.Option(help="Keep data and logs there; else nothing is kept.")] = None,
     brokers: Brokers = 3,
     coordinators: Coordinators = 2,
+    racks: Racks = "",
     any_port: AnyPort = False,
     control: Annotated[
         bool, typer.Option("--control", help="Print the state as one JSON line, take commands on standard input.")
@@ -109,7 +123,13 @@ def run(
 ) -> None:
     """Run a cluster in the foreground until Ctrl-C."""
     directory = None if data_dir is None else data_dir.absolute()
-    spec = LocalClusterSpec(brokers=brokers, coordinators=coordinators, directory=directory, fixed_ports=not any_port)
+    spec = LocalClusterSpec(
+        brokers=brokers,
+        coordinators=coordinators,
+        directory=directory,
+        fixed_ports=not any_port,
+        racks=tuple(filter(None, racks.split(","))),
+    )
     with LocalCluster(spec) as cluster:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         state = describe_state(cluster, pid=os.getpid(), started_at=started_at)

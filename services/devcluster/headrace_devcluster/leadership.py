@@ -1,0 +1,59 @@
+"""What `status` says of the partitions: who leads how many, and how many are not as they should be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import headrace
+from headrace.client.admin_rpc import ClusterDescription, TopicDescription
+
+TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The partitions of a cluster at one moment."""
+
+    topics: int
+    partitions: int
+    offline_partitions: int
+    """Without a leader: they can be neither written nor read."""
+    under_replicated_partitions: int
+    """With fewer replicas in sync than they have."""
+    leaders: dict[int, int]
+    """Broker -> partitions that it leads, of brokers that lead some."""
+
+
+def ask_for_leadership(bootstrap_servers: str) -> Leadership | None:
+    """Ask the coordinators; None: they do not answer within TIMEOUT_SECONDS."""
+    try:
+        with headrace.Admin(bootstrap_servers=bootstrap_servers, client_id="devcluster") as admin:
+            cluster = admin.describe_cluster(timeout=TIMEOUT_SECONDS)
+            return summarize(cluster, admin.describe_topics(timeout=TIMEOUT_SECONDS))
+    except headrace.HeadraceError:
+        return None
+
+
+def summarize(cluster: ClusterDescription, topics: Iterable[TopicDescription]) -> Leadership:
+    """Count."""
+    leaders = Counter(part.leader_id for topic in topics for part in topic.partitions if part.leader_id >= 0)
+    return Leadership(
+        topics=cluster.topics,
+        partitions=cluster.partitions,
+        offline_partitions=cluster.offline_partitions,
+        under_replicated_partitions=cluster.under_replicated_partitions,
+        leaders=dict(sorted(leaders.items())),
+    )
+
+
+def sentence(leadership: Leadership | None) -> str:
+    """For people."""
+    if leadership is None:
+        return "the coordinators do not answer; their logs say why"
+    return (
+        f"{leadership.partitions} partitions of {leadership.topics} topics: "
+        f"{leadership.offline_partitions} without a leader, "
+        f"{leadership.under_replicated_partitions} with fewer replicas in sync than they have"
+    )
