@@ -37,7 +37,10 @@ class FetchPlan:
 def fetch_plan(
     config: FetchConfig, broker_id: int, address: str, parts: Sequence[Wanted], *, names_rack: bool
 ) -> FetchPlan:
-    """Make the plan for one fetch of some partitions from one broker; `names_rack` asks for nearer replicas."""
+    """Make the plan for one fetch of some partitions from one broker.
+
+    `names_rack` asks the leader for nearer replicas, and is what lets another replica serve.
+    """
     request = broker_pb2.FetchRequest(
         client_id=config.client_id,
         max_wait_ms=config.fetch_wait_ms,

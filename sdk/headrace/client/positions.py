@@ -149,7 +149,7 @@ class Positions:
                 partition.damage is not None and partition.fetch_offset == partition.position,
                 from_leader,
             )
-            names_rack = from_leader and bool(self._config.client_rack) and partition.near.may_be_asked_for(now_ms)
+            names_rack = bool(self._config.client_rack) and partition.near.may_be_asked_for(now_ms)
             by_target.setdefault((broker_id, names_rack), (address, []))[1].append(wanted)
         plans = []
         for (broker_id, names_rack), (address, parts) in by_target.items():

@@ -154,7 +154,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         self.leaderless: set[tuple[str, int]] = first.leaderless if first else set()
         self.broker_id = len(self.addresses) + 1
         self.racks: dict[str, int] = {}
-        """Of the first broker: which one serves the readers of a rack, beside the leader."""
+        """Of the first broker: which one its leaders name to readers of a rack. All serve readers that name one."""
         self.faults: deque[Fault] = deque()
         self.calls: dict[str, int] = defaultdict(int)
         self.requests: list[broker_pb2.ProduceRequest] = []
@@ -319,7 +319,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                 log = found.partitions[part.partition]
                 result.high_watermark, result.log_start_offset, result.leader_epoch = log.end, log.start, log.epoch
                 moved = self.not_leader(found.name, part.partition)
-                if moved is not None and self.broker_id not in self.first.racks.values():
+                if moved is not None and not request.rack:
                     result.error.CopyFrom(to_detail(moved))
                     continue
                 near = self.first.racks.get(request.rack, self.broker_id)

@@ -305,10 +305,10 @@ def test_without_a_rack_no_replica_is_asked_for():
 
 
 def test_the_leader_names_a_nearer_replica_and_it_is_read():
-    """From the same offset, with the same epochs, and no rack: it does not choose."""
+    """From the same offset, with the same epochs, and with the rack, which lets it serve."""
     reading = near()
     plan = reading.fetch()
-    assert (plan.broker_id, plan.address, plan.request.rack) == (2, "b2:1", "")
+    assert (plan.broker_id, plan.address, plan.request.rack) == (2, "b2:1", "east")
     reading.answer(plan, batch(0))
     reading.deliver(10)
     broker_id, entry = reading.asks()
