@@ -30,7 +30,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.UNREACHABLE: "No broker or coordinator could be reached, or no local cluster runs.",
     ExitCode.NOT_FOUND: "The topic, partition or broker is not there.",
     ExitCode.UNHEALTHY: "`cluster health` found something wrong.",
-    ExitCode.TIMED_OUT: "No answer in time; a change may still take effect.",
+    ExitCode.TIMED_OUT: "No answer in time, or what was waited for did not come; a change may still take effect.",
     ExitCode.ALREADY_EXISTS: "The topic is there already.",
     ExitCode.INTERRUPTED: "Interrupted from the keyboard (Ctrl-C).",
     ExitCode.BROKEN_PIPE: "The reader of the output went away, as in `headrace consume ... | head`.",

@@ -1,4 +1,4 @@
-"""docs/guides/command-line.md says what the code says, and shows only command lines that exist."""
+"""The guides about the command line say what the code says, and show only command lines that exist."""
 
 import re
 import shlex
@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 import typer
-from headrace.cli import offsets, record_format
+from headrace.cli import offsets, partition_problems, record_format
 from headrace.cli.exit_codes import MEANINGS
 from headrace.cli.main import app
 from headrace.cli.record_json import parse_json_line
 
-GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "command-line.md").read_text("utf-8")
+GUIDES = Path(__file__).resolve().parents[3] / "docs" / "guides"
+GUIDE = (GUIDES / "command-line.md").read_text("utf-8")
+OPERATIONS = (GUIDES / "operations-replicas.md").read_text("utf-8")
 
 
 def shown_command_lines() -> list[str]:
     """Every `headrace ...` in the shell blocks, without comments, pipes and redirections."""
     found = []
-    for block in re.findall(r"^```sh\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```sh\n(.*?)^```", GUIDE + OPERATIONS, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             found += re.findall(r"headrace [^|<#)\"]+", line.partition("  #")[0])
     return found
@@ -30,6 +32,8 @@ def test_tables_are_those_of_the_code() -> None:
         assert f"| {int(code)} | {code.name.lower()} | {meaning} |" in GUIDE
     assert offsets.GRAMMAR in GUIDE
     assert record_format.LETTERS in GUIDE
+    for problem, meaning in partition_problems.MEANINGS.items():
+        assert f"| {problem.value} | {meaning} |" in OPERATIONS
 
 
 @pytest.mark.parametrize("line", shown_command_lines())
