@@ -7,13 +7,19 @@ PYTEST_FLAGS ?= -n 2 --dist loadgroup
 LOG ?=
 DEMO_FLAGS ?=
 UP_FLAGS ?=
+# What the simulator runs: make sim SEED=7 STEPS=5000, or make sim SEEDS=0..999 JOBS=2 (SIM_FLAGS=--help)
+SEED ?=
+SEEDS ?= 0..99
+STEPS ?= 2000
+JOBS ?= 1
+SIM_FLAGS ?=
 BENCH_FLAGS ?=
 
 BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test check proto check-proto proto-baseline lock docs bench clean
+.PHONY: help set-up demo up down status test sim check proto check-proto proto-baseline lock docs bench clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -37,6 +43,9 @@ status: set-up ## what runs, where, since when
 
 test: check ## the checks, then all tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
+
+sim: set-up ## replication on a simulated network, disk, clock and etcd, all of which fail (SEED=, SEEDS=, STEPS=, JOBS=)
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) --steps $(STEPS) --jobs $(JOBS) $(SIM_FLAGS)
 
 check: set-up ## ruff, mypy --strict, import layers, protos, generated code and pages
 	$(BIN)/ruff check .

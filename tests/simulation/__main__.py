@@ -1,0 +1,148 @@
+"""`python -m tests.simulation`, `make sim`: runs seeds of the deterministic simulation and prints what happened.
+
+One seed prints its trace where a promise is broken, and the command that replays it; many seeds run in parallel
+processes. Exit code 1: a promise was broken.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+from rich.console import Console
+
+from tests.simulation.plan import Plan
+from tests.simulation.simulation import Result, run, shrink
+
+TAIL = 60
+"""Lines of the trace that are printed of a broken seed."""
+TWICE_EVERY = 100
+"""Each so manyth seed is run twice, and both traces must be the same."""
+
+
+def main(
+    seed: Annotated[int | None, typer.Option(help="The one seed to run.", min=0)] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds to run, as 0..999 (both ends included).")] = "0..99",
+    steps: Annotated[int, typer.Option(help="Events of a seed before everything is healed.", min=1)] = 2_000,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
+    durability: Annotated[str, typer.Option(help="fsync, async or mixed.")] = "mixed",
+    buggy_etcd: Annotated[bool, typer.Option("--buggy-etcd", help="Stale reads, lost and doubled events.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print the whole trace of the seed.")] = False,
+    shrink_failure: Annotated[bool, typer.Option("--shrink", help="Make a broken seed smaller.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Where the summary goes as JSON.")] = None,
+) -> None:
+    """Run headrace's own replication code on a simulated network, disk, clock and etcd, and break all of them."""
+    if durability not in ("fsync", "async", "mixed"):
+        raise typer.BadParameter(f"{durability!r} is not fsync, async or mixed", param_hint="--durability")
+    chosen = _parse(seeds) if seed is None else [seed]
+    console = Console(stderr=True, highlight=False)
+    started = time.monotonic()
+    counts: dict[str, int] = {}
+    broken: list[Result] = []
+    events = virtual_ms = 0
+    work = partial(_run_one, steps=steps, durability=durability, buggy_etcd=buggy_etcd, keep_trace=trace)
+    for done, result in enumerate(_run_all(work, chosen, jobs), start=1):
+        events += result.steps
+        virtual_ms += result.virtual_ms
+        for name, count in result.counts.items():
+            counts[name] = counts.get(name, 0) + count
+        if result.broken:
+            broken.append(result)
+            console.print(f"seed {result.plan.seed}: {result.message}", markup=False)
+        if console.is_terminal and len(chosen) > 1 and (done % 10 == 0 or done == len(chosen)):
+            per_second = events / (time.monotonic() - started)
+            progress = f"{done} of {len(chosen)} seeds, {len(broken)} broken, {per_second:,.0f} events/s"
+            console.print(progress, end="\r" if done < len(chosen) else "\n", markup=False)
+        if trace:
+            print(*result.trace, sep="\n")
+    if broken:
+        _explain(
+            broken[0], console, options=_options(steps, durability, buggy_etcd), smaller=shrink_failure, quiet=trace
+        )
+    _summarise(len(chosen), broken, events, virtual_ms, time.monotonic() - started, counts, output)
+    raise typer.Exit(1 if broken else 0)
+
+
+def _parse(text: str) -> list[int]:
+    first, separator, last = text.partition("..")
+    if not first.isdigit() or (separator and not last.isdigit()):
+        raise typer.BadParameter(f"{text!r} is not as 0..999", param_hint="--seeds")
+    return list(range(int(first), int(last or first) + 1))
+
+
+def _run_all(work: partial[Result], seeds: Iterable[int], jobs: int) -> Iterator[Result]:
+    if jobs == 1:
+        yield from map(work, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(work, seeds, chunksize=4)
+
+
+def _run_one(seed: int, *, steps: int, durability: str, buggy_etcd: bool, keep_trace: bool) -> Result:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    plan = Plan.draw(seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd)
+    result = run(plan, keep_trace=keep_trace)
+    if seed % TWICE_EVERY == 0 and not result.broken:
+        again = run(plan)
+        assert (again.digest, again.steps) == (result.digest, result.steps), f"seed {seed} is not deterministic"
+    return result
+
+
+def _options(steps: int, durability: str, buggy_etcd: bool) -> str:
+    parts = [f"--steps {steps}"]
+    if durability != "mixed":
+        parts.append(f"--durability {durability}")
+    if buggy_etcd:
+        parts.append("--buggy-etcd")
+    return " ".join(parts)
+
+
+def _explain(failed: Result, console: Console, *, options: str, smaller: bool, quiet: bool) -> None:
+    """Print the end of the trace of a broken seed and how to see it again; a smaller run of it where wanted."""
+    if smaller:
+        failed = shrink(failed, lambda text: console.print(text, markup=False))
+        print(f"the smallest run found: {failed.plan}")
+    if smaller or not quiet:
+        print(*failed.trace[-TAIL:], sep="\n")
+    print(f"{failed.plan}")
+    print(f"broken: {failed.message}")
+    print(f"again: make sim SEED={failed.plan.seed} SIM_FLAGS='{options} --trace'")
+
+
+def _summarise(
+    seeds: int,
+    broken: list[Result],
+    events: int,
+    virtual_ms: int,
+    seconds: float,
+    counts: dict[str, int],
+    output: Path | None,
+) -> None:
+    summary = {
+        "seeds": seeds,
+        "broken": {str(result.plan.seed): result.message for result in broken},
+        "events": events,
+        "seconds": round(seconds, 1),
+        "events_per_second": round(events / max(seconds, 1e-9)),
+        "virtual_hours": round(virtual_ms / 3_600_000, 2),
+        "counts": dict(sorted(counts.items())),
+    }
+    if output is not None:
+        output.write_text(json.dumps(summary, indent=2) + "\n")
+    for name, count in sorted(counts.items()):
+        print(f"{count:>10,}  {name}")
+    print(
+        f"{seeds:,} seeds, {len(broken)} broken; {events:,} events in {seconds:,.1f} s "
+        f"({summary['events_per_second']:,} a second), {summary['virtual_hours']} virtual hours"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,195 @@
+"""Judges what clients saw: from their histories alone, whatever the brokers thought (PROTOCOL T6).
+
+Knows nothing of headrace: a history is a list of plain tuples, records are named by the strings that clients gave them.
+One pass a partition; each anomaly has a name of its own, after Jepsen's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+OK = "ok"
+"""The send was acknowledged; `offset` is the first record's, -1 where it was forgotten."""
+FAIL = "fail"
+"""Certainly nothing of it was written."""
+UNKNOWN = "unknown"
+"""It may have been written, or may yet be."""
+
+
+class Send(NamedTuple):
+    """One batch of a producer, in the order in which it was sent."""
+
+    process: str
+    partition: int
+    values: tuple[str, ...]
+    outcome: str
+    offset: int
+    promised: bool
+    """The acknowledgement promises that the records stay (acks=all)."""
+    sent_at: int
+    ended_at: int
+
+
+class Poll(NamedTuple):
+    """What one fetch of a consumer gave, in the order of its fetches; `start` is the offset that it asked for."""
+
+    process: str
+    partition: int
+    start: int
+    records: tuple[tuple[int, str], ...]
+    at: int
+
+
+class Final(NamedTuple):
+    """Everything that one replica holds below the high watermark, once all is quiet."""
+
+    replica: str
+    partition: int
+    log_start: int
+    records: tuple[tuple[int, str], ...]
+
+
+class Anomaly(NamedTuple):
+    """One broken promise."""
+
+    name: str
+    partition: int
+    message: str
+
+
+def check(
+    sends: Iterable[Send],
+    polls: Iterable[Poll],
+    finals: Sequence[Final],
+    *,
+    lost: Iterable[tuple[int, int, int]] = (),
+) -> list[Anomaly]:
+    """Compare what was sent and acknowledged with what was read.
+
+    `lost`: (partition, from, to) ranges that an administrator gave up; what stood there is not asked for.
+    """
+    by_partition: dict[int, _Partition] = {}
+    for final in finals:
+        by_partition.setdefault(final.partition, _Partition(final.partition)).finals.append(final)
+    for send in sends:
+        by_partition.setdefault(send.partition, _Partition(send.partition)).sends.append(send)
+    for poll in polls:
+        by_partition.setdefault(poll.partition, _Partition(poll.partition)).polls.append(poll)
+    for partition, start, end in lost:
+        by_partition.setdefault(partition, _Partition(partition)).lost.append((start, end))
+    found: list[Anomaly] = []
+    for number in sorted(by_partition):
+        found += by_partition[number].check()
+    return found
+
+
+class _Partition:
+    """The histories of one partition."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sends: list[Send] = []
+        self.polls: list[Poll] = []
+        self.finals: list[Final] = []
+        self.lost: list[tuple[int, int]] = []
+        self.found: list[Anomaly] = []
+
+    def check(self) -> list[Anomaly]:
+        log = self._final_log()
+        start = min((final.log_start for final in self.finals), default=0)
+        places = self._places(log)
+        self._check_sends(log, places, start)
+        self._check_order(places)
+        self._check_polls(log, start)
+        return self.found
+
+    def _add(self, name: str, message: str) -> None:
+        self.found.append(Anomaly(name, self.number, message))
+
+    def _was_given_up(self, offset: int) -> bool:
+        return any(start <= offset < end for start, end in self.lost)
+
+    def _final_log(self) -> dict[int, str]:
+        """The records by offset; all replicas must agree, without gaps."""
+        log: dict[int, str] = {}
+        owner: dict[int, str] = {}
+        ends = {}
+        for final in self.finals:
+            offsets = [offset for offset, _ in final.records]
+            if offsets != list(range(offsets[0], offsets[0] + len(offsets))) if offsets else False:
+                self._add("gap", f"{final.replica} has offsets {offsets[:3]} .. {offsets[-3:]}")
+            ends[final.replica] = offsets[-1] + 1 if offsets else final.log_start
+            for offset, value in final.records:
+                if log.setdefault(offset, value) != value:
+                    self._add(
+                        "divergence-by-replica",
+                        f"offset {offset} is {value} on {final.replica} and {log[offset]} on {owner[offset]}",
+                    )
+                owner.setdefault(offset, final.replica)
+        if len(set(ends.values())) > 1:
+            self._add("divergence-by-replica", f"the replicas end at {ends}")
+        return log
+
+    def _places(self, log: dict[int, str]) -> dict[str, int]:
+        places: dict[str, int] = {}
+        for offset, value in sorted(log.items()):
+            if value in places:
+                self._add("duplicate", f"{value} stands at {places[value]} and {offset}")
+            places[value] = offset
+        return places
+
+    def _check_sends(self, log: dict[int, str], places: dict[str, int], start: int) -> None:
+        sent: dict[str, Send] = {}
+        for send in self.sends:
+            for value in send.values:
+                sent[value] = send
+            if send.outcome == OK and send.promised:
+                self._check_acknowledged(send, log, places, start)
+            if send.outcome == FAIL:
+                for value in send.values:
+                    if value in places:
+                        self._add("aborted-read", f"{value} was refused and stands at {places[value]}")
+        for value, offset in places.items():
+            if value not in sent:
+                self._add("phantom", f"{value} at {offset} was never sent")
+
+    def _check_acknowledged(self, send: Send, log: dict[int, str], places: dict[str, int], start: int) -> None:
+        for index, value in enumerate(send.values):
+            offset = send.offset + index
+            if value in places:
+                if send.offset >= 0 and places[value] != offset:
+                    self._add("ack-offset-mismatch", f"{value} was acknowledged at {offset}, is at {places[value]}")
+            elif send.offset < 0 or (offset >= start and not self._was_given_up(offset)):
+                end = max(log, default=-1)
+                kind = "lost-postfix" if offset > end else "lost-write"
+                self._add(kind, f"{value} was acknowledged at {offset}; there is {log.get(offset)}")
+
+    def _check_order(self, places: dict[str, int]) -> None:
+        """Two sends of one process keep their order."""
+        last: dict[str, tuple[int, str]] = {}
+        for send in sorted(self.sends, key=lambda each: each.sent_at):
+            for value in send.values:
+                offset = places.get(value)
+                if offset is None:
+                    continue
+                before, value_before = last.get(send.process, (-1, ""))
+                if offset < before:
+                    self._add("nonmonotonic-send", f"{value} at {offset} was sent after {value_before} at {before}")
+                last[send.process] = offset, value
+
+    def _check_polls(self, log: dict[int, str], start: int) -> None:
+        end: dict[str, int] = {}
+        for poll in self.polls:
+            expected = poll.start
+            for offset, value in poll.records:
+                if offset < expected:
+                    self._add("nonmonotonic-poll", f"{poll.process} got {offset} where {expected} was due")
+                elif offset > expected:
+                    self._add("poll-skip", f"{poll.process} got {offset} where {expected} was due")
+                expected = offset + 1
+                if offset >= start and log.get(offset) != value and not self._was_given_up(offset):
+                    self._add(
+                        "inconsistent-offset", f"{poll.process} read {value} at {offset}; in the end: {log.get(offset)}"
+                    )
+            end[poll.process] = expected

@@ -1,0 +1,307 @@
+"""The nemesis: at moments of its own it does one of the plan's faults, and later undoes it.
+
+Each fault has a number. Its moment, kind and victims are drawn from a stream of chance that belongs to that number, so
+that leaving one out (`Plan.skipped`) moves no other: what the shrinker needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+
+from headrace_broker.core.replica import Role
+from headrace_broker.storage.memory_filesystem import Loss
+
+from tests.simulation.broker import BrokerNode
+from tests.simulation.cluster import Cluster
+from tests.simulation.host import Host
+
+LOSSES = (Loss.ALL, Loss.PREFIX, Loss.BLOCKS)
+
+
+class Nemesis:
+    """Owns no state but the number of the next fault."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.process = cluster.operator
+        self.done: list[int] = []
+        """The numbers of the faults that were done."""
+        self._number = 0
+        self._active = True
+        self._acts: dict[str, Callable[[random.Random], bool]] = {
+            "kill": self._kill,
+            "power": self._power,
+            "power all": self._power_all,
+            "stop": self._stop,
+            "pause": self._pause,
+            "cut link": self._cut_link,
+            "isolate": self._isolate,
+            "swizzle": self._swizzle,
+            "break streams": self._break_streams,
+            "etcd away": self._etcd_away,
+            "etcd leader change": self._etcd_leader_change,
+            "lease ends early": self._end_lease,
+            "coordinator dies": self._coordinator_dies,
+            "disk error": self._disk_error,
+            "disk full": self._disk_full,
+            "damage": self._damage,
+            "clock jump": self._clock_jump,
+            "drain": self._drain,
+            "move": self._move,
+            "delete records": self._delete_records,
+        }
+
+    def start(self) -> None:
+        """Begin."""
+        if self.cluster.plan.faults:
+            self._schedule()
+
+    def stop(self) -> None:
+        """Do nothing more; what is to be undone still is."""
+        self._active = False
+
+    def _schedule(self) -> None:
+        self._number += 1
+        chance = random.Random(f"{self.cluster.plan.seed}/fault/{self._number}")
+        delay_ms = 1 + int(chance.expovariate(1 / self.cluster.plan.fault_period_ms))
+        number = self._number
+        self.world.after(delay_ms, self.process, "", lambda: self._do(number, chance))
+
+    def _do(self, number: int, chance: random.Random) -> None:
+        if not self._active:
+            return
+        self._schedule()
+        plan = self.cluster.plan
+        possible = plan.faults
+        name = possible[chance.randrange(len(possible))]
+        if number in plan.skipped:
+            return
+        self.world.note("op", f"fault {number}: {name}")
+        if self._acts[name](chance):
+            self.done.append(number)
+            self.world.count(f"fault: {name}")
+
+    def _later(self, delay_ms: int, call: Callable[[], object]) -> None:
+        self.world.after(delay_ms, self.process, "", call)
+
+    def _victim(self, chance: random.Random) -> BrokerNode | None:
+        """A broker that runs; more often one that leads."""
+        running = [node for node in self.cluster.brokers.values() if node.running is not None]
+        if not running:
+            return None
+        leading = [node for node in running if any(h.replica.role is Role.LEADING for h in _hosts(node))]
+        return chance.choice(leading if leading and chance.random() < 0.5 else running)
+
+    def _may_lose(self, node: BrokerNode) -> bool:
+        """Async durability stands one loss at a time: everybody else has to be whole (docs/protocols/simulation.md)."""
+        if self.cluster.flushed_only:
+            return True
+        return all(other.broker is not None for other in self.cluster.brokers.values()) and self.cluster.is_healthy()
+
+    # --- processes ---
+
+    def _die(self, chance: random.Random, loss: Loss, node: BrokerNode | None) -> bool:
+        if node is None or not self._may_lose(node):
+            return False
+        node.kill(loss)
+        self._later(_duration(chance), node.start)
+        return True
+
+    def _kill(self, chance: random.Random) -> bool:
+        return self._die(chance, Loss.NOTHING, self._victim(chance))
+
+    def _power(self, chance: random.Random) -> bool:
+        return self._die(chance, chance.choice(LOSSES), self._victim(chance))
+
+    def _power_all(self, chance: random.Random) -> bool:
+        for node in self.cluster.brokers.values():
+            self._die(chance, chance.choice((*LOSSES, Loss.NOTHING)), node)
+        return True
+
+    def _stop(self, chance: random.Random) -> bool:
+        node = self._victim(chance)
+        broker = None if node is None else node.running
+        if node is None or broker is None:
+            return False
+        node.wanted = False
+        broker.stop()
+        self._later(2_000 + _duration(chance), node.start)
+        return True
+
+    def _pause(self, chance: random.Random) -> bool:
+        node = self._victim(chance)
+        broker = None if node is None else node.running
+        if broker is None:
+            return False
+        self.world.pause(broker.process)
+        self._later(_duration(chance), lambda: self.world.resume(broker.process))
+        return True
+
+    def _coordinator_dies(self, chance: random.Random) -> bool:
+        node = chance.choice(self.cluster.coordinators)
+        node.kill()
+        self._later(_duration(chance), node.start)
+        return True
+
+    # --- network ---
+
+    def _names(self) -> list[str]:
+        return [node.name for node in self.cluster.brokers.values()] + ["c1", "c2", "etcd"]
+
+    def _cut(self, links: list[tuple[str, str]], chance: random.Random, *, swizzle: bool = False) -> bool:
+        for source, target in links:
+            self.cluster.network.block(source, target)
+        if swizzle:
+            chance.shuffle(links)
+        until_ms = _duration(chance)
+        for source, target in links:
+            until_ms += chance.randrange(300) if swizzle else 0
+            self._later(until_ms, lambda source=source, target=target: self.cluster.network.unblock(source, target))
+        return True
+
+    def _cut_link(self, chance: random.Random) -> bool:
+        source, target = chance.sample(self._names(), 2)
+        links = [(source, target)]
+        if chance.random() < 0.5:
+            links.append((target, source))
+        return self._cut(links, chance)
+
+    def _isolate(self, chance: random.Random) -> bool:
+        """One broker from the other brokers, from etcd, or from both."""
+        node = self._victim(chance)
+        if node is None:
+            return False
+        kind = chance.randrange(3)
+        others = [name for name in self._names() if name != node.name]
+        if kind == 0:
+            others = [name for name in others if name.startswith("b")]
+        elif kind == 1:
+            others = ["etcd"]
+        return self._cut([link for other in others for link in ((node.name, other), (other, node.name))], chance)
+
+    def _swizzle(self, chance: random.Random) -> bool:
+        names = [name for name in self._names() if chance.random() < 0.5]
+        links = [(a, b) for a in names for b in names if a != b]
+        return self._cut(links, chance, swizzle=True)
+
+    def _break_streams(self, chance: random.Random) -> bool:
+        return self.cluster.network.break_some(chance.choice((0.2, 1.0))) > 0
+
+    # --- etcd ---
+
+    def _etcd_away(self, chance: random.Random) -> bool:
+        self.cluster.etcd.away_until_ms = self.world.now_ms + chance.choice((500, 2_000, 6_000, 60_000))
+        return True
+
+    def _etcd_leader_change(self, chance: random.Random) -> bool:
+        """A pause, and every lease has its time anew (H75)."""
+        self.cluster.etcd.away_until_ms = self.world.now_ms + 200 + chance.randrange(800)
+        self.cluster.etcd.store.prolong_leases(1_000 + chance.randrange(3_000))
+        return True
+
+    def _end_lease(self, chance: random.Random) -> bool:
+        leases = self.cluster.etcd.store.lease_ids()
+        if not leases or self.world.now_ms < self.cluster.etcd.away_until_ms:
+            return False
+        self.cluster.etcd.store.end_lease(chance.choice(leases))
+        return True
+
+    # --- disks and clocks ---
+
+    def _disk_error(self, chance: random.Random) -> bool:
+        node = self._victim(chance)
+        if node is None or not self._may_damage(node):
+            return False
+        operation = chance.choice(("fsync", "pwritev", "pread"))
+        node.filesystem.fail(operation, errno.EIO, suffix=".log")
+        return True
+
+    def _disk_full(self, chance: random.Random) -> bool:
+        node = self._victim(chance)
+        if node is None:
+            return False
+        node.filesystem.capacity_bytes = node.filesystem._used_bytes() + chance.randrange(2_000)
+        self._later(_duration(chance), lambda: setattr(node.filesystem, "capacity_bytes", 1 << 40))
+        return True
+
+    def _may_damage(self, node: BrokerNode) -> bool:
+        """Damage may meet a minority: all others run, and everybody is in sync and undamaged."""
+        return (
+            all(other.running is not None for other in self.cluster.brokers.values())
+            and self.cluster.plan.replication_factor >= 3
+            and self.cluster.is_healthy()
+            and not any(s.damaged for p in self.cluster.checks.partitions.values() for s in p.replicas.values())
+        )
+
+    def _damage(self, chance: random.Random) -> bool:
+        """Flip a bit of one log on one disk, below what its recovery point vouches for."""
+        node = self._victim(chance)
+        if node is None or not self._may_damage(node):
+            return False
+        hosts = [host for host in _hosts(node) if host.log.flushed_offset > host.log.log_start_offset]
+        if not hosts:
+            return False
+        host = chance.choice(hosts)
+        host.log.checkpoint(host.broker.clock.monotonic_ms(), host.replica.high_watermark, force=True)
+        mark, directory = host.log._state.flushed, host.log.directory
+        sizes = {
+            int(name[:-4]): len(node.filesystem.content(f"{directory}/{name}"))
+            for name in node.filesystem.list_directory(directory)
+            if name.endswith(".log") and int(name[:-4]) <= mark.segment
+        }
+        sizes[mark.segment] = mark.position
+        base_offset = chance.choice(sorted(sizes))
+        if not sizes[base_offset]:
+            return False
+        path, position = f"{directory}/{base_offset:020d}.log", chance.randrange(sizes[base_offset])
+        self.cluster.checks.damaged(node.broker_id, host.partition)
+        node.filesystem.corrupt(path, position, 1 << chance.randrange(8))
+        if chance.random() < 0.6:
+            node.kill(Loss.NOTHING)
+            self._later(_duration(chance), node.start)
+        return True
+
+    def _clock_jump(self, chance: random.Random) -> bool:
+        node = chance.choice(list(self.cluster.brokers.values()))
+        node.wall.offset_ms += chance.choice((-3_600_000, -5_000, 5_000, 3_600_000))
+        return True
+
+    # --- administrators ---
+
+    def _drain(self, chance: random.Random) -> bool:
+        coordinator, broker_id = self.cluster.coordinator(), chance.choice(list(self.cluster.brokers))
+        if coordinator is None:
+            return False
+        coordinator.drain(broker_id, undo=False)
+        self._later(_duration(chance), lambda: self.cluster.undrain(broker_id))
+        return True
+
+    def _move(self, chance: random.Random) -> bool:
+        coordinator = self.cluster.coordinator()
+        if coordinator is None:
+            return False
+        number = chance.choice(self.cluster.partitions)
+        count = self.cluster.plan.replication_factor
+        if count == len(self.cluster.brokers):
+            count = max(self.cluster.min_insync_replicas, 1) if chance.random() < 0.3 else count
+        coordinator.move(number, chance.sample(sorted(self.cluster.brokers), count))
+        return True
+
+    def _delete_records(self, chance: random.Random) -> bool:
+        host = self.cluster.leader_host(chance.choice(self.cluster.partitions))
+        if host is None or host.broker.process.paused:
+            return False
+        start, end = int(host.log.log_start_offset), int(host.replica.high_watermark)
+        host.delete_records(start + chance.randrange(end - start + 1))
+        return True
+
+
+def _hosts(node: BrokerNode) -> list[Host]:
+    return list(node.broker.hosts.values()) if node.broker is not None else []
+
+
+def _duration(chance: random.Random) -> int:
+    return chance.choice((50, 400, 1_500, 4_000))

@@ -1,0 +1,144 @@
+"""What one seed runs: the cluster's shape, which faults are on, and how often.
+
+Swarm testing: each seed has a mix of its own. Drawn from the seed alone, so that a seed means the same run for ever; a
+shrinker takes kinds of faults or single faults away (`without`, `skipped`) and leaves the rest of the plan as it was.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from tests.simulation.etcd import EtcdRates
+from tests.simulation.network import NetworkRates
+
+FAULTS = (
+    "kill",
+    "power",
+    "power all",
+    "stop",
+    "pause",
+    "cut link",
+    "isolate",
+    "swizzle",
+    "break streams",
+    "etcd away",
+    "etcd leader change",
+    "lease ends early",
+    "coordinator dies",
+    "disk error",
+    "disk full",
+    "damage",
+    "clock jump",
+    "drain",
+    "move",
+    "delete records",
+)
+"""What the nemesis may do, by name."""
+
+RATES = (
+    "slow messages",
+    "drops",
+    "doubles",
+    "lost answers",
+    "late applies",
+    "no space",
+    "lying keepalives",
+    "slow disk",
+)
+"""What goes wrong all the time, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run. Times are virtual milliseconds."""
+
+    seed: int
+    steps: int = 2_000
+    brokers: int = 3
+    partitions: int = 1
+    replication_factor: int = 3
+    min_insync_replicas: int = 2
+    durable: bool = True
+    buggy_etcd: bool = False
+    faults: tuple[str, ...] = ()
+    fault_period_ms: int = 1_000
+    """A fault comes so often, on average."""
+    rates: tuple[str, ...] = ()
+    rate: float = 0.02
+    producers: tuple[int, ...] = (-1,)
+    """The acks of each producer."""
+    produce_period_ms: int = 40
+    skipped: tuple[int, ...] = ()
+    """Faults that are not done, by their number: for the shrinker."""
+
+    @classmethod
+    def draw(cls, seed: int, *, steps: int = 2_000, durability: str = "mixed", buggy_etcd: bool = False) -> Plan:
+        """Give the plan of a seed; `durability`: fsync, async, or mixed."""
+        chance = random.Random(f"{seed}/plan")
+        durable = chance.random() < 0.75
+        if durability != "mixed":
+            durable = durability == "fsync"
+        brokers = chance.choice((3, 3, 3, 4, 5))
+        replication_factor = chance.choice((3, 3, 3, 3, 2, 1)) if durable else 3
+        minimum = min(chance.choice((1, 2, 2, 2)) if durable else 2, replication_factor)
+        possible = FAULTS if durable else tuple(each for each in FAULTS if each not in _LOSSY)
+        if replication_factor < 3:
+            possible = tuple(each for each in possible if each != "damage")
+        acks = chance.choice(((-1,), (-1, -1), (-1, 1), (-1, -1, 0)))
+        return cls(
+            seed=seed,
+            steps=steps,
+            brokers=brokers,
+            partitions=chance.choice((1, 1, 2)),
+            replication_factor=replication_factor,
+            min_insync_replicas=minimum,
+            durable=durable,
+            buggy_etcd=buggy_etcd,
+            faults=tuple(each for each in possible if chance.random() < 0.4),
+            fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
+            rates=tuple(each for each in RATES if chance.random() < 0.4),
+            rate=chance.choice((0.005, 0.02, 0.08)),
+            producers=acks,
+            produce_period_ms=chance.choice((20, 40, 90)),
+        )
+
+    def without(self, name: str) -> Plan:
+        """The same plan without one kind of fault or rate."""
+        return replace(
+            self,
+            faults=tuple(each for each in self.faults if each != name),
+            rates=tuple(each for each in self.rates if each != name),
+        )
+
+    def network_rates(self) -> NetworkRates:
+        """How the network behaves."""
+        return NetworkRates(
+            slow_rate=self._rate("slow messages"), drop_rate=self._rate("drops"), double_rate=self._rate("doubles")
+        )
+
+    def etcd_rates(self) -> EtcdRates:
+        """How etcd behaves."""
+        rates = EtcdRates(
+            lost_answer_rate=self._rate("lost answers") * 3,
+            late_apply_rate=self._rate("late applies"),
+            no_space_rate=self._rate("no space") * 2,
+            lying_keepalive_rate=self._rate("lying keepalives") * 10,
+        )
+        if self.buggy_etcd:
+            rates.stale_read_rate = 0.2
+            rates.lost_event_rate = rates.doubled_event_rate = 0.1
+            rates.lying_keepalive_rate = 0.5
+        return rates
+
+    def _rate(self, name: str) -> float:
+        return self.rate if name in self.rates else 0.0
+
+    @property
+    def slow_disk_rate(self) -> float:
+        """How often an fsync takes long."""
+        return self._rate("slow disk") * 2
+
+
+_LOSSY = ("power all", "disk error", "damage", "disk full")
+"""What async durability promises nothing about, where it meets several replicas at once."""

@@ -1,0 +1,93 @@
+"""One run from a plan: start, faults for so many events, healing, judgement; and runs made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tests.simulation.cluster import Cluster
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.plan import Plan
+from tests.simulation.world import SimulationError
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended."""
+
+    plan: Plan
+    digest: int
+    steps: int
+    virtual_ms: int
+    counts: dict[str, int]
+    trace: list[str]
+    faults: list[int] = field(default_factory=list)
+    """Numbers of the faults that were done."""
+    broken: str = ""
+    """The name of the promise that was broken; empty: none."""
+    message: str = ""
+
+
+def run(plan: Plan, *, keep_trace: bool = False) -> Result:
+    """Run one plan to its end, or to the first broken promise."""
+    cluster = Cluster(plan, keep_trace=keep_trace)
+    nemesis = Nemesis(cluster)
+    world = cluster.world
+    broken = message = ""
+    try:
+        cluster.prepare()
+        cluster.begin_faults()
+        nemesis.start()
+        start = world.steps
+        while world.steps - start < plan.steps:
+            cluster.step()
+        nemesis.stop()
+        cluster.finish()
+    except SimulationError as error:
+        broken, message = error.name, str(error)
+    except Exception as error:
+        broken, message = type(error).__name__, _where(error)
+    return Result(
+        plan, world.digest, world.steps, world.now_ms, world.counts, list(world.trace), nemesis.done, broken, message
+    )
+
+
+def _where(error: Exception) -> str:
+    """Name the line that failed."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return str(error)
+    code = traceback.tb_frame.f_code
+    return f"{error} (in {code.co_qualname} of {code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno})"
+
+
+def shrink(failed: Result, progress: Callable[[str], None] = lambda text: None) -> Result:
+    """Find a smaller run that breaks the same promise: fewer events, fewer kinds of faults, fewer faults."""
+    best = failed
+
+    def attempt(plan: Plan, what: str) -> None:
+        nonlocal best
+        result = run(plan)
+        if result.broken == best.broken:
+            best = result
+            progress(f"still {best.broken} {what}: {best.steps} events, {len(best.faults)} faults")
+
+    steps = best.plan.steps
+    while steps > 50:
+        steps //= 2
+        before = best
+        attempt(replace(best.plan, steps=steps), f"with {steps} events")
+        if best is before:
+            break
+    for name in (*best.plan.faults, *best.plan.rates):
+        attempt(best.plan.without(name), f"without {name}")
+    for number in reversed(best.faults):
+        attempt(replace(best.plan, skipped=(*best.plan.skipped, number)), f"without fault {number}")
+    while len(best.plan.producers) > 1:
+        before = best
+        attempt(replace(best.plan, producers=best.plan.producers[:-1]), "with fewer producers")
+        if best is before:
+            break
+    return best

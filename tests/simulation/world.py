@@ -1,0 +1,213 @@
+"""Virtual time: one queue of events, chance by name, processes that die and pause, and the trace a person can read.
+
+One seed gives one order of events: nothing here asks the machine's clock, iterates a set, or looks at an address or a
+hash. Every node of the simulation schedules through one `World` (PROTOCOL T2).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+ResultT = TypeVar("ResultT")
+Call = Callable[[], object]
+
+TRACE_TAIL = 400
+"""Lines kept where the whole trace is not asked for."""
+
+
+class SimulationError(Exception):
+    """A promise was broken: which one, and what was seen."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+
+
+class Process:
+    """One life of one node: what is scheduled for it is done while it is alive, and waits while it is paused."""
+
+    __slots__ = ("alive", "backlog", "name", "number", "paused", "started_ms")
+
+    def __init__(self, name: str, number: int, started_ms: int) -> None:
+        self.name = name
+        self.number = number
+        self.started_ms = started_ms
+        self.alive = True
+        self.paused = False
+        self.backlog: list[Event] = []
+
+
+class Event:
+    """Something that happens at a moment; `call` is None once it was cancelled."""
+
+    __slots__ = ("at_ms", "call", "process", "sequence", "what")
+
+    def __init__(self, at_ms: int, sequence: int, process: Process, what: str, call: Call) -> None:
+        self.at_ms = at_ms
+        self.sequence = sequence
+        self.process = process
+        self.what = what
+        self.call: Call | None = call
+
+    def __lt__(self, other: Event) -> bool:
+        return (self.at_ms, self.sequence) < (other.at_ms, other.sequence)
+
+    def cancel(self) -> None:
+        """Let it not happen."""
+        self.call = None
+
+
+class World:
+    """The queue, the clock, the dice and the trace of one run."""
+
+    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+        self.seed = seed
+        self.now_ms = 0
+        self.steps = 0
+        """Events done."""
+        self.digest = 0
+        """Of all lines of the trace: two runs of one seed have the same."""
+        self.trace: deque[str] = deque(maxlen=None if keep_trace else TRACE_TAIL)
+        self.counts: dict[str, int] = {}
+        """What happened and how often, by name."""
+        self._queue: list[Event] = []
+        self._sequence = 0
+        self._resumed = -(1 << 60)
+        self._streams: dict[str, random.Random] = {}
+        self._processes: dict[str, int] = {}
+
+    def chance(self, name: str) -> random.Random:
+        """Give the stream of chance of that name: draws from one do not move another."""
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = random.Random(f"{self.seed}/{name}")
+        return stream
+
+    def start_process(self, name: str) -> Process:
+        """Begin a new life of the node `name`."""
+        number = self._processes[name] = self._processes.get(name, 0) + 1
+        return Process(name, number, self.now_ms)
+
+    def pause(self, process: Process) -> None:
+        """Stop a process as SIGSTOP does: what comes for it waits."""
+        process.paused = True
+
+    def resume(self, process: Process) -> None:
+        """Let it go on; what waited happens now, in order."""
+        process.paused = False
+        for event in process.backlog:
+            self._resumed += 1
+            event.at_ms, event.sequence = self.now_ms, self._resumed  # Before all else that is due now.
+            heapq.heappush(self._queue, event)
+        process.backlog.clear()
+
+    def at(self, at_ms: int, process: Process, what: str, call: Call) -> Event:
+        """Let `call` happen at a moment, if the process is alive then."""
+        return self._push(max(at_ms, self.now_ms), process, what, call)
+
+    def after(self, delay_ms: int, process: Process, what: str, call: Call) -> Event:
+        """Let `call` happen `delay_ms` from now, if the process is alive then."""
+        return self._push(self.now_ms + delay_ms, process, what, call)
+
+    def _push(self, at_ms: int, process: Process, what: str, call: Call) -> Event:
+        self._sequence += 1
+        event = Event(at_ms, self._sequence, process, what, call)
+        heapq.heappush(self._queue, event)
+        return event
+
+    def step(self) -> bool:
+        """Do the next event; False when there is none."""
+        while self._queue:
+            event = heapq.heappop(self._queue)
+            call = event.call
+            if call is None or not event.process.alive:
+                continue
+            if event.process.paused:
+                event.process.backlog.append(event)
+                continue
+            self.now_ms = event.at_ms
+            self.steps += 1
+            if event.what:
+                self.note(event.process.name, event.what)
+            call()
+            return True
+        return False
+
+    def note(self, node: str, what: str) -> None:
+        """Write one line of the trace."""
+        line = f"{self.now_ms:>8} {node:<6} {what}"
+        self.trace.append(line)
+        self.digest = zlib.crc32(line.encode(), self.digest)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Count something that happened, for the summary."""
+        self.counts[name] = self.counts.get(name, 0) + by
+
+
+class NodeClock:
+    """A `Clock` of one process: wall time is off by a skew that may jump, the others begin with the process."""
+
+    def __init__(self, world: World, process: Process, wall: WallClock) -> None:
+        self._world = world
+        self._process = process
+        self._wall = wall
+
+    def now_ms(self) -> int:
+        """Wall time."""
+        return self._world.now_ms + self._wall.offset_ms
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since the process began."""
+        return self._world.now_ms - self._process.started_ms
+
+    def boottime_ms(self) -> int:
+        """As `monotonic_ms`."""
+        return self._world.now_ms - self._process.started_ms
+
+
+class WallClock:
+    """How far a machine's wall time is from the world's; faults move it."""
+
+    def __init__(self, skew_ms: int) -> None:
+        self.offset_ms = 1_700_000_000_000 + skew_ms
+
+
+class Wait(Generic[ResultT]):
+    """What a coroutine of a node waits for; `start` is given what to call with the result or the error."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, start: Callable[[Callable[[Any], None]], object]) -> None:
+        self.start = start
+
+    def __await__(self) -> Generator[Wait[ResultT], Any, ResultT]:
+        result = yield self
+        if isinstance(result, BaseException):
+            raise result
+        return result  # type: ignore[no-any-return]
+
+
+def spawn(process: Process, coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine of `Wait`s as long as its process lives."""
+
+    def resume(value: Any) -> None:
+        if not process.alive:
+            coroutine.close()
+            return
+        try:
+            wait: Wait[Any] = coroutine.send(value)
+        except StopIteration:
+            return
+        wait.start(resume)
+
+    resume(None)
+
+
+def sleep(world: World, process: Process, delay_ms: int) -> Wait[None]:
+    """Wait for virtual time."""
+    return Wait(lambda done: world.after(delay_ms, process, "", lambda: done(None)))
