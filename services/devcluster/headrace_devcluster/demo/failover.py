@@ -160,18 +160,18 @@ class Failover(threading.Thread):
         self._killed.set()
         elected = self._wait_for_leaders(admin, led, victim)
         elected_ns = time.monotonic_ns()
-        new = ", ".join(f"{topic}-{n} broker {p.leader_id} (epoch {p.leader_epoch})" for (topic, n), p in elected)
-        self._say(f"  after {_seconds(killed_ns, elected_ns)} s its lease is over, and there lead: {new}")
+        new = "; ".join(f"{topic}-{n}: broker {p.leader_id}, epoch {p.leader_epoch}" for (topic, n), p in elected)
+        self._say(f"  after {_seconds(killed_ns, elected_ns):.2f} s its lease is over; new leaders:\n    {new}")
         ends = self._wait_for_acknowledgements(led, killed_ns)
         if served := [end_ns for end_ns in ends if end_ns is not None]:
-            self._say(f"  after {_seconds(killed_ns, max(served))} s all of them have acknowledged writes again")
+            self._say(f"  after {_seconds(killed_ns, max(served)):.2f} s all of them have acknowledged writes again")
         restarted_ns = time.monotonic_ns()
         self._cluster.restart(broker)
         wait_until(lambda: all_in_sync(admin, self._topics), "all replicas in sync", self._stop_now)
         in_sync_ns = time.monotonic_ns()
         copied_bytes = _metric(broker, COPIED_BYTES_METRIC)
         self._say(
-            f"  broker {victim} starts again: after {_seconds(restarted_ns, in_sync_ns)} s all replicas are in sync, "
+            f"  broker {victim} starts again: after {_seconds(restarted_ns, in_sync_ns):.2f} s all replicas are in sync, "
             f"{copied_bytes / 1e6:,.1f} MB copied"
         )
         return FailoverReport(
