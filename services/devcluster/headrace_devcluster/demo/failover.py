@@ -170,8 +170,9 @@ class Failover(threading.Thread):
         wait_until(lambda: all_in_sync(admin, self._topics), "all replicas in sync", self._stop_now)
         in_sync_ns = time.monotonic_ns()
         copied_bytes = _metric(broker, COPIED_BYTES_METRIC)
+        seconds = _seconds(restarted_ns, in_sync_ns)
         self._say(
-            f"  broker {victim} starts again: after {_seconds(restarted_ns, in_sync_ns):.2f} s all replicas are in sync, "
+            f"  broker {victim} starts again: after {seconds:.2f} s all replicas are in sync, "
             f"{copied_bytes / 1e6:,.1f} MB copied"
         )
         return FailoverReport(
