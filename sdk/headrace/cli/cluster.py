@@ -44,7 +44,13 @@ app.command("health")(health)
 @app.command("describe")
 @command()
 def describe(session: Session) -> None:
-    """Show the cluster's id, controller, servers and counts."""
+    """Show the cluster's id, controller, servers and counts.
+
+    \b
+    Examples:
+      headrace cluster describe
+      headrace cluster describe --output json
+    """
     with session.admin() as admin:
         found = admin.describe_cluster()
     brokers = [broker_row(broker) for broker in found.brokers]
@@ -110,7 +116,13 @@ def dump(
         str, typer.Option("--prefix", help="Only keys that begin so, below the cluster's own prefix.")
     ] = "",
 ) -> None:
-    """Print every key that the cluster keeps in etcd, decoded."""
+    """Print every key that the cluster keeps in etcd, decoded.
+
+    \b
+    Examples:
+      headrace cluster dump
+      headrace cluster dump --prefix live/ --output json
+    """
     with session.admin() as admin:
         rows: list[dict[str, JsonValue]] = [
             {

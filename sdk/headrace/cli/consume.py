@@ -69,7 +69,15 @@ def consume(
         RecordOutput, typer.Option("--output", help="raw: values, a line each; json: an object a line.")
     ] = RecordOutput.RAW,
 ) -> None:
-    """Print the records of a topic: new ones as they come, or those of a range of offsets or times."""
+    """Print the records of a topic: new ones as they come, or those of a range of offsets or times.
+
+    \b
+    Examples:
+      headrace consume clicks
+      headrace consume clicks -e --output json
+      headrace consume clicks -o @-1h:@-30m
+      headrace consume clicks --last 10
+    """
     wanted = _wanted(offsets, last, stop_at_end=stop_at_end)
     try:
         heading, writer = record_writer(output, format_text)

@@ -113,7 +113,14 @@ def produce(
     compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of batches.")] = Compression.NONE,
     dry_run: DryRun = False,
 ) -> None:
-    """Send records, a line each, from files or standard input. Empty lines are empty values."""
+    """Send records, a line each, from files or standard input. Empty lines are empty values.
+
+    \b
+    Examples:
+      headrace produce clicks access.log
+      headrace produce clicks -K : pairs.txt
+      headrace produce clicks --input json records.jsonl --acks all
+    """
     lines = LineFormat(input_format, _bytes(key), _separator(key_separator, input_format), _headers(header))
     names = list(files or ())
     with session.admin() as admin:

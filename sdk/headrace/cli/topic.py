@@ -89,7 +89,13 @@ def create(
 @app.command("list")
 @command()
 def list_topics(session: Session) -> None:
-    """List the topics."""
+    """List the topics.
+
+    \b
+    Examples:
+      headrace topic list
+      headrace topic list --output json
+    """
     with session.admin() as admin:
         topics = admin.describe_topics()
     rows: list[dict[str, JsonValue]] = [
@@ -129,7 +135,14 @@ def alter(
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Change a topic's settings or add partitions."""
+    """Change a topic's settings or add partitions.
+
+    \b
+    Examples:
+      headrace topic alter clicks --config retention_ms=3600000
+      headrace topic alter clicks --unset retention_ms --dry-run
+      headrace topic alter clicks --partitions 12
+    """
     wanted, back = parse_configs(config), list(unset or ())
     if not wanted and not back and partitions is None:
         raise UsageProblem("nothing to change; give --config NAME=VALUE, --unset NAME or --partitions N")
@@ -172,7 +185,13 @@ def delete(
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed where there is none.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete topics and all their records. Asks first on a terminal."""
+    """Delete topics and all their records. Asks first on a terminal.
+
+    \b
+    Examples:
+      headrace topic delete clicks --dry-run
+      headrace topic delete clicks views --yes --if-exists
+    """
     if not yes and not dry_run and sys.stdin.isatty():
         print(f"Delete {', '.join(topics)} and all their records? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

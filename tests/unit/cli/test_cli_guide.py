@@ -36,7 +36,34 @@ def test_tables_are_those_of_the_code() -> None:
         assert f"| {problem.value} | {meaning} |" in OPERATIONS
 
 
-@pytest.mark.parametrize("line", shown_command_lines())
+def help_examples() -> dict[str, list[str]]:
+    """The lines below `Examples:` of every command that asks the cluster."""
+    found: dict[str, list[str]] = {}
+
+    def walk(command: Any, path: tuple[str, ...]) -> None:
+        for name, child in getattr(command, "commands", {}).items():
+            walk(child, (*path, name))
+        if any("--bootstrap-servers" in parameter.opts for parameter in command.params):
+            examples = (command.help or "").partition("Examples:")[2]
+            found[" ".join(("headrace", *path))] = [line.strip() for line in examples.splitlines() if line.strip()]
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+EXAMPLES = help_examples()
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_every_command_has_examples_of_itself(command: str) -> None:
+    """Two at least, so that one shows an option; each begins with the command."""
+    assert len(EXAMPLES[command]) >= 2
+    assert all(line.startswith(command) for line in EXAMPLES[command])
+
+
+@pytest.mark.parametrize(
+    "line", [*shown_command_lines(), *(re.split(r" [>&]", line)[0] for lines in EXAMPLES.values() for line in lines)]
+)
 def test_every_command_line_parses(line: str) -> None:
     """Commands and options exist, and offsets and formats are well formed."""
     words = shlex.split(line)[1:]
