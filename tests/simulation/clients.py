@@ -220,6 +220,7 @@ class Consumer:
         self.truncated = 0
         self._chance = cluster.world.chance(f"consumer/{number}")
         self._fetch = 0
+        self._moved = False
 
     def start(self) -> None:
         """Begin to read."""
@@ -268,7 +269,7 @@ class Consumer:
                     "I1", f"{self.name} read p{self.partition} up to {offset} of epoch {self.last_epoch}; "
                     f"b{broker.broker_id} parts from that: {answer.diverged}",
                 )  # fmt: skip
-            self.position, self.last_epoch = answer.diverged.end_offset, -1
+            self._move(answer.diverged.end_offset)
             return
         self._read(broker, offset, answer)
 
@@ -291,10 +292,14 @@ class Consumer:
                 host.verify(self.position)
         if records:
             self.world.count("records read", len(records))
-            self.cluster.polls.append(Poll(self.name, self.partition, offset, tuple(records), self.world.now_ms))
+            self.cluster.polls.append(Poll(self.name, self.partition, offset, tuple(records), self._moved))
+            self._moved = False
 
     def _reset(self, broker: Broker) -> None:
         """The position was removed by retention: go on at the log start."""
         host = broker.hosts.get(self.partition)
         if host is not None and host.replica.log_start_offset > self.position:
-            self.position, self.last_epoch = int(host.replica.log_start_offset), -1
+            self._move(int(host.replica.log_start_offset))
+
+    def _move(self, offset: int) -> None:
+        self.position, self.last_epoch, self._moved = offset, -1, True

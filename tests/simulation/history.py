@@ -38,7 +38,8 @@ class Poll(NamedTuple):
     partition: int
     start: int
     records: tuple[tuple[int, str], ...]
-    at: int
+    moved: bool = False
+    """The consumer changed its position on purpose since its last poll: told to, by retention or a truncation."""
 
 
 class Final(NamedTuple):
@@ -181,13 +182,15 @@ class _Partition:
     def _check_polls(self, log: dict[int, str], start: int) -> None:
         end: dict[str, int] = {}
         for poll in self.polls:
-            expected = poll.start
+            expected = poll.start if poll.moved else end.get(poll.process, poll.start)
+            if poll.start < expected:
+                self._add("nonmonotonic-poll", f"{poll.process} asked for {poll.start} after {expected}")
             for offset, value in poll.records:
                 if offset < expected:
                     self._add("nonmonotonic-poll", f"{poll.process} got {offset} where {expected} was due")
                 elif offset > expected:
                     self._add("poll-skip", f"{poll.process} got {offset} where {expected} was due")
-                expected = offset + 1
+                expected = max(expected, offset + 1)
                 if offset >= start and log.get(offset) != value and not self._was_given_up(offset):
                     self._add(
                         "inconsistent-offset", f"{poll.process} read {value} at {offset}; in the end: {log.get(offset)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from functools import partial
 
 from headrace_broker.core.replica import Role
 from headrace_broker.storage.memory_filesystem import Loss
@@ -159,7 +160,7 @@ class Nemesis:
         until_ms = _duration(chance)
         for source, target in links:
             until_ms += chance.randrange(300) if swizzle else 0
-            self._later(until_ms, lambda source=source, target=target: self.cluster.network.unblock(source, target))
+            self._later(until_ms, partial(self.cluster.network.unblock, source, target))
         return True
 
     def _cut_link(self, chance: random.Random) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tests.simulation.world import Process, World
 
@@ -173,9 +174,7 @@ class Stream:
         self._network.forget(self)
         for side in self.sides:
             if side in heard_by:
-                self._network.world.after(
-                    self._network.delay_ms(), side, "a stream broke", lambda side=side: self._hear(side)
-                )
+                self._network.world.after(self._network.delay_ms(), side, "a stream broke", partial(self._hear, side))
 
     def _hear(self, side: Process) -> None:
         at = 0 if side is self.sides[0] else 1

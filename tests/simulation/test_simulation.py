@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from headrace_broker.core.replica import PartitionReplica
 
 from tests.simulation.plan import FAULTS, Plan
 from tests.simulation.simulation import run, shrink
@@ -87,10 +88,8 @@ def test_every_fault_is_drawn_and_done():
 
 
 def test_a_broken_promise_is_found_and_made_smaller(monkeypatch):
-    """With a follower table kept over leader epochs (H5 undone) some seed breaks a promise, and shrinks."""
-    from headrace_broker.core import replica  # noqa: PLC0415
-
-    monkeypatch.setattr(replica.PartitionReplica, "_own_offset", lambda self: self.log_end_offset + 0)
+    """A leader that counts what it has not fsynced (H22 undone) is found, and the run that shows it shrinks."""
+    monkeypatch.setattr(PartitionReplica, "_own_offset", lambda self: self.log_end_offset)
     failed = next(result for seed in range(50) if (result := run(Plan.draw(seed, durability="fsync"))).broken)
     smaller = shrink(failed)
     assert smaller.broken == failed.broken
