@@ -1,0 +1,91 @@
+"""The history checker names every anomaly: hand-made histories, one good, the others broken in one way each."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import history
+from tests.simulation.history import FAIL, OK, UNKNOWN, Final, Poll, Send, check
+
+
+def send(*values, offset, outcome=OK, process="w0", promised=True, at=0):
+    return Send(process, 0, values, outcome, offset, promised, at, at + 1)
+
+
+def poll(start, *values, process="r0", offsets=None):
+    return Poll(process, 0, start, tuple(zip(offsets or range(start, start + len(values)), values, strict=True)))
+
+
+def final(*values, replica="b1", start=0, offsets=None):
+    return Final(replica, 0, start, tuple(zip(offsets or range(start, start + len(values)), values, strict=True)))
+
+
+def names(sends, polls, finals, **options):
+    return [anomaly.name for anomaly in check(sends, polls, finals, **options)]
+
+
+SENDS = [send("a", "b", offset=0, at=1), send("c", offset=2, at=2), send("d", offset=3, outcome=UNKNOWN, at=3)]
+POLLS = [poll(0, "a"), poll(1, "b", "c"), poll(3, "d")]
+
+
+def test_a_good_history_has_no_anomaly():
+    """What was acknowledged is there, where it was said to be, in order; an unknown send may be there or not."""
+    assert names(SENDS, POLLS, [final("a", "b", "c", "d"), final("a", "b", "c", "d", replica="b2")]) == []
+    assert names(SENDS, POLLS[:2], [final("a", "b", "c")]) == []
+
+
+def test_what_retention_took_is_not_asked_for():
+    """Records below the log start are gone by right, also those that readers saw."""
+    assert names(SENDS, POLLS, [final("d", start=3)]) == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "sends", "polls", "finals"),
+    [
+        ("lost-postfix", SENDS, [], [final("a", "b")]),
+        ("lost-write", SENDS, [], [final("a", "x", "c"), final("a", "x", "c", replica="b2")]),
+        ("duplicate", SENDS, [], [final("a", "b", "c", "a")]),
+        ("phantom", SENDS, [], [final("a", "b", "c", "e")]),
+        ("aborted-read", [send("a", offset=-1, outcome=FAIL)], [], [final("a")]),
+        ("ack-offset-mismatch", [send("a", offset=1), send("b", offset=0)], [], [final("a", "b")]),
+        ("nonmonotonic-send", [send("a", offset=1, at=1), send("b", offset=0, at=2)], [], [final("b", "a")]),
+        ("divergence-by-replica", SENDS, [], [final("a", "b", "c"), final("a", "b", "d", replica="b2")]),
+        ("divergence-by-replica", SENDS, [], [final("a", "b", "c"), final("a", "b", "c", "d", replica="b2")]),
+        ("gap", SENDS, [], [final("a", "b", "c", offsets=(0, 1, 3))]),
+        ("inconsistent-offset", SENDS, [poll(0, "a"), poll(1, "x")], [final("a", "b", "c")]),
+        ("inconsistent-offset", SENDS, [poll(3, "d")], [final("a", "b", "c")]),
+        ("poll-skip", SENDS, [poll(0, "a", "c", offsets=(0, 2))], [final("a", "b", "c")]),
+        ("poll-skip", SENDS, [poll(1, "c", offsets=(2,))], [final("a", "b", "c")]),
+        ("poll-skip", SENDS, [poll(0, "a"), poll(2, "c")], [final("a", "b", "c")]),
+        ("nonmonotonic-poll", SENDS, [poll(0, "a", "b"), poll(1, "b")], [final("a", "b", "c")]),
+        ("nonmonotonic-poll", SENDS, [poll(1, "a", offsets=(0,))], [final("a", "b", "c")]),
+    ],
+)
+def test_each_anomaly_is_named(expected, sends, polls, finals):
+    """One broken promise gives its own name."""
+    assert expected in names(sends, polls, finals)
+
+
+def test_what_an_administrator_gave_up_is_not_lost():
+    """Records in the range of an unclean election may be gone or replaced."""
+    sends = [*SENDS, send("e", offset=2, at=4)]
+    polls = [poll(0, "a", "b", "c")]
+    assert names(sends, polls, [final("a", "b", "e")]) != []
+    assert names(sends, polls, [final("a", "b", "e")], lost=[(0, 2, 3)]) == []
+
+
+def test_an_acknowledgement_that_promises_nothing_may_be_lost():
+    """With acks 0 or 1 a record may go; what stays still stands where it was said to be, once, in order."""
+    assert names([send("a", offset=0, promised=False)], [], [final()]) == []
+
+
+def test_the_checker_knows_nothing_of_headrace():
+    """It imports the standard library only: it cannot share a mistake with what it judges."""
+    tree = ast.parse(Path(history.__file__).read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert {str(module).partition(".")[0] for module in modules} <= set(sys.stdlib_module_names)
