@@ -254,12 +254,24 @@ def _follow(
     wait_timeout: float | None,
 ) -> None:
     """Show how far the moves of some partitions are until they are done or the time is up; 0: one look."""
+    from headrace.wire.errors import HeadraceError, UnknownTopicError
+
     progress, screen = MoveProgress(partitions), Screen(session.output)
-    topics = sorted({where.topic for where in partitions})
+    topics, is_away = sorted({where.topic for where in partitions}), False
     for elapsed in rounds(interval, wait_timeout):
-        moves = admin.list_reassignments(topics)
-        holders = sorted({broker_id for each in moves for broker_id in (each.leader_id, *each.adding)} - {-1})
-        logs, _ = gather_logs(admin, holders)
+        try:
+            moves = admin.list_reassignments(topics)
+            holders = sorted({broker_id for each in moves for broker_id in (each.leader_id, *each.adding)} - {-1})
+            logs, _ = gather_logs(admin, holders)
+        except HeadraceError as error:
+            # Moves last longer than a coordinator; but who looks once wants to know.
+            if wait_timeout == 0.0 or isinstance(error, UnknownTopicError):
+                raise
+            if not is_away:
+                session.note(f"still watching: {error.message}")
+            is_away = True
+            continue
+        is_away = False
         progress.observe(elapsed, moves, logs)
         if wait_timeout == 0.0:
             session.show(progress.report())

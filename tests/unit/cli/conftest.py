@@ -54,6 +54,8 @@ class FakeTopics:
     failure: BaseException | None = None
     # Raised by describe_logs alone.
     logs_failure: HeadraceError | None = None
+    # Raised by list_reassignments alone.
+    moves_failure: HeadraceError | None = None
     # Raised by dump alone, which is how etcd is asked.
     etcd_failure: HeadraceError | None = None
     drained: set[int] = field(default_factory=set)
@@ -270,8 +272,9 @@ class FakeAdmin(FakeContext):
         return results
 
     def list_reassignments(self, topics: Sequence[str] | None = None) -> list[Reassignment]:
-        if self.held.failure is not None:
-            raise self.held.failure
+        for failure in (self.held.failure, self.held.moves_failure):
+            if failure is not None:
+                raise failure
         return [
             Reassignment(
                 name,

@@ -11,7 +11,7 @@ from headrace.cli.move_progress import MoveProgress
 from headrace.cli.partition_problems import PartitionProblem
 from headrace.cli.session import UsageProblem
 from headrace.client.admin_replication import LogInfo, Reassignment
-from headrace.wire.errors import ConflictError
+from headrace.wire.errors import ConflictError, TimedOutError, UnknownTopicError
 from headrace.wire.ids import TopicPartition
 
 FIRST = TopicPartition("clicks", 0)
@@ -322,6 +322,29 @@ def test_moves_under_way_are_shown_once_or_watched(headrace: Any, four: Any, hap
     assert (ended.code, "they go on" in ended.err) == (ExitCode.TIMED_OUT, True)
     happens(lambda held: held.change("clicks", 0, adding_replicas=(), removing_replicas=()))
     assert json.loads(headrace("partition", "move", "-w", "--output", "json").out.splitlines()[-1])["done"]
+
+
+def test_watching_moves_outlasts_a_cluster_that_is_away(headrace: Any, four: Any, happens: Any) -> None:
+    """It is said once, not each time; a single look fails; a topic that is deleted meanwhile ends it."""
+    four.change("clicks", 0, replicas=(4, 1, 2, 3), adding_replicas=(4,), removing_replicas=(1,))
+    away = TimedOutError("nobody answers")
+
+    def comes_back(held: Any) -> None:
+        held.failure = None
+        held.change("clicks", 0, adding_replicas=(), removing_replicas=())
+
+    happens(lambda held: setattr(held, "failure", away), lambda held: None, comes_back)
+    ended = headrace("partition", "move", "--watch")
+    assert (ended.code, ended.err) == (0, "headrace: still watching: nobody answers\n")
+    assert "1 of 1 moves done" in ended.out
+    four.moves_failure = away
+    arguments = ("clicks:1", "--replicas", "4,2,3", "--execute", "--watch", "--wait-timeout", "0")
+    ended = headrace("partition", "move", *arguments)
+    assert (ended.code, "still watching" in ended.err) == (ExitCode.TIMED_OUT, False)
+    four.moves_failure = None
+    four.change("clicks", 0, adding_replicas=(4,))
+    happens(lambda held: setattr(held, "failure", UnknownTopicError("gone")), lambda held: None)
+    assert headrace("partition", "move", "--watch").code == ExitCode.NOT_FOUND
 
 
 def test_the_speed_of_moves_under_way_is_changed(headrace: Any, four: Any, happens: Any) -> None:
