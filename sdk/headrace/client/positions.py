@@ -22,6 +22,7 @@ from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     TimedOutError,
     UnknownTopicIdError,
@@ -383,8 +384,12 @@ class Positions:
     def _take_error(
         self, partition: ReadPosition, part: Wanted, error: HeadraceError, routes: RoutingTable, now_ms: int
     ) -> bool:
+        near = partition.near
         if not part.from_leader:
-            partition.near.refused(now_ms)
+            if isinstance(error, OffsetNotAvailableError) and near.lags():
+                self._wait(partition, NO_EPOCH, now_ms, failures=near.tries)
+            else:
+                near.refused(now_ms)
             return False
         damage = partition.damage
         if damage is not None and (error.retriable or isinstance(error, CorruptBatchError)):

@@ -23,6 +23,8 @@ SILENT_REPLICA_MS = 5_000
 """A nearer replica that brings nothing for so long may have been left behind: the leader is asked again."""
 REFUSED_REPLICA_MS = 10_000
 """So long the leader is read where a nearer replica could not serve."""
+LAGGING_TRIES = 5
+"""So often a nearer replica is asked again, after a back-off, that has not heard yet of what the leader has given."""
 DAMAGED_COPIES = 3
 """So many damaged copies of a batch from one broker are the application's error."""
 DAMAGE_PATIENCE_MS = 30_000
@@ -57,11 +59,13 @@ class Divergence(NamedTuple):
 class NearReplica:
     """Which replica is read in place of the leader (KIP-392). It is left at the first sign that it cannot serve."""
 
-    __slots__ = ("_heard_ms", "_not_before_ms", "_until_ms", "broker_id")
+    __slots__ = ("_heard_ms", "_not_before_ms", "_until_ms", "broker_id", "tries")
 
     def __init__(self) -> None:
         self.broker_id = -1
         """-1: the leader is read."""
+        self.tries = 0
+        """How often it has said that it does not have the offset yet."""
         self._until_ms = 0
         self._heard_ms = 0
         self._not_before_ms = 0
@@ -83,15 +87,22 @@ class NearReplica:
     def offered(self, broker_id: int, now_ms: int, term_ms: int) -> None:
         """Read from this broker for `term_ms`, as the leader says."""
         self.broker_id = broker_id
+        self.tries = 0
         self._until_ms = now_ms + term_ms
         self._heard_ms = now_ms
 
     def answered(self, now_ms: int, *, data: bool) -> None:
         """Note an answer of it: one that brought nothing for long is asked about again."""
+        self.tries = 0
         if data:
             self._heard_ms = now_ms
         elif now_ms - self._heard_ms >= SILENT_REPLICA_MS:
             self.broker_id = -1
+
+    def lags(self) -> bool:
+        """Note that it does not have the offset yet; whether to ask it again, as the leader says that it follows."""
+        self.tries += 1
+        return self.tries <= LAGGING_TRIES
 
     def refused(self, now_ms: int) -> None:
         """Read from the leader, for a while whatever it offers."""

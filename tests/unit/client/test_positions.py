@@ -9,6 +9,7 @@ from headrace.client.positions import Positions
 from headrace.client.read_position import (
     DAMAGE_PATIENCE_MS,
     DAMAGED_COPIES,
+    LAGGING_TRIES,
     REFUSED_REPLICA_MS,
     SILENT_REPLICA_MS,
 )
@@ -327,7 +328,6 @@ def test_data_beside_the_replicas_name_is_kept():
     [
         NotLeaderError("no replica"),
         OffsetOutOfRangeError("behind"),
-        OffsetNotAvailableError("behind"),
         FencedLeaderEpochError("old"),
         InternalError("bug"),
         None,
@@ -350,6 +350,31 @@ def test_a_replica_that_cannot_serve_is_left_for_the_leader(error):
     reading.answer(plan, batch(10))
     reading.later(REFUSED_REPLICA_MS)
     assert reading.fetch().request.rack == "east"
+
+
+def test_a_replica_that_has_not_heard_yet_of_the_offset_is_asked_again():
+    """A reader that comes from the leader is ahead of what a follower knows to be committed: it waits a little."""
+    reading = near()
+    reading.read(0)
+    for _ in range(LAGGING_TRIES):
+        plan = reading.fetch()
+        assert plan.broker_id == 2
+        assert not reading.answer(plan, error=OffsetNotAvailableError("not yet"))
+        assert reading.fetch() is None
+        reading.later(800)
+    plan = reading.fetch()
+    reading.answer(plan)
+    reading.answer(reading.fetch(), error=OffsetNotAvailableError("not yet"))
+    reading.later(800)
+    assert reading.fetch().broker_id == 2, "an answer ends the count"
+
+
+def test_a_replica_that_stays_behind_is_left():
+    reading = near()
+    for _ in range(LAGGING_TRIES + 1):
+        reading.answer(reading.fetch(), error=OffsetNotAvailableError("not yet"))
+        reading.later(1000)
+    assert reading.fetch().broker_id == 1
 
 
 def test_only_the_leader_is_believed_that_the_log_was_replaced():
