@@ -177,6 +177,27 @@ def test_ctrl_c_ends_a_follower_at_once(headrace: Run, headrace_cluster: LocalCl
         assert process.stderr.read() == b""
 
 
+def test_ctrl_c_ends_watching_at_once(headrace_cluster: LocalCluster) -> None:
+    """On a terminal the picture stays as it was last drawn; exit code 130, no traceback."""
+    arguments = [sys.executable, "-m", "headrace.cli", "cluster", "health", "--watch", "--interval", "60"]
+    ours, theirs = os.openpty()
+    try:
+        with subprocess.Popen(
+            [*arguments, "-b", headrace_cluster.bootstrap_servers], stdout=theirs, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stderr is not None
+            seen = b""
+            while b"partitions" not in seen:
+                seen += os.read(ours, 4096)
+            assert seen.startswith(b"\x1b[2J\x1b[H\x1b[J")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+            assert process.stderr.read() == b""
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_a_dead_broker_is_named_with_what_to_do(own_cluster: Callable[..., LocalCluster]) -> None:
     """Exit code 5: which partitions have no leader, which broker to bring back."""
     cluster = own_cluster(brokers=2, coordinators=1, broker_settings={"lease_ttl_ms": 2000})
