@@ -47,6 +47,13 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_TIMED_OUT: _ClassVar[ErrorCode]
     ERROR_CODE_FENCED_BROKER: _ClassVar[ErrorCode]
     ERROR_CODE_CONFLICT: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_GROUP: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_MEMBER: _ClassVar[ErrorCode]
+    ERROR_CODE_FENCED_MEMBER_EPOCH: _ClassVar[ErrorCode]
+    ERROR_CODE_FENCED_INSTANCE: _ClassVar[ErrorCode]
+    ERROR_CODE_NOT_OWNER: _ClassVar[ErrorCode]
+    ERROR_CODE_GROUP_NOT_EMPTY: _ClassVar[ErrorCode]
+    ERROR_CODE_GROUP_TOO_LARGE: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -93,6 +100,13 @@ ERROR_CODE_SHUTTING_DOWN: ErrorCode
 ERROR_CODE_TIMED_OUT: ErrorCode
 ERROR_CODE_FENCED_BROKER: ErrorCode
 ERROR_CODE_CONFLICT: ErrorCode
+ERROR_CODE_UNKNOWN_GROUP: ErrorCode
+ERROR_CODE_UNKNOWN_MEMBER: ErrorCode
+ERROR_CODE_FENCED_MEMBER_EPOCH: ErrorCode
+ERROR_CODE_FENCED_INSTANCE: ErrorCode
+ERROR_CODE_NOT_OWNER: ErrorCode
+ERROR_CODE_GROUP_NOT_EMPTY: ErrorCode
+ERROR_CODE_GROUP_TOO_LARGE: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_NOT_APPLIED: Outcome

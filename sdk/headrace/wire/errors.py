@@ -72,6 +72,13 @@ class ErrorCode(IntEnum):
     TIMED_OUT = 56
     FENCED_BROKER = 57
     CONFLICT = 58
+    UNKNOWN_GROUP = 60
+    UNKNOWN_MEMBER = 61
+    FENCED_MEMBER_EPOCH = 62
+    FENCED_INSTANCE = 63
+    NOT_OWNER = 64
+    GROUP_NOT_EMPTY = 65
+    GROUP_TOO_LARGE = 66
     INTERNAL = 99
 
 
@@ -373,6 +380,48 @@ class ConflictError(HeadraceError):
     default_code = ErrorCode.CONFLICT
 
 
+class UnknownGroupError(HeadraceError):
+    """No such consumer group."""
+
+    default_code = ErrorCode.UNKNOWN_GROUP
+
+
+class UnknownMemberError(HeadraceError):
+    """The group does not have this member, or no more: its session is over. It owns nothing and may join again."""
+
+    default_code = ErrorCode.UNKNOWN_MEMBER
+
+
+class FencedMemberEpochError(HeadraceError):
+    """The member names an epoch that it was never given: it owns nothing and must join again."""
+
+    default_code = ErrorCode.FENCED_MEMBER_EPOCH
+
+
+class FencedInstanceError(HeadraceError):
+    """Another member with the same `group_instance_id` has taken this one's place."""
+
+    default_code = ErrorCode.FENCED_INSTANCE
+
+
+class NotOwnerError(HeadraceError):
+    """The member does not own the partition, or owns it again since: its offset is not stored."""
+
+    default_code = ErrorCode.NOT_OWNER
+
+
+class GroupNotEmptyError(HeadraceError):
+    """The group has members, and only they may change what is asked to be changed."""
+
+    default_code = ErrorCode.GROUP_NOT_EMPTY
+
+
+class GroupTooLargeError(HeadraceError):
+    """The group has more members and partitions than fit into one key of etcd."""
+
+    default_code = ErrorCode.GROUP_TOO_LARGE
+
+
 class InternalError(HeadraceError):
     """A bug in headrace."""
 
@@ -563,6 +612,32 @@ ERRORS: Mapping[ErrorCode, ErrorRow] = {
     ),
     ErrorCode.CONFLICT: ErrorRow(
         ConflictError, "ABORTED", True, _NO, "Read the current state and decide again; somebody else changed it."
+    ),
+    ErrorCode.UNKNOWN_GROUP: ErrorRow(
+        UnknownGroupError, "NOT_FOUND", False, _NO, "Check the group id; `headrace group list` shows all groups."
+    ),
+    ErrorCode.UNKNOWN_MEMBER: ErrorRow(
+        UnknownMemberError, "FAILED_PRECONDITION", False, _NO, "Give up all partitions and join again."
+    ),
+    ErrorCode.FENCED_MEMBER_EPOCH: ErrorRow(
+        FencedMemberEpochError, "FAILED_PRECONDITION", False, _NO, "Give up all partitions and join again."
+    ),
+    ErrorCode.FENCED_INSTANCE: ErrorRow(
+        FencedInstanceError,
+        "FAILED_PRECONDITION",
+        False,
+        _NO,
+        "Give each running consumer a group_instance_id of its own; stop the one that is too many.",
+        fatal=True,
+    ),
+    ErrorCode.NOT_OWNER: ErrorRow(
+        NotOwnerError, "FAILED_PRECONDITION", False, _NO, "Drop what was read of the partition; its owner reads it."
+    ),
+    ErrorCode.GROUP_NOT_EMPTY: ErrorRow(
+        GroupNotEmptyError, "FAILED_PRECONDITION", False, _NO, "Stop all members of the group first."
+    ),
+    ErrorCode.GROUP_TOO_LARGE: ErrorRow(
+        GroupTooLargeError, "RESOURCE_EXHAUSTED", False, _NO, "Split the topics over several groups."
     ),
     ErrorCode.INTERNAL: ErrorRow(
         InternalError, "INTERNAL", False, _MAYBE, "Report it, with the server's log; it is a bug in headrace."

@@ -115,6 +115,46 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "persistent",
         "The first producer id that no block holds yet.",
     ),
+    KeyFamily(
+        "state",
+        "/headrace/{cluster}/groups/{generation}/group/{group_id}/state",
+        "coordinators, by compare-and-swap",
+        metadata_pb2.GroupState,
+        "persistent; removed with the group",
+        "Members of a consumer group, its topics, who is to own each partition and who does.",
+    ),
+    KeyFamily(
+        "assign",
+        "/headrace/{cluster}/groups/{generation}/group/{group_id}/assign/{member_id}",
+        "coordinators, in a transaction that compares the group's state",
+        metadata_pb2.MemberAssignment,
+        "persistent; removed with the member",
+        "What one member owns: the paper's ownership registry. Commits compare it.",
+    ),
+    KeyFamily(
+        "member",
+        "/headrace/{cluster}/groups/{generation}/group/{group_id}/live/{member_id}",
+        "coordinators, in the transaction that lets the member join",
+        metadata_pb2.LiveMember,
+        "the member's lease",
+        "The member was heard of within its session timeout: the paper's consumer registry.",
+    ),
+    KeyFamily(
+        "off",
+        "/headrace/{cluster}/groups/{generation}/group/{group_id}/off/{topic_id}/{partition}",
+        "coordinators, for the partition's owner",
+        metadata_pb2.CommittedOffset,
+        "persistent; removed with the group, or when it was empty for long",
+        "Where the group goes on: the paper's offset registry.",
+    ),
+    KeyFamily(
+        "position",
+        "/headrace/{cluster}/groups/{generation}/position/{reader_id}",
+        "coordinators, for a reader",
+        metadata_pb2.ReportedPositions,
+        "a lease",
+        "Where a reader without a group stands, for observation only.",
+    ),
 )
 
 FAMILIES: dict[str, KeyFamily] = {family.name: family for family in KEY_TABLE}
@@ -180,6 +220,45 @@ class ProducerIdsKey:
     """`pid`."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """`group/{group_id}/state`."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAssignmentKey:
+    """`group/{group_id}/assign/{member_id}`."""
+
+    group_id: str
+    member_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberKey:
+    """`group/{group_id}/live/{member_id}`."""
+
+    group_id: str
+    member_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsetKey:
+    """`group/{group_id}/off/{topic_id}/{partition}`."""
+
+    group_id: str
+    topic_id: TopicId
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionKey:
+    """`position/{reader_id}`."""
+
+    reader_id: str
+
+
 ParsedKey = (
     LiveKey
     | SessionKey
@@ -190,6 +269,11 @@ ParsedKey = (
     | PartitionKey
     | DrainKey
     | ProducerIdsKey
+    | GroupKey
+    | GroupAssignmentKey
+    | GroupMemberKey
+    | GroupOffsetKey
+    | PositionKey
 )
 
 
@@ -223,6 +307,43 @@ class Keyspace:
     def prefix(self) -> str:
         """What every key of this generation starts with; ends with a slash."""
         return f"{ROOT}{self.cluster}/{self.generation}/"
+
+    @property
+    def groups_prefix(self) -> str:
+        """What every key of consumer groups starts with; ends with a slash. Brokers do not watch it."""
+        return f"{ROOT}{self.cluster}/groups/{self.generation}/"
+
+    def group(self, group_id: str) -> str:
+        """Key of a group's state; the (checked) id has no slash."""
+        return f"{self.group_prefix(group_id)}state"
+
+    def group_prefix(self, group_id: str) -> str:
+        """Prefix of all keys of one group."""
+        assert group_id, "an empty group id"
+        assert "/" not in group_id, group_id
+        return f"{self.groups_prefix}group/{group_id}/"
+
+    def group_assignment(self, group_id: str, member_id: bytes) -> str:
+        """Key of what a member (16 bytes) owns."""
+        assert len(member_id) == 16, member_id
+        return f"{self.group_prefix(group_id)}assign/{member_id.hex()}"
+
+    def group_member(self, group_id: str, member_id: bytes) -> str:
+        """Key of a member's sign of life, on its lease."""
+        assert len(member_id) == 16, member_id
+        return f"{self.group_prefix(group_id)}live/{member_id.hex()}"
+
+    def group_offset(self, group_id: str, topic_id: bytes, partition: int) -> str:
+        """Key of a committed offset."""
+        assert len(topic_id) == 16, topic_id
+        assert partition >= 0, partition
+        return f"{self.group_prefix(group_id)}off/{topic_id.hex()}/{partition}"
+
+    def position(self, reader_id: str) -> str:
+        """Key of the positions that a reader reports; the (checked) id has no slash."""
+        assert reader_id, "an empty reader id"
+        assert "/" not in reader_id, reader_id
+        return f"{self.groups_prefix}position/{reader_id}"
 
     def live(self, broker_id: int) -> str:
         """Key of a broker's registration."""
@@ -289,6 +410,8 @@ class Keyspace:
 
     def parse(self, key: str) -> ParsedKey | None:
         """Take a key apart; None where it is outside this generation or of a family that this release does not know."""
+        if key.startswith(self.groups_prefix):
+            return _parse_group_key(key[len(self.groups_prefix) :].split("/"))
         if not key.startswith(self.prefix):
             return None
         match key[len(self.prefix) :].split("/"):
@@ -306,9 +429,9 @@ class Keyspace:
                 return CoordinatorKey(coordinator_id)
             case ["topic", name] if name:
                 return TopicKey(name)
-            case ["tid", topic_id] if _is_topic_id(topic_id):
+            case ["tid", topic_id] if _is_id(topic_id):
                 return TopicIdKey(TopicId(bytes.fromhex(topic_id)))
-            case ["part", topic_id, partition] if _is_topic_id(topic_id) and _is_number(partition):
+            case ["part", topic_id, partition] if _is_id(topic_id) and _is_number(partition):
                 return PartitionKey(TopicId(bytes.fromhex(topic_id)), int(partition))
         return None
 
@@ -316,8 +439,19 @@ class Keyspace:
         """The row of `KEY_TABLE` that a key belongs to; None where this release does not know it."""
         if key == meta_key(self.cluster):
             return FAMILIES["meta"]
-        if self.parse(key) is None:
-            return None
+        match self.parse(key):
+            case None:
+                return None
+            case GroupKey():
+                return FAMILIES["state"]
+            case GroupAssignmentKey():
+                return FAMILIES["assign"]
+            case GroupMemberKey():
+                return FAMILIES["member"]
+            case GroupOffsetKey():
+                return FAMILIES["off"]
+            case PositionKey():
+                return FAMILIES["position"]
         return FAMILIES[key[len(self.prefix) :].split("/", 1)[0]]
 
     def decode_value(self, key: str, value: bytes) -> Message | None:
@@ -346,7 +480,7 @@ def describe_keys() -> str:
     lines = [
         "# Keys in etcd",
         "",
-        "Generated by `python -m headrace_server.keys`. All keys but the first stand below",
+        "Generated by `python -m headrace_server.keys`. Keys that do not begin with a slash stand below",
         "`/headrace/{cluster}/{generation}/`, whose generation comes from the first. Values are the protobuf",
         "messages of `proto/headrace/internal/v1/metadata.proto`; `headrace cluster dump` prints them all.",
         "",
@@ -360,11 +494,26 @@ def describe_keys() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _parse_group_key(parts: list[str]) -> ParsedKey | None:
+    match parts:
+        case ["group", group_id, "state"] if group_id:
+            return GroupKey(group_id)
+        case ["group", group_id, "assign", member_id] if group_id and _is_id(member_id):
+            return GroupAssignmentKey(group_id, bytes.fromhex(member_id))
+        case ["group", group_id, "live", member_id] if group_id and _is_id(member_id):
+            return GroupMemberKey(group_id, bytes.fromhex(member_id))
+        case ["group", group_id, "off", topic_id, partition] if group_id and _is_id(topic_id) and _is_number(partition):
+            return GroupOffsetKey(group_id, TopicId(bytes.fromhex(topic_id)), int(partition))
+        case ["position", reader_id] if reader_id:
+            return PositionKey(reader_id)
+    return None
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and text == str(int(text))
 
 
-def _is_topic_id(text: str) -> bool:
+def _is_id(text: str) -> bool:
     return len(text) == 32 and all(character in "0123456789abcdef" for character in text)
 
 

@@ -10,9 +10,14 @@ from headrace_server.keys import (
     ControllerKey,
     CoordinatorKey,
     DrainKey,
+    GroupAssignmentKey,
+    GroupKey,
+    GroupMemberKey,
+    GroupOffsetKey,
     Keyspace,
     LiveKey,
     PartitionKey,
+    PositionKey,
     ProducerIdsKey,
     SessionKey,
     TopicIdKey,
@@ -36,6 +41,19 @@ BUILT = [
     (KEYS.drained(3), "drain/3", DrainKey(3), "drain"),
     (KEYS.producer_ids(), "pid", ProducerIdsKey(), "pid"),
 ]
+MEMBER_ID = bytes(range(16, 32))
+GROUP_BUILT = [
+    (KEYS.group("g"), "group/g/state", GroupKey("g"), "state"),
+    (
+        KEYS.group_assignment("g", MEMBER_ID),
+        f"group/g/assign/{MEMBER_ID.hex()}",
+        GroupAssignmentKey("g", MEMBER_ID),
+        "assign",
+    ),
+    (KEYS.group_member("g", MEMBER_ID), f"group/g/live/{MEMBER_ID.hex()}", GroupMemberKey("g", MEMBER_ID), "member"),
+    (KEYS.group_offset("g", TOPIC_ID, 7), f"group/g/off/{TOPIC_ID.hex()}/7", GroupOffsetKey("g", TOPIC_ID, 7), "off"),
+    (KEYS.position("r"), "position/r", PositionKey("r"), "position"),
+]
 
 
 @pytest.mark.parametrize(("key", "tail", "parsed", "family"), BUILT)
@@ -46,9 +64,18 @@ def test_keys_go_there_and_back(key, tail, parsed, family):
     assert KEYS.family(key).name == family
 
 
+@pytest.mark.parametrize(("key", "tail", "parsed", "family"), GROUP_BUILT)
+def test_keys_of_groups_stand_apart(key, tail, parsed, family):
+    """No view of the brokers' prefix sees them."""
+    assert key == "/headrace/test/groups/2/" + tail
+    assert not key.startswith(KEYS.prefix)
+    assert KEYS.parse(key) == parsed
+    assert KEYS.family(key).name == family
+
+
 def test_every_family_is_built_here():
     """No row of the table lacks a builder."""
-    assert {family for *_, family in BUILT} | {"meta"} == {row.name for row in KEY_TABLE}
+    assert {family for *_, family in (*BUILT, *GROUP_BUILT)} | {"meta"} == {row.name for row in KEY_TABLE}
     assert KEYS.family(meta_key("test")).name == "meta"
 
 

@@ -139,3 +139,131 @@ class ProducerIdBlock(_message.Message):
     NEXT_PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     next_producer_id: int
     def __init__(self, next_producer_id: _Optional[int] = ...) -> None: ...
+
+class GroupState(_message.Message):
+    __slots__ = ("group_epoch", "assignment_epoch", "assignor", "members", "topics", "empty_since_ms")
+    GROUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNOR_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    group_epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    topics: _containers.RepeatedCompositeFieldContainer[GroupTopic]
+    empty_since_ms: int
+    def __init__(self, group_epoch: _Optional[int] = ..., assignment_epoch: _Optional[int] = ..., assignor: _Optional[str] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[GroupTopic, _Mapping]]] = ..., empty_since_ms: _Optional[int] = ...) -> None: ...
+
+class GroupMember(_message.Message):
+    __slots__ = ("member_id", "instance_id", "client_id", "host", "rack", "topics", "topic_pattern", "member_epoch", "lease_id", "session_timeout_ms", "rebalance_timeout_ms", "joined_ms", "revoking_since_ms")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    REBALANCE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_MS_FIELD_NUMBER: _ClassVar[int]
+    REVOKING_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    member_id: bytes
+    instance_id: str
+    client_id: str
+    host: str
+    rack: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    topic_pattern: str
+    member_epoch: int
+    lease_id: int
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    joined_ms: int
+    revoking_since_ms: int
+    def __init__(self, member_id: _Optional[bytes] = ..., instance_id: _Optional[str] = ..., client_id: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., member_epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., rebalance_timeout_ms: _Optional[int] = ..., joined_ms: _Optional[int] = ..., revoking_since_ms: _Optional[int] = ...) -> None: ...
+
+class GroupTopic(_message.Message):
+    __slots__ = ("topic_id", "name", "target", "owner", "assignment_epochs")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    name: str
+    target: _containers.RepeatedScalarFieldContainer[int]
+    owner: _containers.RepeatedScalarFieldContainer[int]
+    assignment_epochs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic_id: _Optional[bytes] = ..., name: _Optional[str] = ..., target: _Optional[_Iterable[int]] = ..., owner: _Optional[_Iterable[int]] = ..., assignment_epochs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MemberAssignment(_message.Message):
+    __slots__ = ("member_epoch", "topics")
+    MEMBER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    member_epoch: int
+    topics: _containers.RepeatedCompositeFieldContainer[AssignedTopic]
+    def __init__(self, member_epoch: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[AssignedTopic, _Mapping]]] = ...) -> None: ...
+
+class AssignedTopic(_message.Message):
+    __slots__ = ("topic_id", "name", "partitions", "assignment_epochs", "revoking")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    REVOKING_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    name: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    assignment_epochs: _containers.RepeatedScalarFieldContainer[int]
+    revoking: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic_id: _Optional[bytes] = ..., name: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., assignment_epochs: _Optional[_Iterable[int]] = ..., revoking: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LiveMember(_message.Message):
+    __slots__ = ("client_id", "host")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    host: str
+    def __init__(self, client_id: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+
+class CommittedOffset(_message.Message):
+    __slots__ = ("offset", "leader_epoch", "metadata", "committed_ms", "member_id", "member_epoch")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_MS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    leader_epoch: int
+    metadata: str
+    committed_ms: int
+    member_id: bytes
+    member_epoch: int
+    def __init__(self, offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., metadata: _Optional[str] = ..., committed_ms: _Optional[int] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ...) -> None: ...
+
+class ReportedPositions(_message.Message):
+    __slots__ = ("topics", "reported_ms", "client_id")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_MS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedCompositeFieldContainer[ReportedTopic]
+    reported_ms: int
+    client_id: str
+    def __init__(self, topics: _Optional[_Iterable[_Union[ReportedTopic, _Mapping]]] = ..., reported_ms: _Optional[int] = ..., client_id: _Optional[str] = ...) -> None: ...
+
+class ReportedTopic(_message.Message):
+    __slots__ = ("topic_id", "name", "partitions", "offsets")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    name: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic_id: _Optional[bytes] = ..., name: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,200 @@
+"""A consumer group as its etcd keys hold it. Immutable values, and their encoding; decisions are in `group_transition`.
+
+Source: KIP-848 (member epochs, target and current assignment), PROTOCOL section 1.3; the keys are the paper's
+registries of consumers and ownership (section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace_server.internal_v1 import metadata_pb2
+
+from headrace_coordinator.core.assignors import DEFAULT_ASSIGNOR, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One consumer of a group, in one life: a restart makes another member."""
+
+    member_id: bytes
+    """16 bytes that the member has drawn."""
+    instance_id: str = ""
+    """The place it takes; empty: a dynamic member."""
+    client_id: str = ""
+    host: str = ""
+    rack: str = ""
+    topics: tuple[str, ...] = ()
+    """Names that it subscribes to, ascending."""
+    topic_pattern: str = ""
+    member_epoch: int = 0
+    """Rises when what it owns changes: the group's assignment epoch at that time."""
+    lease_id: int = 0
+    session_timeout_ms: int = 0
+    rebalance_timeout_ms: int = 0
+    joined_ms: int = 0
+    revoking_since_ms: int = 0
+    """Since when it owns what it is to give up; 0: nothing."""
+
+    @property
+    def order(self) -> str:
+        """What assignors order members by."""
+        return self.instance_id or self.member_id.hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """A partition granted to a member."""
+
+    member_id: bytes
+    assignment_epoch: int
+    """The member epoch with which it was granted; strictly rises from grant to grant of a partition (I24)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTopic:
+    """A topic of the group as it was when the target was computed."""
+
+    topic_id: bytes
+    name: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The value of `group/{group_id}/state`."""
+
+    group_epoch: int = 0
+    assignment_epoch: int = 0
+    assignor: str = DEFAULT_ASSIGNOR
+    members: Mapping[bytes, Member] = field(default_factory=dict)
+    topics: Mapping[bytes, GroupTopic] = field(default_factory=dict)
+    """By topic id."""
+    target: Mapping[TopicPartition, bytes] = field(default_factory=dict)
+    """Who is to own each partition."""
+    owners: Mapping[TopicPartition, Ownership] = field(default_factory=dict)
+    """Who owns each partition; absent: nobody."""
+    empty_since_ms: int = 0
+
+    def owned_by(self, member_id: bytes) -> dict[TopicPartition, int]:
+        """The partitions of a member with their assignment epochs, ascending."""
+        return {
+            partition: owner.assignment_epoch
+            for partition, owner in sorted(self.owners.items())
+            if owner.member_id == member_id
+        }
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether everybody owns what it is to own."""
+        return (
+            self.group_epoch == self.assignment_epoch
+            and len(self.owners) == len(self.target)
+            and all(
+                partition in self.owners and self.owners[partition].member_id == member_id
+                for partition, member_id in self.target.items()
+            )
+        )
+
+
+def encode_group(group: Group) -> bytes:
+    """Return the bytes of `group/{group_id}/state`; the same group gives the same bytes."""
+    member_ids = sorted(group.members)
+    index = {member_id: position for position, member_id in enumerate(member_ids)}
+    message = metadata_pb2.GroupState(
+        group_epoch=group.group_epoch,
+        assignment_epoch=group.assignment_epoch,
+        assignor=group.assignor,
+        empty_since_ms=group.empty_since_ms,
+    )
+    for member_id in member_ids:
+        member = group.members[member_id]
+        message.members.add(
+            member_id=member.member_id,
+            instance_id=member.instance_id,
+            client_id=member.client_id,
+            host=member.host,
+            rack=member.rack,
+            topics=member.topics,
+            topic_pattern=member.topic_pattern,
+            member_epoch=member.member_epoch,
+            lease_id=member.lease_id,
+            session_timeout_ms=member.session_timeout_ms,
+            rebalance_timeout_ms=member.rebalance_timeout_ms,
+            joined_ms=member.joined_ms,
+            revoking_since_ms=member.revoking_since_ms,
+        )
+    for topic in sorted(group.topics.values(), key=lambda topic: (topic.name, topic.topic_id)):
+        numbers = range(topic.partitions)
+        owners = [group.owners.get((topic.topic_id, number)) for number in numbers]
+        message.topics.add(
+            topic_id=topic.topic_id,
+            name=topic.name,
+            target=[index.get(group.target.get((topic.topic_id, number), b""), -1) for number in numbers],
+            owner=[-1 if owner is None else index[owner.member_id] for owner in owners],
+            assignment_epochs=[0 if owner is None else owner.assignment_epoch for owner in owners],
+        )
+    return message.SerializeToString()
+
+
+def decode_group(value: bytes) -> Group:
+    """Read the bytes of `group/{group_id}/state`; raises `google.protobuf.message.DecodeError` on foreign bytes."""
+    message = metadata_pb2.GroupState.FromString(value)
+    member_ids = [member.member_id for member in message.members]
+    target: dict[TopicPartition, bytes] = {}
+    owners: dict[TopicPartition, Ownership] = {}
+    topics: dict[bytes, GroupTopic] = {}
+    for topic in message.topics:
+        topics[topic.topic_id] = GroupTopic(topic.topic_id, topic.name, len(topic.target))
+        for number, (wanted, owner, epoch) in enumerate(
+            zip(topic.target, topic.owner, topic.assignment_epochs, strict=True)
+        ):
+            if wanted >= 0:
+                target[(topic.topic_id, number)] = member_ids[wanted]
+            if owner >= 0:
+                owners[(topic.topic_id, number)] = Ownership(member_ids[owner], epoch)
+    return Group(
+        group_epoch=message.group_epoch,
+        assignment_epoch=message.assignment_epoch,
+        assignor=message.assignor,
+        members={
+            member.member_id: Member(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                host=member.host,
+                rack=member.rack,
+                topics=tuple(member.topics),
+                topic_pattern=member.topic_pattern,
+                member_epoch=member.member_epoch,
+                lease_id=member.lease_id,
+                session_timeout_ms=member.session_timeout_ms,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                joined_ms=member.joined_ms,
+                revoking_since_ms=member.revoking_since_ms,
+            )
+            for member in message.members
+        },
+        topics=topics,
+        target=target,
+        owners=owners,
+        empty_since_ms=message.empty_since_ms,
+    )
+
+
+def assignments_of(group: Group) -> dict[bytes, metadata_pb2.MemberAssignment]:
+    """Give the values of `group/{group_id}/assign/{member_id}`: functions of the group's state and of nothing else."""
+    messages = {
+        member_id: metadata_pb2.MemberAssignment(member_epoch=member.member_epoch)
+        for member_id, member in group.members.items()
+    }
+    for (topic_id, number), owner in sorted(group.owners.items()):
+        topics = messages[owner.member_id].topics
+        if not topics or topics[-1].topic_id != topic_id:
+            topics.add(topic_id=topic_id, name=group.topics[topic_id].name)
+        topics[-1].partitions.append(number)
+        topics[-1].assignment_epochs.append(owner.assignment_epoch)
+        if group.target.get((topic_id, number)) != owner.member_id:
+            topics[-1].revoking.append(number)
+    return messages

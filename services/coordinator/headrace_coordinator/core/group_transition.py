@@ -1,0 +1,390 @@
+"""What becomes of a consumer group: one pure function of its state, its live members, the topics and what was asked.
+
+`transition` takes all heartbeats and departures that wait for a group and gives the next state, which the runtime
+writes in one transaction that compares the version it was computed from (H60, "one heartbeat round, one transaction").
+A partition is granted only when nobody owns it, and taken only when its owner says that it gave it up, is gone, or had
+its time (I24, I25). Source: KIP-848; PROTOCOL section 1.3.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace.wire.errors import (
+    FencedInstanceError,
+    FencedMemberEpochError,
+    GroupTooLargeError,
+    HeadraceError,
+    InvalidRequestError,
+    UnknownMemberError,
+)
+
+from headrace_coordinator.core.assignors import ASSIGNORS, AssignableTopic, Subscriber, TopicPartition
+from headrace_coordinator.core.group_state import (
+    Group,
+    GroupTopic,
+    Member,
+    Ownership,
+    assignments_of,
+    encode_group,
+)
+
+MAX_STATE_BYTES = 1 << 20
+MAX_OPERATIONS = 120
+"""Of one transaction, of the 128 that etcd takes; what is left follows in the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberHeartbeat:
+    """What a member says of itself."""
+
+    member: Member
+    """As it wants to be known; of its epochs and times only `lease_id`, the timeouts and `joined_ms` are taken."""
+    member_epoch: int
+    """As it knows it; 0: it joins."""
+    assignor: str = ""
+    """Empty: the group's."""
+    owned: frozenset[TopicPartition] | None = None
+    """What it owns; None: as it was told last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The next state, and what the transaction has to see to."""
+
+    group: Group
+    assignments: Mapping[bytes, bytes]
+    """Assignments to be written, by member."""
+    absent: tuple[bytes, ...]
+    """Members that were put out because their lease is gone: the transaction compares that it is."""
+    ended: tuple[bytes, ...]
+    """Members that left, were replaced or had their time: their lease's key is deleted in the transaction."""
+    errors: Mapping[bytes, HeadraceError] = field(default_factory=dict)
+    """Heartbeats that are refused, by member; they have changed nothing."""
+    deferred: frozenset[bytes] = frozenset()
+    """Members whose heartbeat or departure did not fit any more: they go into the next round."""
+    more: bool = False
+    """Assignments are left to be written: ask again at once."""
+
+    @property
+    def gone(self) -> tuple[bytes, ...]:
+        """All members whose assignment is to be deleted."""
+        return tuple(sorted({*self.absent, *self.ended}))
+
+
+def transition(
+    group: Group,
+    *,
+    heartbeats: Sequence[MemberHeartbeat],
+    leaving: Collection[bytes],
+    live: Collection[bytes],
+    topics: Mapping[str, AssignableTopic],
+    stored: Mapping[bytes, bytes],
+    now_ms: int,
+) -> Transition:
+    """Compute what becomes of the group; level-triggered, so that it may be asked with nothing to report.
+
+    `live`: members whose lease's key is there. `topics`: all topics by name. `stored`: the values of the members'
+    assignment keys. `now_ms`: a coordinator's wall clock, used
+    for the rebalance timeout and for when the group became empty. Two coordinators that ask the same get the same.
+    """
+    round_ = _Round(group, live, topics, now_ms)
+    round_.put_out()
+    for member_id in sorted(leaving):
+        round_.end(member_id)
+    for heartbeat in sorted(heartbeats, key=lambda heartbeat: heartbeat.member.member_id):
+        try:
+            round_.take(heartbeat)
+        except HeadraceError as error:
+            round_.errors[heartbeat.member.member_id] = error
+    round_.follow_topics()
+    round_.retarget()
+    round_.grant()
+    return round_.finish(stored)
+
+
+class _Round:
+    """One computation of `transition`: mutable copies, then the result."""
+
+    def __init__(
+        self, group: Group, live: Collection[bytes], topics: Mapping[str, AssignableTopic], now_ms: int
+    ) -> None:
+        self._before = group
+        self._live = live
+        self._topics = topics
+        self._now_ms = now_ms
+        self._epoch = group.group_epoch
+        self._assignment_epoch = group.assignment_epoch
+        self._assignor = group.assignor
+        self._members = dict(group.members)
+        self._group_topics = dict(group.topics)
+        self._target = dict(group.target)
+        self._owners = dict(group.owners)
+        self._wanted_topics: list[AssignableTopic] = []
+        self._is_stale = group.group_epoch > group.assignment_epoch
+        self._absent: list[bytes] = []
+        self._ended: list[bytes] = []
+        self._shrunk: dict[bytes, None] = {}  # members that own less: whoever gets it next may not be told before them
+        self._deferred: set[bytes] = set()
+        self._operations = 1
+        self.errors: dict[bytes, HeadraceError] = {}
+
+    # --- who is a member ---
+
+    def put_out(self) -> None:
+        """Remove members whose lease is gone, and those that did not give up in time what they were to give up."""
+        for member_id, member in sorted(self._members.items()):
+            if member_id not in self._live:
+                if self._spend(1):
+                    self._absent.append(member_id)
+                    self._remove(member_id)
+            elif member.revoking_since_ms and (
+                self._now_ms - member.revoking_since_ms >= member.rebalance_timeout_ms > 0
+            ):
+                self.end(member_id)
+
+    def _spend(self, operations: int) -> bool:
+        """Whether so many operations more fit into the transaction; if so they are counted."""
+        if self._operations + operations > MAX_OPERATIONS:
+            return False
+        self._operations += operations
+        return True
+
+    def end(self, member_id: bytes) -> None:
+        """Remove a member that leaves or has to."""
+        if member_id not in self._members:
+            return
+        if not self._spend(2):
+            self._deferred.add(member_id)
+            return
+        self._ended.append(member_id)
+        self._remove(member_id)
+
+    def _remove(self, member_id: bytes) -> None:
+        del self._members[member_id]
+        self._owners = {p: owner for p, owner in self._owners.items() if owner.member_id != member_id}
+        self._shrunk.pop(member_id, None)
+        self._is_stale = True
+
+    def take(self, heartbeat: MemberHeartbeat) -> None:
+        """Let a member join or say what it owns and wants; raises what its heartbeat is refused for."""
+        said = heartbeat.member
+        known = self._members.get(said.member_id)
+        if heartbeat.assignor and heartbeat.assignor not in ASSIGNORS:
+            raise InvalidRequestError(
+                f"there is no assignor {heartbeat.assignor!r}", action=f"Use one of {', '.join(sorted(ASSIGNORS))}."
+            )
+        if known is None:
+            if heartbeat.member_epoch != 0:
+                raise self._unknown(said)
+            if self._spend(4):
+                self._join(heartbeat)
+            else:
+                self._deferred.add(said.member_id)
+            return
+        if heartbeat.member_epoch > known.member_epoch:
+            raise FencedMemberEpochError(
+                f"the member is at epoch {known.member_epoch}, it says {heartbeat.member_epoch}"
+            )
+        updated = replace(
+            known,
+            rack=said.rack,
+            topics=said.topics,
+            topic_pattern=said.topic_pattern,
+            session_timeout_ms=said.session_timeout_ms,
+            rebalance_timeout_ms=said.rebalance_timeout_ms,
+        )
+        if (updated.topics, updated.topic_pattern, updated.rack) != (known.topics, known.topic_pattern, known.rack):
+            self._is_stale = True
+        self._members[said.member_id] = updated
+        if heartbeat.owned is not None:
+            self._give_up(said.member_id, heartbeat.owned)
+
+    def _unknown(self, said: Member) -> HeadraceError:
+        holder = self._holder(said.instance_id)
+        if holder is not None:
+            return FencedInstanceError(f"another member has taken the place {said.instance_id!r}")
+        return UnknownMemberError(f"the group has no member {said.member_id.hex()}: its session is over")
+
+    def _holder(self, instance_id: str) -> Member | None:
+        if not instance_id:
+            return None
+        return next((member for member in self._members.values() if member.instance_id == instance_id), None)
+
+    def _join(self, heartbeat: MemberHeartbeat) -> None:
+        if not self._members and heartbeat.assignor:
+            self._assignor = heartbeat.assignor
+        said = replace(heartbeat.member, member_epoch=0, revoking_since_ms=0)
+        holder = self._holder(said.instance_id)
+        if holder is not None and not self._is_stale and _wants_the_same(holder, said):
+            self._replace(holder, said)
+            return
+        if holder is not None:
+            self._ended.append(holder.member_id)
+            self._remove(holder.member_id)
+        self._members[said.member_id] = said
+        self._is_stale = True
+
+    def _replace(self, holder: Member, said: Member) -> None:
+        """Put a static member in the place of its former life: nobody else notices (H69)."""
+        self._epoch += 1
+        self._assignment_epoch = self._epoch
+        self._ended.append(holder.member_id)
+        del self._members[holder.member_id]
+        self._shrunk.pop(holder.member_id, None)
+        self._members[said.member_id] = replace(said, member_epoch=self._assignment_epoch)
+        for partition, member_id in list(self._target.items()):
+            if member_id == holder.member_id:
+                self._target[partition] = said.member_id
+        for partition, owner in list(self._owners.items()):
+            if owner.member_id == holder.member_id:
+                if self._target.get(partition) == said.member_id:
+                    self._owners[partition] = Ownership(said.member_id, self._assignment_epoch)
+                else:
+                    del self._owners[partition]  # The former life was to give it up, and it is over.
+
+    def _give_up(self, member_id: bytes, owned: frozenset[TopicPartition]) -> None:
+        """Free what the member was to give up and no more says that it owns."""
+        given_up = [
+            partition
+            for partition, owner in self._owners.items()
+            if owner.member_id == member_id and self._target.get(partition) != member_id and partition not in owned
+        ]
+        if not given_up:
+            return
+        if member_id not in self._shrunk and not self._spend(1):
+            self._deferred.add(member_id)
+            return
+        for partition in given_up:
+            del self._owners[partition]
+        self._shrunk[member_id] = None
+        self._raise_epoch(member_id)
+
+    # --- what is assigned ---
+
+    def follow_topics(self) -> None:
+        """Take in topics and partitions that came or went since the target was computed."""
+        wanted = self._subscribed_topics()
+        now = {topic.topic_id: GroupTopic(topic.topic_id, topic.name, topic.partitions) for topic in wanted}
+        if now != self._group_topics:
+            self._is_stale = True
+        for partition in [p for p in self._owners if p[0] not in now or p[1] >= now[p[0]].partitions]:
+            topic = next((topic for topic in self._topics.values() if topic.topic_id == partition[0]), None)
+            if topic is not None and partition[1] < topic.partitions:
+                continue  # The topic is there, nobody subscribes to it any more: its owner is to give it up.
+            self._raise_epoch(self._owners.pop(partition).member_id)
+        self._wanted_topics = wanted
+        kept = {partition[0] for partition in self._owners}
+        self._group_topics = {
+            **{topic_id: topic for topic_id, topic in self._group_topics.items() if topic_id in kept},
+            **now,
+        }
+
+    def _subscribed_topics(self) -> list[AssignableTopic]:
+        names: dict[str, None] = {}
+        for member in self._members.values():
+            names.update(dict.fromkeys(_matching(member, self._topics)))
+        return [self._topics[name] for name in sorted(names)]
+
+    def retarget(self) -> None:
+        """Compute the target anew where anything that it rests on has changed."""
+        if not self._is_stale:
+            return
+        self._epoch += 1
+        self._assignment_epoch = self._epoch
+        subscribers = [
+            Subscriber(
+                member.member_id,
+                member.order,
+                frozenset(self._topics[name].topic_id for name in _matching(member, self._topics)),
+                member.rack,
+            )
+            for member in self._members.values()
+        ]
+        holders = {
+            **{partition: m for partition, m in self._target.items() if m in self._members},
+            **{partition: owner.member_id for partition, owner in self._owners.items()},
+        }
+        self._target = ASSIGNORS[self._assignor](subscribers, self._wanted_topics, holders)
+
+    def grant(self) -> None:
+        """Give what nobody owns to who is to own it (I25)."""
+        for partition, member_id in self._target.items():
+            if partition not in self._owners:
+                self._owners[partition] = Ownership(member_id, self._assignment_epoch)
+                self._raise_epoch(member_id)
+
+    def _raise_epoch(self, member_id: bytes) -> None:
+        """What a member owns has changed: its epoch is at least that of the assignment."""
+        member = self._members.get(member_id)
+        if member is not None:
+            self._members[member_id] = replace(member, member_epoch=max(member.member_epoch, self._assignment_epoch))
+
+    # --- the result ---
+
+    def finish(self, stored: Mapping[bytes, bytes]) -> Transition:
+        """Put together what came of it: first the assignments that shrank, then the others as far as there is room."""
+        revoking = {
+            owner.member_id
+            for partition, owner in self._owners.items()
+            if self._target.get(partition) != owner.member_id
+        }
+        for member_id, member in self._members.items():
+            since_ms = 0 if member_id not in revoking else member.revoking_since_ms or self._now_ms
+            epoch = member.member_epoch or self._assignment_epoch
+            if (since_ms, epoch) != (member.revoking_since_ms, member.member_epoch):
+                self._members[member_id] = replace(member, revoking_since_ms=since_ms, member_epoch=epoch)
+        group = Group(
+            group_epoch=self._epoch,
+            assignment_epoch=self._assignment_epoch,
+            assignor=self._assignor,
+            members=self._members,
+            topics=self._group_topics,
+            target=self._target,
+            owners=self._owners,
+            empty_since_ms=0 if self._members else self._before.empty_since_ms or self._now_ms,
+        )
+        derived = {member_id: message.SerializeToString() for member_id, message in assignments_of(group).items()}
+        written = {member_id: derived[member_id] for member_id in self._shrunk}
+        new = [member_id for member_id in sorted(self._members) if member_id not in self._before.members]
+        more = False
+        for member_id in (*new, *sorted(derived)):
+            if member_id in written or stored.get(member_id) == derived[member_id]:
+                continue
+            if member_id in new or self._spend(1):
+                written[member_id] = derived[member_id]
+            else:
+                more = True
+        return Transition(
+            group,
+            written,
+            tuple(self._absent),
+            tuple(self._ended),
+            self.errors,
+            frozenset(self._deferred),
+            more or bool(self._deferred),
+        )
+
+
+def check_size(group: Group) -> None:
+    """Raise GroupTooLargeError where the state does not fit into one key (H71)."""
+    size = len(encode_group(group))
+    if size > MAX_STATE_BYTES:
+        raise GroupTooLargeError(
+            f"{len(group.members)} members and {len(group.target)} partitions take {size} bytes, "
+            f"more than {MAX_STATE_BYTES}"
+        )
+
+
+def _wants_the_same(holder: Member, said: Member) -> bool:
+    return (holder.topics, holder.topic_pattern, holder.rack) == (said.topics, said.topic_pattern, said.rack)
+
+
+def _matching(member: Member, topics: Mapping[str, AssignableTopic]) -> list[str]:
+    """Names of the topics that a member subscribes to and that are there."""
+    names = [name for name in member.topics if name in topics]
+    if member.topic_pattern:
+        names += fnmatch.filter(topics, member.topic_pattern)
+    return names
