@@ -69,6 +69,7 @@ def test_a_move_that_does_not_get_on_is_cancelled(replicated: Replicated) -> Non
         (cancelled,) = replicated.admin.cancel_reassignment([TopicPartition("held", 0)])
         assert cancelled.error is None
         replicated.wait_for("held", lambda part: set(part.replicas) == {1, 2}, "the replicas there were")
+        replicated.broker(3).resume()
         writer.wait_for(200)
     assert not replicated.admin.list_reassignments()
     writer.check(replicated)

@@ -154,6 +154,42 @@ def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leader_wrot
     run(scenario)
 
 
+def test_a_lost_write_that_the_leader_built_upon_was_made(run):
+    """The move stands, although the key went on: the answer does not say that there was nothing to change."""
+
+    async def scenario(admin, parts):
+        parts.metastore.faults = [LOST]
+
+        async def build_upon(key):
+            parts.metastore.get = parts.memory.get
+            await admin.put(leave(admin.state(), [2]))
+            return await parts.memory.get(key)
+
+        async def next_read(compares, success):
+            parts.metastore.before_txn = None
+            parts.metastore.get = build_upon
+
+        parts.metastore.before_txn = next_read
+        (answer,) = await admin.reassign((0, {"replicas": [1, 2, 4]}))
+        assert not answer.HasField("error")
+        assert not answer.unchanged
+        assert admin.state().adding == (4,)
+        assert [entry.broker_id for entry in admin.state().in_sync] == [1, 3]
+
+    run(scenario)
+
+
+def test_a_partition_that_is_not_visible_cannot_be_moved(run):
+    """The remains of a growth that died are not the topic's."""
+
+    async def scenario(admin, parts):
+        await admin.put(admin.state(), 5)
+        (answer,) = await admin.reassign((5, {"replicas": [1, 2, 4]}))
+        assert ErrorCode(answer.error.code).name == "UNKNOWN_PARTITION"
+
+    run(scenario)
+
+
 def test_bad_moves_are_refused_one_by_one(run):
     """An error a partition, beside the others; what can be done is done."""
 
@@ -197,7 +233,9 @@ def test_the_topic_says_how_many_replicas_its_partitions_have(run):
     async def scenario(admin, parts):
         await admin.reassign((0, {"replicas": [1, 2]}))
         assert parts.view.topics["t"].replication_factor == 3
-        await admin.reassign((1, {"replicas": [1, 2]}))
+        await admin.reassign((0, {"replicas": [1]}), (1, {"replicas": [1, 2]}))
+        assert parts.view.topics["t"].replication_factor == 3
+        await admin.reassign((0, {"replicas": [2, 1]}))
         found = await parts.store.find(topics_pb2.TopicRef(name="t"), parts.deadline)
         assert found.message.replication_factor == 2
 
@@ -218,6 +256,18 @@ def test_preferred_leaders_lead_again(run):
             (0, 1, True),
             (1, 1, False),
         ]
+
+    run(scenario)
+
+
+def test_a_dead_leader_hands_over_nothing(run):
+    """The key still names it: electing in its place is the controller's."""
+
+    async def scenario(admin, parts):
+        await parts.unregister(1)
+        answers = await admin.elect(PREFERRED)
+        assert {ErrorCode(answer.error.code).name for answer in answers} == {"LEADER_NOT_AVAILABLE"}
+        assert admin.state().partition_epoch == 0
 
     run(scenario)
 
@@ -283,6 +333,21 @@ def test_an_unclean_election_loses_against_the_return_of_a_complete_replica(run)
     run(scenario)
 
 
+def test_an_unclean_election_may_choose_a_member_that_came_back_without_its_data(run):
+    """Its session is in doubt, so it counts for nothing, and stands in nobody's way; a dry run changes nothing."""
+
+    async def scenario(admin, parts):
+        await lose_the_in_sync(admin, parts)
+        epoch = await parts.register(1, resumes=admin.epochs[1], clean=False)
+        (dry,) = await admin.elect(UNCLEAN, 0, broker_id=1, validate_only=True)
+        assert (dry.leader_id, admin.state().leader, parts.metric("unclean_elections")) == (1, None, 0)
+        (answer,) = await admin.elect(UNCLEAN, 0, broker_id=1)
+        assert not answer.HasField("error")
+        assert (admin.state().leader.broker_id, admin.state().leader.broker_epoch) == (1, epoch)
+
+    run(scenario)
+
+
 def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(run):
     """Somebody complete lives, the broker is no replica, is not registered, or nothing is named."""
 
@@ -331,6 +396,8 @@ def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undraine
         await parts.memory.txn([], [Put(parts.keyspace.session(7), b"")])
         assert not (await admin.drain(7)).unchanged
         assert not (await admin.drain(7, False)).unchanged
+        await parts.memory.txn([], [Put(parts.keyspace.drained(9), b"")])
+        assert not (await admin.drain(9, False)).unchanged
         with pytest.raises(UnknownBrokerError, match="broker 8 was never registered"):
             await admin.drain(8)
         with pytest.raises(InvalidRequestError):

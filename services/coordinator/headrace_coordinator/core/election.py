@@ -108,7 +108,7 @@ def elect_uncleanly(
     if not candidates:
         return None
     leader = preferred(state, candidates, live)
-    return change(state, leader=leader, in_sync=[leader], doubtful=state.replicas, eligible_leaders=(), unclean=True)
+    return change(state, leader=leader, in_sync=[leader], doubtful=state.replicas, unclean=True)
 
 
 def electable(state: PartitionState, live: Mapping[int, Session]) -> list[Replica]:
