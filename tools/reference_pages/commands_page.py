@@ -1,0 +1,50 @@
+"""docs/reference/commands.md: every command of `headrace` with its arguments, options and examples, as it has them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import typer
+from headrace.cli.main import app
+
+from reference_pages.markdown import table
+
+_INTRO = """# Commands
+
+Every command of `headrace`. What all have in common is told in [the command line](../guides/command-line.md)."""
+
+_SHARED = ("output", "bootstrap_servers", "timeout", "quiet", "verbose")
+_EXAMPLES = "Examples:"
+_HEAD = ("option", "meaning")
+
+
+def commands_body() -> str:
+    """The page from its title on."""
+    commands = _commands(typer.main.get_command(app), ())
+    shared: dict[str, tuple[str, str]] = {}
+    sections: list[str] = []
+    for path, command in commands:
+        words, _, examples = inspect.cleandoc(command.help or "").replace("\b", "").partition(_EXAMPLES)
+        own: list[tuple[str, str]] = []
+        with command.make_context(path[-1], [], resilient_parsing=True) as context:
+            for parameter in command.params:
+                name, meaning = parameter.get_help_record(context)
+                if not parameter.opts[0].startswith("-"):
+                    name = name.partition(" <")[0]  # An argument's type says nothing that its name does not.
+                if parameter.name in _SHARED:
+                    shared.setdefault(parameter.name, (f"`{name}`", meaning))
+                else:
+                    own.append((f"`{name}`", meaning))
+        sections += [f"## {' '.join(('headrace', *path))}", words.strip()]
+        sections += [table(_HEAD, own)] if own else []
+        sections += [f"```sh\n{inspect.cleandoc(examples)}\n```"] if examples else []
+    return "\n\n".join([_INTRO, "## Shared options", table(_HEAD, [shared[name] for name in _SHARED]), *sections])
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+    """The commands below a group, in its order."""
+    children = getattr(command, "commands", None)
+    if children is None:
+        return [(path, command)]
+    return [found for name, child in children.items() for found in _commands(child, (*path, name))]
