@@ -15,6 +15,9 @@ from headrace.wire.ids import BrokerId
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateSeen, Ticked
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, FetchRequest
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime import in_sync, registration
+from headrace_broker.runtime.in_sync import InSyncWriter
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.storage import DataDirectory, DiskLimits, LogDamagedError, LogId, LogSettings
 from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
@@ -22,11 +25,12 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import LiveKey, PartitionKey
 from headrace_server.metastore.api import CreateRevisionIs, Delete, LeaseNotFoundError, Put
 from headrace_server.partition_state import Replica
+from prometheus_client import CollectorRegistry
 
 from tests.simulation.etcd import EtcdClient
-from tests.simulation.host import Host, leave_key
+from tests.simulation.host import Host
 from tests.simulation.metadata import Metadata
-from tests.simulation.world import NodeClock, Process, WallClock, sleep, spawn
+from tests.simulation.world import NodeClock, Process, VirtualAsyncio, WallClock, sleep, spawn
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -43,6 +47,10 @@ LOG_SETTINGS = LogSettings(
     segment_bytes=SEGMENT_BYTES, index_interval_bytes=512, file_delete_delay_ms=0, checkpoint_interval_ms=1_000
 )
 DISK_LIMITS = DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0)
+_METRICS = BrokerMetrics(CollectorRegistry())  # Counted and never looked at.
+
+for _module in (in_sync, registration):
+    _module.asyncio = VirtualAsyncio()  # type: ignore[attr-defined]
 
 
 class ReplicaLink:
@@ -131,6 +139,7 @@ class BrokerNode:
         self.wall = WallClock(cluster.world.chance("skew").randrange(-5_000, 5_000))
         self.suspects: dict[int, None] = {}
         """Partitions in whose log damage was found: set aside at the next start."""
+        self.boot_id = f"{self.name} boot 0"
         self.broker: Broker | None = None
         self.wanted = True
         """Whether the operator wants it to run: a process that exits by itself is started again."""
@@ -162,6 +171,8 @@ class BrokerNode:
             return
         self.cluster.world.note(self.name, f"dies, losing {loss.value} of what was not fsynced")
         broker.process.alive = False
+        if loss is not Loss.NOTHING:
+            self.boot_id = f"{self.name} boot {self.cluster.world.now_ms}"
         self.cluster.checks.died(broker, loss)
         self.cluster.network.process_died(broker.process, silently=loss is not Loss.NOTHING)
         self.filesystem.crash(loss, self.cluster.world.chance(f"loss/{self.name}"))
@@ -184,6 +195,12 @@ class Broker:
         self.clock = NodeClock(cluster.world, self.process, node.wall)
         self.etcd = EtcdClient(cluster.etcd, self.process)
         self.disk_chance = cluster.world.chance(f"disk/{node.name}")
+        self.writer = InSyncWriter(
+            self.etcd,  # type: ignore[arg-type]  # it reads and writes, and does not watch
+            cluster.keyspace,
+            BrokerId(node.broker_id),
+            _METRICS,
+        )
         self.hosts: dict[int, Host] = {}
         self.links: dict[int, ReplicaLink] = {}
         """By the leader's broker id."""
@@ -227,11 +244,12 @@ class Broker:
                 generation=1,
                 broker_id=self.broker_id,
                 new_storage_id=self.disk_chance.randbytes(16),
+                boot_id=self.node.boot_id,
                 limits=DISK_LIMITS,
                 filesystem=self.node.filesystem,
             )
             await self.metadata.load()
-            clean = await self._open_existing()
+            await self._open_existing()
         except HeadraceError as error:
             cluster.world.note(self.process.name, f"cannot start: {error.message}")
             self.die_and_restart(Loss.NOTHING)
@@ -248,7 +266,8 @@ class Broker:
             make_renewer=_no_renewer,
             on_lease_change=lambda state: None,
         )
-        await self._register(clean)
+        # Only the process ended, or it stopped in order: what was written is there (decision 0055).
+        await self._register(self.directory.clean_broker_epoch is not None or self.directory.same_boot)
         self.metadata.view.subscribe(self._on_change)
         self.metadata.follow()
         for number in cluster.partitions:
@@ -256,9 +275,8 @@ class Broker:
         spawn(self.process, self._keep_lease())
         cluster.world.after(self.disk_chance.randrange(TICK_MS) + 1, self.process, "", self._tick)
 
-    async def _open_existing(self) -> bool:
-        """Open what is on disk; whether all that was promised is certainly there. As `Assignments.open_existing`."""
-        clean = self.directory.clean_broker_epoch is not None
+    async def _open_existing(self) -> None:
+        """Open what is on disk; a damaged log leaves its key first. As `Assignments.open_existing`."""
         for log_id in self.directory.log_ids():
             number = log_id.partition
             try:
@@ -269,7 +287,7 @@ class Broker:
                 self.node.suspects[number] = None
                 self.cluster.world.count("damaged logs set aside")
                 self.cluster.world.note(self.process.name, f"p{number} is damaged: {error.reason}")
-                await leave_key(self, number)
+                await self.writer.leave(log_id.topic_id, number, damaged=True)
                 self.directory.quarantine_log(log_id)
                 self.cluster.checks.set_aside(self.broker_id, number)
                 del self.node.suspects[number]
@@ -278,7 +296,6 @@ class Broker:
             if entry is not None and self.hosts[number].log.last_epoch > entry.state.leader_epoch:
                 self.die_and_restart(Loss.NOTHING)  # Its list was of the past; a restored etcd would look the same.
                 await sleep(self.cluster.world, self.process, 1)
-        return clean or self.cluster.flushed_only
 
     def _open(self, log_id: LogId) -> None:
         log = self.directory.open_log(log_id.topic_id, log_id.partition, LOG_SETTINGS)
@@ -373,7 +390,7 @@ class Broker:
         if host.replica.role is Role.OFFLINE:
             return
         del self.hosts[number]
-        host.abandon_flush()
+        host.let_go(self.metadata.source.revision)
         self.directory.delete_log(host.log)
         self.directory.remove_deleted()
         self.cluster.checks.set_aside(self.broker_id, number)

@@ -149,6 +149,7 @@ class Cluster:
                 leader_epoch=0,
                 in_sync=members,
                 min_insync_replicas=plan.min_insync_replicas,
+                durable=plan.durable,
             )
             operations.append(Put(self.partition_key(number), encode(state)))
         run_now(self.etcd.store.txn([], operations))

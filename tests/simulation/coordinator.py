@@ -186,7 +186,13 @@ class Coordinator:
         if not self.epoch or entry is None or number in self._working:
             return
         setting = self.cluster.min_insync_replicas
-        decision = change_partition(entry.state, self.sessions(), setting, rebalance=self._rebalance)
+        decision = change_partition(
+            entry.state,
+            self.sessions(),
+            setting,
+            counts_flushed=self.cluster.flushed_only,
+            rebalance=self._rebalance,
+        )
         if decision is None:
             return
         self._working[number] = None

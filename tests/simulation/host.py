@@ -14,7 +14,6 @@ from headrace.wire.batch import BatchHeader, read_header
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
-    MetastoreUnavailableError,
     NotLeaderError,
     Outcome,
     StorageFullError,
@@ -42,10 +41,8 @@ from headrace_broker.core.messages import (
     LogRestarted,
     LogStartRaised,
     PersistEpoch,
-    ProposalFailed,
-    ProposalSucceeded,
-    ProposalUnanswered,
     Propose,
+    StateGone,
     StorageFailed,
     Unfollow,
 )
@@ -65,10 +62,9 @@ from headrace_broker.core.replica_fetch import (
 )
 from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.storage import LogDamagedError, PartitionLog
-from headrace_server.metastore.api import Compare, CreateRevisionIs, Get, ModRevisionIs, Put
-from headrace_server.partition_state import PartitionState, Replica, decode, encode, leave
+from headrace_server.partition_state import Replica
 
-from tests.simulation.world import SimulationError, sleep, spawn
+from tests.simulation.world import SimulationError, spawn
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker, ReplicaLink
@@ -109,7 +105,8 @@ class Host:
         self.broker = broker
         self.world = broker.cluster.world
         self.checks = broker.cluster.checks
-        self.partition = partition
+        self.partition = self.number = partition
+        self.topic, self.topic_id = "t", broker.cluster.topic_id
         self.name = f"p{partition}"
         self.log = log
         self.replica = PartitionReplica(
@@ -167,15 +164,15 @@ class Host:
                     self._refuse_parked()
                 case Propose():
                     self.world.count("proposals")
-                    spawn(self.broker.process, self._propose(action))
+                    spawn(self.broker.process, self.broker.writer.write(self, action))  # type: ignore[arg-type]
                 case Follow(leader, leader_epoch):
                     self._note(f"follows b{leader.broker_id} in epoch {leader_epoch}")
                     self.leader = leader
                     self.send_fetch()
                 case Unfollow():
                     self.leader = None
-                case LeaveInSync():
-                    spawn(self.broker.process, self._leave())
+                case LeaveInSync(damaged):
+                    spawn(self.broker.process, self._leave(damaged=damaged))
                 case _:
                     assert_never(action)
 
@@ -287,8 +284,9 @@ class Host:
             self._flush_again = False
             self._flushing()
 
-    def abandon_flush(self) -> None:
-        """The log goes away: a round under way says nothing any more."""
+    def let_go(self, revision: int) -> None:
+        """The replica was moved away and its log goes: a round under way says nothing any more."""
+        self.handle(StateGone(revision))
         self._flushing = None
 
     def keep_checkpoint(self, at_ms: int) -> None:
@@ -482,39 +480,8 @@ class Host:
         if start > self.log.log_start_offset:
             self.handle(LogStartRaised(self.log.delete_records(start, self.replica.high_watermark)))
 
-    # --- the key ---
-
-    async def _propose(self, action: Propose) -> None:
-        keyspace = self.broker.cluster.keyspace
-        key = self.broker.cluster.partition_key(self.partition)
-        compares: list[Compare] = [
-            ModRevisionIs(key, action.base_revision),
-            *(CreateRevisionIs(keyspace.live(each.broker_id), each.broker_epoch) for each in action.sessions),
-        ]
-        try:
-            result = await self.broker.etcd.txn(
-                compares,
-                [Put(key, encode(action.state))],
-                [Get(key)],
-                what=f"{self.name} proposal {action.number}: in sync {_ids(action.state)}",
-            )
-        except MetastoreUnavailableError:
-            self.handle(ProposalUnanswered(action.number))
-            return
-        if result.succeeded:
-            self.handle(ProposalSucceeded(action.number, result.revision))
-            return
-        found = result.responses[0]
-        self.handle(
-            ProposalFailed(
-                action.number,
-                decode(found[0].value) if found else None,
-                found[0].mod_revision if found else result.revision,
-            )
-        )
-
-    async def _leave(self) -> None:
-        await leave_key(self.broker, self.partition)
+    async def _leave(self, *, damaged: bool) -> None:
+        await self.broker.writer.leave(self.topic_id, self.number, damaged=damaged)
         self.broker.exit_soon()
 
     def _fail_on(self, error: HeadraceError) -> None:
@@ -523,9 +490,10 @@ class Host:
             self.failed = True
             self.world.count("logs failed")
             self._note(f"fails: {error.message}")
-            if isinstance(error, LogDamagedError):
+            damaged = isinstance(error, LogDamagedError)
+            if damaged:
                 self.broker.node.suspects[self.partition] = None
-            self.handle(StorageFailed(error.message))
+            self.handle(StorageFailed(error.message, damaged))
 
     def _is_ours(self, error: HeadraceError) -> bool:
         return self.log.offline or isinstance(error, LogDamagedError)
@@ -582,31 +550,6 @@ class Host:
         self._finish_flush()
         self.log.flush()
         self.log.store_producer_snapshot(self.log.log_end_offset, self.replica.producers.snapshot())
-
-
-async def leave_key(broker: Broker, partition: int) -> None:
-    """Take a broker out of a partition's in-sync and eligible sets and lead, however long it takes (H33)."""
-    key, me = broker.cluster.partition_key(partition), broker.broker_id
-    while True:
-        try:
-            found = (await broker.etcd.get(key)).key_value
-            if found is None:
-                return
-            state = decode(found.value)
-            is_member = me in {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}
-            result = await broker.etcd.txn(  # Also where nothing is to be written: the read may be of the past (C4).
-                [ModRevisionIs(key, found.mod_revision)],
-                [Put(key, encode(leave(state, [me], doubtful=True)))] if is_member else [],
-                what=f"p{partition} b{me} leaves: its log cannot be trusted" if is_member else "",
-            )
-            if result.succeeded and not is_member:
-                return
-        except MetastoreUnavailableError:
-            await sleep(broker.cluster.world, broker.process, RETRY_MS)
-
-
-def _ids(state: PartitionState) -> list[int]:
-    return [entry.broker_id for entry in state.in_sync]
 
 
 def _new_windows() -> ProducerWindows:

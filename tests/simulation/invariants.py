@@ -214,13 +214,11 @@ class Checks:
 
     def died(self, broker: Broker, loss: Loss) -> None:
         """A process died: its logs are what their disk kept."""
-        for number, host in broker.hosts.items():
+        for number, partition in self.partitions.items():
             self._touched.pop((number, broker.broker_id), None)
-            shadow = self.partitions[number].replicas.get(broker.broker_id)
-            if shadow is not None and shadow.host is host:
+            shadow = partition.replicas.get(broker.broker_id)
+            if shadow is not None:
                 shadow.host, shadow.certain = None, loss is Loss.NOTHING and shadow.certain
-                if loss is Loss.NOTHING:
-                    shadow.flushed = max(shadow.flushed, 0)
 
     def stopped(self, broker: Broker) -> None:
         """A process closed its logs in order: all of them is fsynced."""
@@ -442,10 +440,10 @@ class Checks:
             self.check_members(number)
 
     def _check_replica(self, host: Host) -> None:
-        replica, shadow = host.replica, self._shadow(host)
-        partition = self.partitions[host.partition]
-        if replica.role is Role.OFFLINE:
+        replica = host.replica
+        if replica.role in (Role.OFFLINE, Role.DELETED):
             return
+        shadow, partition = self._shadow(host), self.partitions[host.partition]
         if not shadow.damaged:  # Rot below the headers' own checksum may have reached the producers' windows.
             replica.validate_state()
         if not replica.log_end_offset == host.log.log_end_offset == shadow.end:

@@ -96,16 +96,16 @@ class Nemesis:
         leading = [node for node in running if any(h.replica.role is Role.LEADING for h in _hosts(node))]
         return chance.choice(leading if leading and chance.random() < 0.5 else running)
 
-    def _may_lose(self, node: BrokerNode) -> bool:
+    def _may_lose(self, loss: Loss) -> bool:
         """Async durability stands one loss at a time: everybody else has to be whole (docs/protocols/simulation.md)."""
-        if self.cluster.flushed_only:
+        if loss is Loss.NOTHING or self.cluster.flushed_only:
             return True
         return all(other.broker is not None for other in self.cluster.brokers.values()) and self.cluster.is_healthy()
 
     # --- processes ---
 
     def _die(self, chance: random.Random, loss: Loss, node: BrokerNode | None) -> bool:
-        if node is None or not self._may_lose(node):
+        if node is None or not self._may_lose(loss):
             return False
         node.kill(loss)
         self._later(_duration(chance), node.start)

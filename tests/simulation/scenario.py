@@ -6,6 +6,7 @@ what is waited for, never of time. The invariants are checked after every event 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -228,6 +229,27 @@ class Scenario:
         """The next transaction happens, and nobody is told."""
         self.cluster.etcd.lose_next_answers += 1
 
+    def delay_next_write(self) -> None:
+        """The next transaction is applied long after whoever sent it has given up."""
+        rates, count = self.cluster.etcd.rates, self.cluster.world.counts
+        before = count.get("writes applied late", 0)
+        rates.late_apply_rate = 1.0
+        self.until(lambda: count.get("writes applied late", 0) > before, "somebody writes")
+        rates.late_apply_rate = 0.0
+
+    def slow_disks(self) -> None:
+        """Every fsync of those who run takes long from now on, and happens at the end of that time."""
+        self.cluster.slow_disk_rate = 1.0
+        for node in self.cluster.brokers.values():
+            if node.broker is not None:
+                node.broker.disk_chance = _Unlucky(1)
+
+    def delete_records(self, before: int) -> None:
+        """Raise the leader's log start."""
+        leader = self.cluster.leader_host()
+        assert leader is not None
+        leader.delete_records(before)
+
     def elect(self, broker_id: int) -> None:
         """An administrator moves leadership to a member of the in-sync set, and the broker takes it up."""
         state, coordinator = self.state, self.cluster.coordinator()
@@ -263,6 +285,13 @@ class Scenario:
                 )
             )
         self.cluster.finish()
+
+
+class _Unlucky(random.Random):
+    """Chance that never favours."""
+
+    def random(self) -> float:
+        return 0.999
 
 
 class HeldAnswers:

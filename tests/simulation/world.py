@@ -6,12 +6,13 @@ hash. Every node of the simulation schedules through one `World` (PROTOCOL T2).
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 ResultT = TypeVar("ResultT")
 Call = Callable[[], object]
@@ -64,6 +65,9 @@ class Event:
 
 class World:
     """The queue, the clock, the dice and the trace of one run."""
+
+    running: ClassVar[tuple[World, Process] | None] = None
+    """The world whose event is being done, and the process that does it."""
 
     def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
         self.seed = seed
@@ -134,7 +138,9 @@ class World:
             self.steps += 1
             if event.what:
                 self.note(event.process.name, event.what)
+            World.running = self, event.process
             call()
+            World.running = None
             return True
         return False
 
@@ -211,3 +217,21 @@ def spawn(process: Process, coroutine: Coroutine[Any, Any, None]) -> None:
 def sleep(world: World, process: Process, delay_ms: int) -> Wait[None]:
     """Wait for virtual time."""
     return Wait(lambda done: world.after(delay_ms, process, "", lambda: done(None)))
+
+
+class VirtualAsyncio:
+    """Stands in for the module `asyncio` in shipped code that waits for nothing but etcd and `sleep`.
+
+    `sleep` is virtual where a simulation runs, and the real one elsewhere; the rest is the real module.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for virtual time."""
+        if World.running is None:
+            await asyncio.sleep(seconds)
+        else:
+            world, process = World.running
+            await sleep(world, process, round(seconds * 1000))
