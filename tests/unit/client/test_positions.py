@@ -5,7 +5,7 @@ import random
 import pytest
 from headrace.client.config import ConsumerConfig
 from headrace.client.errors import LogTruncationError
-from headrace.client.positions import Positions
+from headrace.client.positions import FETCHES_PER_BROKER, Positions
 from headrace.client.read_position import (
     DAMAGE_PATIENCE_MS,
     DAMAGED_COPIES,
@@ -163,7 +163,11 @@ def test_a_replaced_log_is_an_error_once_all_that_was_read_is_delivered():
         reading.later(1000)
         reading.answer(reading.fetch(), diverged=(2, 15))
     reading.positions.seek(WHERE, 15)
-    assert reading.asks()[1].offset == 15
+    plan = reading.fetch()
+    assert plan.partitions[0].offset == 15
+    reading.answer(plan, batch(15, epoch=4))
+    reading.deliver(25, epoch=4)
+    assert list(reading.positions._partitions[WHERE].epochs) == [(4, 15)], "what was read before is another log"
 
 
 @pytest.mark.parametrize(
@@ -283,6 +287,84 @@ def test_a_fetch_that_nobody_answers_is_given_up_for_a_newer_leader():
     reading.answer(plan, batch(10, epoch=4))
     assert reading.deliver(20, 4).offset == 10
     assert not reading.positions.has_chunks()
+
+
+def test_a_success_ends_the_back_off_and_failures_raise_it():
+    """Counted from the last success on; the application's errors count as failures."""
+    reading = Reading()
+    partition = reading.positions._partitions[WHERE]
+    for failures in (1, 2, 3):
+        reading.answer(reading.fetch(), error=StorageOfflineError("disk"))
+        assert partition.failures == failures
+        reading.later(1000)
+    assert partition.seeks_leader
+    reading.answer(reading.fetch())
+    assert (partition.failures, partition.retry_at_ms, partition.seeks_leader) == (0, 0, False)
+    assert reading.positions.next_retry_ms(reading.now_ms) is None
+    reading.answer(reading.fetch(), error=InternalError("bug"))
+    assert reading.fetch() is None
+    assert 0 < reading.positions.next_retry_ms(reading.now_ms) <= 50
+    with pytest.raises(InternalError):
+        reading.positions.pop(reading.now_ms)
+
+
+def test_a_position_that_is_tried_again_waits_where_that_is_asked_for():
+    reading = Reading()
+    reading.positions.rewind(WHERE)
+    reading.answer(reading.fetch(), batch(0))
+    reading.positions.rewind(WHERE, reading.now_ms)
+    assert reading.fetch() is None
+    reading.later(50)
+    assert reading.asks()[1].offset == 0
+
+
+# --- how much is fetched ahead, and in which order ---
+
+
+def test_what_is_fetched_ahead_is_bounded_and_counted():
+    """No fetch while the application has as much before it; taking, dropping and moving on give it back."""
+    size = len(batch(0))
+    reading = Reading(prefetch_bytes=2 * size, partition_fetch_max_bytes=size)
+    reading.answer(reading.fetch(), batch(0), batch(10))
+    assert reading.positions.buffered_bytes == 2 * size
+    assert reading.fetch() is None
+    reading.deliver(20)
+    assert reading.positions.buffered_bytes == 0
+    reading.answer(reading.fetch(), batch(20))
+    reading.positions.seek(WHERE, 5)
+    assert reading.positions.buffered_bytes == 0
+    assert not reading.positions.has_chunks()
+    reading.answer(reading.fetch(), batch(0))
+    reading.positions.drop(WHERE)
+    assert reading.positions.buffered_bytes == 0
+    assert reading.positions.is_empty()
+    assert reading.fetch() is None
+
+
+def test_an_answer_to_what_was_asked_before_a_seek_is_dropped():
+    """And the partition is fetched from its new position meanwhile."""
+    reading = Reading()
+    old = reading.fetch()
+    reading.positions.seek(WHERE, 500)
+    new = reading.fetch()
+    assert new.partitions[0].offset == 500
+    assert not reading.answer(old, batch(0))
+    assert not reading.positions.has_chunks()
+    reading.answer(new, batch(500))
+    assert reading.deliver(510).offset == 500
+
+
+def test_partitions_take_turns_and_one_that_is_idle_holds_up_none():
+    """Each is in a fetch of its own while another waits; at most eight fetches are in flight to a broker."""
+    reading = Reading()
+    reading.routes.update(metadata(partitions=10))
+    for number in range(1, 10):
+        reading.positions.assign(TopicPartition("clicks", number), 0)
+        plans = reading.positions.plan(reading.routes, 0)
+        first = number == 1
+        assert [part.where.partition for plan in plans for part in plan.partitions] == (
+            [0, 1] if first else [number] if number < FETCHES_PER_BROKER + 1 else []
+        )
 
 
 # --- nearer replicas (KIP-392) ---
@@ -428,6 +510,18 @@ def test_a_replica_that_does_not_answer_is_left_without_asking_anybody():
     assert not reading.positions.has_chunks()
 
 
+def test_a_replica_that_is_named_again_starts_afresh():
+    """Neither its earlier tries nor its earlier silence count."""
+    reading = near()
+    reading.answer(reading.fetch(), error=OffsetNotAvailableError("not yet"))
+    reading.later(TERM_MS)
+    reading.answer(reading.fetch(), preferred=2)
+    plan = reading.fetch()
+    assert (plan.broker_id, reading.positions._partitions[WHERE].near.tries) == (2, 0)
+    reading.answer(plan)
+    assert reading.fetch().broker_id == 2
+
+
 # --- damage (PROTOCOL I17) ---
 
 
@@ -453,6 +547,16 @@ def test_a_damaged_batch_is_asked_for_again_and_the_broker_is_told():
     assert not plan.request.topics[0].partitions[0].found_damage, "it is behind the batch"
     reading.deliver(10)
     reading.answer(plan)
+    assert not reading.asks()[1].found_damage
+
+
+def test_damage_is_asked_for_after_a_back_off_and_forgotten_by_a_seek():
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0))
+    chunk = reading.positions.pop(0)
+    assert reading.positions.found_damage(chunk, CorruptBatchError("checksum"), 0)
+    assert reading.fetch() is None
+    reading.positions.seek(WHERE, 10)
     assert not reading.asks()[1].found_damage
 
 
