@@ -63,7 +63,8 @@ class FollowerTable:
         """Take in a verified fetch."""
         known = self._followers.get(replica.broker_id)
         if known is None or known.replica != replica:
-            known = Follower(replica, offset, durable_offset, at_ms, self.started_ms, log_end_offset)
+            since_ms = self.started_ms if known is None else known.caught_up_ms
+            known = Follower(replica, offset, durable_offset, at_ms, since_ms, log_end_offset)
             self._followers[replica.broker_id] = known
         known.offset, known.durable_offset = offset, durable_offset
         acknowledged = known.acknowledged(flushed_only)
@@ -82,10 +83,13 @@ class FollowerTable:
                 follower.caught_up_ms = at_ms
 
     def behind(self, members: Iterable[Replica], at_ms: int, lag_max_ms: int) -> list[Replica]:
-        """Those of `members` that were not caught up for `lag_max_ms`; one that never fetched: since the start."""
+        """Those of `members` that were not caught up for `lag_max_ms`; one that never fetched: since the start.
+
+        A broker's sessions count together: one that came back has the time that it would have had before.
+        """
         late = []
         for member in members:
-            follower = self.get(member)
+            follower = self._followers.get(member.broker_id)
             since_ms = self.started_ms if follower is None else follower.caught_up_ms
             if at_ms - since_ms > lag_max_ms:
                 late.append(member)

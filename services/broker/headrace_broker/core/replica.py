@@ -438,6 +438,7 @@ class PartitionReplica:
             or self.proposals.under_way
         ):
             return []
+        follower.caught_up_ms = max(follower.caught_up_ms, at_ms)  # its time to fall behind begins now (H23)
         joined = join(state, follower.replica)
         return [self.proposals.send(joined, self.revision, (self._me(), follower.replica))]
 

@@ -159,13 +159,14 @@ def judge(log: ReplicaLog, request: FetchRequest) -> Verdict | None:
             return Diverged(epoch, end_offset)
     elif offset > log.log_end_offset:
         return Diverged(-1, log.log_end_offset)
-    if offset == log.log_end_offset:
-        return None if request.last_crc == log.last_crc else _one_batch_back(log, request)
-    if offset > log.log_start_offset:
+    if offset <= log.log_start_offset:
+        is_copy = (offset, request.last_crc) == log.first_batch()
+    elif offset == log.log_end_offset and request.last_crc == log.last_crc:
+        is_copy = True
+    else:  # Also where a thread appends beside this and the end has just moved: what lies before `offset` stays.
         before = log.batch_before(offset)
-        if before is None or before.crc != request.last_crc:
-            return _one_batch_back(log, request)
-    return None
+        is_copy = before is not None and before.crc == request.last_crc
+    return None if is_copy else _one_batch_back(log, request)
 
 
 def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> Verdict:
@@ -221,7 +222,7 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
         case Diverged(leader_epoch, end_offset):
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
             _check_cut(replica, log, answer, target)
-            return CutTo(target)
+            return CutTo(target) if target >= log.log_start_offset else StartOver(target, 0)
         case Restart(offset, previous_crc):
             _check_cut(replica, log, answer, offset)
             return StartOver(offset, previous_crc)
