@@ -256,6 +256,24 @@ def test_while_it_waits_for_a_leader_metadata_is_asked_for(error):
         assert reading.positions.stale_topics == {"clicks"}
 
 
+def test_where_nobody_leads_metadata_is_asked_for():
+    reading = Reading()
+    reading.routes.update(metadata(leader=-1, epoch=4))
+    assert reading.fetch() is None
+    assert reading.positions.stale_topics == {"clicks"}
+
+
+def test_a_position_that_is_gone_is_reset_once_all_that_was_read_is_delivered():
+    """Not before: what was fetched below it is good."""
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0))
+    assert not reading.answer(reading.fetch(), error=OffsetOutOfRangeError("gone"))
+    assert reading.positions.resets() == []
+    assert reading.fetch() is None
+    reading.deliver(10)
+    assert reading.positions.resets() == [WHERE]
+
+
 def test_an_unreachable_leader_is_tried_again_only_after_a_while():
     reading = Reading()
     reading.fail(reading.fetch())
@@ -276,6 +294,7 @@ def test_a_fetch_that_nobody_answers_is_given_up_for_a_newer_leader():
     reading.later(1)
     reading.positions.give_up_overdue(reading.routes, reading.now_ms)
     assert reading.positions.stale_topics == {"clicks"}
+    assert reading.positions._in_flight == {1: 1}, "the same leader's is not given up"
     reading.positions.stale_topics.clear()
     reading.positions.give_up_overdue(reading.routes, reading.now_ms)
     assert not reading.positions.stale_topics, "one look a second"
@@ -497,7 +516,7 @@ def test_a_replica_that_became_leader_is_asked_as_such():
     reading = near()
     reading.routes.update(metadata(leader=2, epoch=4))
     plan = reading.fetch()
-    assert (plan.broker_id, plan.request.rack) == (2, "east")
+    assert (plan.broker_id, plan.request.rack, plan.partitions[0].from_leader) == (2, "east", True)
 
 
 def test_a_replica_that_does_not_answer_is_left_without_asking_anybody():
@@ -597,6 +616,8 @@ def test_a_leader_that_refuses_what_is_damaged_is_waited_out(error):
     assert reading.answer(reading.fetch(), error=error)
     with pytest.raises(CorruptBatchError, match="checksum"):
         reading.positions.pop(reading.now_ms)
+    reading.later(1000)
+    assert not reading.asks()[1].found_damage, "then it begins anew"
 
 
 def test_damage_in_what_was_left_behind_meanwhile_is_nobodys():
