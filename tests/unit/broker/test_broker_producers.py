@@ -83,6 +83,18 @@ def test_sequences_wrap() -> None:
         target.check(1, 0, 4, 1)
 
 
+def test_what_the_leader_took_counts_though_it_had_forgotten_the_producer() -> None:
+    """H49, I20: a follower remembers more than a leader rebuilt after DeleteRecords; then both know the same."""
+    target, rebuilt = windows(), windows()
+    fill(target, 3, size=2)
+    for each in (target, rebuilt):
+        each.record(1, 0, 0, 2, base_offset=6, at_ms=9)
+        each.validate()
+    assert target.snapshot() == rebuilt.snapshot()
+    assert target.check(1, 0, 0, 2) == Duplicate(6, 8)
+    assert target.check(1, 0, 2, 1) is None
+
+
 def test_producers_are_bounded_and_expire() -> None:
     """The least recently used goes first; silent ones go with time."""
     target = windows(max_producers=2, expiry_ms=100)

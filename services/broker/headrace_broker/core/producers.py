@@ -112,9 +112,13 @@ class ProducerWindows:
         base_offset: int,
         at_ms: int,
     ) -> None:
-        """Remember an appended batch; `at_ms` is its append timestamp."""
+        """Remember an appended batch; `at_ms` is its append timestamp.
+
+        One that does not go on where the last one ended begins anew: a leader that had forgotten the producer (its
+        records were deleted, and the broker restarted) took sequence 0 again, and what it took counts everywhere.
+        """
         producer = self._producers.get(producer_id)
-        if producer is None or producer.epoch != producer_epoch:
+        if producer is None or producer.epoch != producer_epoch or producer.next_sequence != base_sequence:
             producer = self._producers[producer_id] = _Producer(producer_epoch)
         if len(producer.ranges) == WINDOW_RANGES:
             oldest = producer.ranges.popleft()
