@@ -21,7 +21,7 @@ LOST, NEVER = "answer lost", "never arrived"
 
 
 @contextlib.asynccontextmanager
-async def coordinator(parts, name="a", rebalance_ms=0):
+async def coordinator(parts, name="a", rebalance_ms=0, clock=None):
     """A registered coordinator with its controller."""
     session = CoordinatorSession(
         parts.metastore,
@@ -37,7 +37,7 @@ async def coordinator(parts, name="a", rebalance_ms=0):
         parts.view,
         session,
         parts.metrics,
-        SystemClock(),
+        clock or SystemClock(),
         max_inflight=4,
         orphan_grace_ms=60_000,
         leader_rebalance_interval_ms=rebalance_ms,
@@ -219,6 +219,45 @@ def test_leadership_leaves_a_drained_broker_and_comes_back_when_it_is_undrained(
             await parts.shows(lambda: led_by(parts, topic_id, 1))
         assert parts.metric("leadership_moves") == 6
         assert parts.metric("elections") == 0
+
+    run_with_parts(scenario)
+
+
+class SetClock(SystemClock):
+    """Its monotonic time is what the test says."""
+
+    time_ms = 0
+
+    def monotonic_ms(self):
+        return self.time_ms
+
+
+def test_preferred_leaders_lead_again_once_in_each_interval(run_with_parts):
+    """Neither before it is over nor again right after."""
+
+    async def scenario(parts):
+        topic_id, _ = await three_in_sync(parts)
+        key, clock = parts.keyspace.partition(topic_id, 0), SetClock()
+
+        async def led_by_second():
+            (state,) = states(parts, topic_id)
+            await put(parts, key, encode(change(state, leader=state.in_sync[1], in_sync=state.in_sync)))
+
+        async def stays():
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert led_by(parts, topic_id, 2)
+
+        async with coordinator(parts, rebalance_ms=60_000, clock=clock):
+            await elected(parts)
+            await led_by_second()
+            await stays()
+            for _ in range(2):
+                clock.time_ms += 60_000
+                await put(parts, parts.keyspace.drained(9))
+                await parts.shows(lambda: led_by(parts, topic_id, 1))
+                await led_by_second()
+                await stays()
 
     run_with_parts(scenario)
 

@@ -1,0 +1,124 @@
+"""What the controller looks at, and when again."""
+
+from __future__ import annotations
+
+import pytest
+from headrace_coordinator.core.control import Step
+from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
+from headrace_coordinator.runtime.partition_rounds import PartitionRounds
+from headrace_server.metastore.api import Put
+from headrace_server.partition_state import change, encode
+
+SECONDS = 20
+
+
+class Looking:
+    """Rounds over a topic of two partitions on brokers 1, 2 and 3, led by broker 1; everything was looked at once."""
+
+    def __init__(self, parts):
+        self.parts = parts
+        self.rounds = PartitionRounds(parts.view, parts.metrics)
+
+    async def start(self):
+        for broker_id in (1, 2, 3):
+            await self.parts.register(broker_id)
+        topic = check_new_topic(TopicSpec("t", assignments=((1, 2, 3),) * 2), TopicDefaults(), 3)
+        placement = place_new_topic(topic, self.parts.store.candidates())
+        created = await self.parts.store.create(topic, placement, self.parts.deadline)
+        await self.parts.prefix_view.wait_for(created.revision, SECONDS)
+        self.topic_id = created.topic_id
+        self.rounds.begin()
+        assert self.rounds.changes() == []
+        return self
+
+    def key(self, number):
+        return self.parts.keyspace.partition(self.topic_id, number)
+
+    def state(self, number):
+        return self.parts.view.partition(self.topic_id, number).state
+
+    async def put(self, key, value=b""):
+        result = await self.parts.memory.txn([], [Put(key, value)])
+        await self.parts.prefix_view.wait_for(result.revision, SECONDS)
+
+    def steps(self):
+        return [(change.partition, change.step) for _, change in self.rounds.changes()]
+
+
+@pytest.fixture
+def run(run_with_parts):
+    def start(scenario):
+        async def whole(parts):
+            await scenario(await Looking(parts).start(), parts)
+
+        run_with_parts(whole)
+
+    return start
+
+
+def test_a_key_is_looked_at_when_it_changed(run):
+    """Of one partition alone; groups' and strangers' keys concern nobody."""
+
+    async def scenario(looking, parts):
+        await parts.unregister(3)
+        assert looking.steps() == []
+        looking.rounds.begin()
+        assert looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
+        prefix = parts.keyspace.prefix
+        assert not looking.rounds.note([f"{prefix}group/g/state", f"{prefix}pid", f"{prefix}part/odd/1"])
+        assert looking.steps() == []
+        assert looking.rounds.note([looking.key(1)])
+        assert looking.steps() == [(1, Step.SWEEP)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("family", ["live/1", "drain/1", "topic/t"])
+def test_brokers_topics_and_words_concern_every_partition(run, family):
+    """Who is registered, drained, and what a topic demands is taken anew."""
+
+    async def scenario(looking, parts):
+        await looking.put(parts.keyspace.drained(1))
+        assert looking.steps() == []
+        assert looking.rounds.note([parts.keyspace.prefix + family])
+        assert looking.steps() == [(0, Step.RELIEVE), (1, Step.RELIEVE)]
+
+    run(scenario)
+
+
+def test_what_was_written_is_not_written_again_before_the_view_shows_it(run):
+    """Neither done twice nor forgotten: the next version is looked at."""
+
+    async def scenario(looking, parts):
+        await parts.unregister(3)
+        looking.rounds.begin()
+        (_, first), (_, second) = looking.rounds.changes()
+        looking.rounds.note_again(first, written=True)
+        looking.rounds.note_again(second, written=False)
+        assert looking.steps() == [(1, Step.SWEEP)]
+        await looking.put(looking.key(0), encode(first.after))
+        await parts.unregister(2)
+        looking.rounds.note([parts.keyspace.live(2)])
+        assert looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
+
+    run(scenario)
+
+
+def test_a_round_of_preferred_leaders_is_one_look(run):
+    """Who could not be preferred then waits for the next round; who could is asked until it leads."""
+
+    async def scenario(looking, parts):
+        def led_by_second(number):
+            state = looking.state(number)
+            return encode(change(state, leader=state.in_sync[1], in_sync=state.in_sync))
+
+        await looking.put(looking.key(0), led_by_second(0))
+        looking.rounds.note_rebalance()
+        assert looking.steps() == [(0, Step.PREFER)]
+        looking.rounds.note([looking.key(0)])
+        assert looking.steps() == [(0, Step.PREFER)]
+        await looking.put(looking.key(1), led_by_second(1))
+        looking.rounds.note([looking.key(1)])
+        assert looking.steps() == []
+
+    run(scenario)
