@@ -174,7 +174,8 @@ class LeaderLink:
             token = partition.replica.begin_fetch(replace=partition.fetches_anew)
             if token is None:
                 continue
-            replica, partition_log = partition.replica, partition.open_log
+            # An append of the leadership that has just ended may still be under way in a thread.
+            replica, end = partition.replica, partition.open_log.end
             topic = topics.get(key[0])
             if topic is None:
                 topic = topics[key[0]] = request.topics.add(topic_id=key[0])
@@ -182,10 +183,10 @@ class LeaderLink:
                 partition=key[1],
                 leader_epoch=replica.leader_epoch,
                 token=token,
-                offset=replica.log_end_offset,
-                durable_offset=min(replica.flushed_offset, replica.log_end_offset),
-                last_epoch=partition_log.last_batch_epoch,
-                last_crc=partition_log.last_crc,
+                offset=end.offset,
+                durable_offset=min(replica.flushed_offset, end.offset),
+                last_epoch=end.epoch,
+                last_crc=end.crc,
                 high_watermark=replica.high_watermark,
                 found_damage=key in self._damaged,
             )

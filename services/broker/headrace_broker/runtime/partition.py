@@ -383,10 +383,11 @@ class Partition:
     async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, bool]:
         """Whole batches from `offset` to the log end, fsynced or not, and whether more follow.
 
+        The core's log end: of an append in a thread it is told when it is done, and then wakes the followers.
         Raises SliceCutError, StorageOfflineError.
         """
         partition_log = self.open_log
-        end_offset = partition_log.log_end_offset
+        end_offset = self.replica.log_end_offset
         start = max(offset, partition_log.log_start_offset)
         if start >= end_offset:
             return b"", False
@@ -394,7 +395,7 @@ class Partition:
             found = partition_log.read_nowait(start, max_bytes, end_offset)
             if found is None:
                 found = await self.in_thread(lambda: partition_log.read(start, max_bytes, end_offset))
-            more = found.end_offset < partition_log.log_end_offset
+            more = found.end_offset < self.replica.log_end_offset
             return await self.read(found), more
         except HeadraceError as error:
             self.note_read_error(error)
@@ -626,7 +627,8 @@ class Partition:
 
     def on_flushed(self, offset: Offset) -> None:
         """For the flusher."""
-        self.handle(Flushed(offset))
+        # The log's own mark falls with a cut: a round that ended before the cut says nothing of what came after it.
+        self.handle(Flushed(min(offset, self.open_log.flushed_offset)))
         if self.replica.role is Role.FOLLOWING:
             self._host.fetch(self)
 

@@ -169,6 +169,12 @@ class PartitionLog:
         return LeaderEpoch(self._state.end.epoch)
 
     @property
+    def end(self) -> ChainPoint:
+        """Log end, `last_crc` and `last_batch_epoch` of one moment, for readers beside an append in a thread."""
+        end = self._state.end
+        return ChainPoint(end.offset, end.crc, end.epoch)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
         return self._segments.size_bytes()
@@ -422,8 +428,9 @@ class PartitionLog:
 
         The log end and `last_crc` where nothing is left. May block; raises as `read`.
         """
-        if self.log_start_offset >= self.log_end_offset:
-            return self.log_end_offset, self.last_crc
+        end = self._state.end  # read once: a batch may be appended beside this
+        if self.log_start_offset >= end.offset:
+            return Offset(end.offset), end.crc
         header = next(self._reader.headers(self.log_start_offset))
         return Offset(header.base_offset), header.previous_crc
 
