@@ -49,6 +49,8 @@ BROKER_SETTINGS: dict[str, object] = {
     "retention_interval_ms": 100,
     "metrics_listen": "127.0.0.1:0",
 }
+PACE = 40
+"""Records that a writer sends in 10 ms at most: the machine has more to do."""
 REPLICA_FETCH = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
 
 
@@ -87,12 +89,25 @@ class Replicated:
         self.cluster.wait_until_healthy()
 
     def reconfigure(self, broker_id: int, **settings: object) -> None:
-        """Stop a broker and start it with other settings."""
+        """Stop a broker and start it on its port with other settings."""
         before = self.broker(broker_id)
         before.stop()
-        spec = dataclasses.replace(before.spec, settings={**before.spec.settings, **settings})
+        port = int(before.address.rpartition(":")[2])
+        spec = dataclasses.replace(before.spec, port=port, settings={**before.spec.settings, **settings})
         self.cluster.brokers[broker_id - 1] = ServiceProcess(spec)
         self.cluster.restart(self.broker(broker_id))
+
+    def lose_power(self, broker_ids: Sequence[int]) -> None:
+        """Kill brokers at once and leave their disks as a crash of the machine does: another boot, torn tails."""
+        for broker_id in broker_ids:
+            self.broker(broker_id).kill()
+        for broker_id in broker_ids:
+            directory = self.cluster.directory / f"broker-{broker_id}"
+            (directory / "boot").unlink()
+            for path in directory.glob("*/*.log"):
+                if path == max(path.parent.glob("*.log")):
+                    with path.open("ab") as file:
+                        file.write(bytes(300))
 
     # --- topics ---
 
@@ -285,6 +300,8 @@ class Writer:
                     receipt.add_done_callback(self._note)
                     self.receipts.append(receipt)
                     number += 1
+                    if number % PACE == 0:
+                        self._stop.wait(0.01)
                 producer.flush(SECONDS)
         except BaseException as error:
             self.failure = error
@@ -354,6 +371,12 @@ class Follower:
             f"{records} records consumed",
         )
         assert self.failure is None, self.failure
+
+    def check(self, writer: Writer) -> None:
+        """I21: every record that was sent came once, in the order of its partition."""
+        assert self.failure is None, self.failure
+        for number, values in self.values.items():
+            assert values == [b"%d" % n for n in range(number, len(writer.receipts), len(self.values))]
 
 
 def batch(*values: bytes, **fields: Any) -> bytes:
@@ -527,13 +550,15 @@ class HandFollower:
         self.send(topic_id, partition, **fields)
         return self.answer()
 
-    def end(self) -> grpc.RpcError | None:
-        """What ended the stream: an error, or None for an end in good order."""
+    def end(self, *, alive: bool = False) -> grpc.RpcError | None:
+        """What ended the stream: an error, or None for an end in good order. `alive`: signs of life go on."""
         deadline = time.monotonic() + SECONDS
         while True:
             response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.01))
             if not isinstance(response, internal.ReplicaFetchResponse):
                 return response
+            if alive:
+                self._requests.put(internal.ReplicaFetchRequest())
 
 
 @contextmanager

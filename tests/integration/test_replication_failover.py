@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 
+import headrace
 import pytest
 from headrace.v1 import broker_pb2 as pb
 from headrace.wire.errors import ErrorCode, Outcome
+from headrace_devcluster.cluster import LocalCluster
 
-from tests.integration.replicated import Follower, Replicated, Writer, append, fetch, produce, until
+from tests.integration.replicated import (
+    BROKER_SETTINGS,
+    Follower,
+    Gate,
+    Replicated,
+    Writer,
+    append,
+    fetch,
+    produce,
+    until,
+)
 
 pytestmark = pytest.mark.xdist_group("replication_failover")
 
 SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+ROUNDS = int(os.environ.get("HEADRACE_TEST_KILLS", "2"))
+"""How many leaders are killed one after another."""
 
 
-def test_kill_of_a_leader(replicated: Replicated) -> None:
+@pytest.mark.parametrize("durability", ["fsync", "async"])
+def test_kill_of_a_leader(replicated: Replicated, durability: str) -> None:
     """I1, I15, I20, I21: kill -9 of a leader; the others go on, and the log has what was acknowledged, in order."""
-    replicated.create("killed", SPREAD, min_insync_replicas=2)
-    with Writer(replicated.servers, "killed", 3) as writer:
-        writer.wait_for(1_000)
-        killed_at = time.monotonic()
-        replicated.broker(1).kill()
-        replicated.wait_for("killed", lambda part: part.leader_id == 2, "the next leader")
-        print(f"elected after {time.monotonic() - killed_at:.2f} s")
-        writer.wait_for(1_000)
-        print(f"longest time without an acknowledgement: {writer.longest_gap(killed_at - 1):.2f} s")
-        replicated.cluster.restart(replicated.broker(1))
-        writer.wait_for(1_000)
+    topic = f"killed-{durability}"
+    replicated.create(topic, SPREAD, min_insync_replicas=2, durability=durability)
+    with Follower(replicated.servers, topic, 3) as follower:
+        with Writer(replicated.servers, topic, 3) as writer:
+            writer.wait_for(1_000)
+            killed_at = time.monotonic()
+            replicated.broker(1).kill()
+            replicated.wait_for(topic, lambda part: part.leader_id == 2, "the next leader")
+            print(f"elected after {time.monotonic() - killed_at:.2f} s")
+            writer.wait_for(1_000)
+            print(f"longest time without an acknowledgement: {writer.longest_gap(killed_at - 1):.2f} s")
+            replicated.cluster.restart(replicated.broker(1))
+            writer.wait_for(1_000)
+        follower.wait_for(len(writer.receipts))
     writer.check(replicated)
+    follower.check(writer)
 
 
 def test_stop_of_a_leader(replicated: Replicated) -> None:
@@ -64,23 +85,77 @@ def test_ten_moves_of_leadership(replicated: Replicated) -> None:
                 replicated.admin.undrain_broker(before.leader_id)
             writer.wait_for(200)
         follower.wait_for(len(writer.receipts))
-    for number, values in follower.values.items():
-        assert values == [b"%d" % n for n in range(number, len(writer.receipts), 3)]
     writer.check(replicated)
+    follower.check(writer)
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1)])
-def test_all_brokers_killed_at_once(replicated: Replicated, order: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("power", [True, False])
+def test_all_brokers_at_once(replicated: Replicated, order: tuple[int, ...], power: bool) -> None:
     """I15, I16: with durability=fsync all of them die and come back, in any order, and go on where they were."""
-    topic = f"all-killed-{order[0]}"
+    topic = f"all-{'killed' if power else 'without-power'}-{order[0]}"
     replicated.create(topic, SPREAD, min_insync_replicas=2)
     with Writer(replicated.servers, topic, 3) as writer:
-        writer.wait_for(1_000)
-        for broker_id in order:
-            replicated.broker(broker_id).kill()
+        writer.wait_for(500)
+        if power:
+            for broker_id in order:
+                replicated.broker(broker_id).kill()
+        else:
+            replicated.lose_power(order)
         for broker_id in order:
             replicated.cluster.restart(replicated.broker(broker_id))
-        writer.wait_for(1_000)
+        writer.wait_for(500)
+    writer.check(replicated)
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_all_brokers_at_once_without_fsync(replicated: Replicated, power: bool) -> None:
+    """H14, H21: killed processes leave everything with the kernel; after a power cut an administrator has the word."""
+    topic = f"async-{'killed' if power else 'without-power'}"
+    topic_id = replicated.create(topic, [[1, 2, 3]], min_insync_replicas=2, durability="async")
+    values = [b"%d" % number for number in range(20)]
+    for value in values:
+        append(replicated.broker(1).address, topic_id, value)
+    until(lambda: {log.log_end_offset for log in replicated.logs(topic).values()} == {20}, "copied")
+    if power:
+        for broker_id in (1, 2, 3):
+            replicated.broker(broker_id).kill()
+    else:
+        replicated.lose_power((1, 2, 3))
+    for broker_id in (1, 2, 3):
+        replicated.cluster.restart(replicated.broker(broker_id))
+    if not power:
+        part = replicated.wait_for(
+            topic, lambda part: part.leader_id == -1 and not part.in_sync_replicas, "nobody is trusted"
+        )
+        assert part.eligible_leaders == ()
+        answer = until(lambda: produce(replicated.broker(1).address, topic_id, b"never").error, "a refusal")
+        assert (answer.code, answer.outcome, answer.retriable) == (ErrorCode.NOT_LEADER, Outcome.NOT_APPLIED, True)
+        (change,) = replicated.admin.elect_leaders("unclean", [headrace.TopicPartition(topic, 0)], broker_id=2)
+        assert (change.error, change.leader_id) == (None, 2)
+    append(replicated.broker(replicated.leader(topic)).address, topic_id, b"after")
+    replicated.check_replicas_equal(topic)
+    # This machine lived on, so nothing was really lost.
+    assert replicated.values(1, topic) == [*values, b"after"]
+
+
+def test_kills_one_after_another(replicated: Replicated) -> None:
+    """I15, L1: each broker is killed while it leads and comes back in sync before the next one goes."""
+    replicated.create("rolling", SPREAD, min_insync_replicas=2)
+    with Writer(replicated.servers, "rolling", 3) as writer:
+        for turn in range(ROUNDS):
+            writer.wait_for(200)
+            killed = replicated.leader("rolling", turn % 3)
+            replicated.broker(killed).kill()
+            replicated.wait_for(
+                "rolling",
+                lambda part, gone=killed: part.leader_id not in (-1, gone),
+                "another leader",
+                turn % 3,  # type: ignore[misc]
+            )
+            replicated.cluster.restart(replicated.broker(killed))
+            replicated.wait_in_sync("rolling")
+        writer.wait_for(200)
     writer.check(replicated)
 
 
@@ -111,6 +186,21 @@ def test_too_few_in_sync(replicated: Replicated) -> None:
 
 def refusal(answer: pb.PartitionProduceResult) -> pb.PartitionProduceResult | None:
     return answer.error if answer.HasField("error") else None
+
+
+def test_followers_that_stand_still_hold_acknowledgements_back(replicated: Replicated) -> None:
+    """I9, H52: acks=all waits for every member of the in-sync set; a wait that ends before says that it is unknown."""
+    topic_id = replicated.create("held-back", [[1, 2, 3]], min_insync_replicas=2)
+    address = replicated.broker(1).address
+    for broker_id in (2, 3):
+        replicated.broker(broker_id).pause()
+    error = produce(address, topic_id, b"waits", timeout_ms=300).error
+    assert (error.code, error.outcome) == (ErrorCode.TIMED_OUT, Outcome.UNKNOWN)
+    assert fetch(address, topic_id, 0).high_watermark == 0
+    for broker_id in (2, 3):
+        replicated.broker(broker_id).resume()
+    until(lambda: fetch(address, topic_id, 0).high_watermark == 1, "committed after all")
+    replicated.check_replicas_equal("held-back")
 
 
 def test_a_paused_follower(replicated: Replicated) -> None:
@@ -162,3 +252,49 @@ def test_what_only_the_old_leader_had(replicated: Replicated) -> None:
     replicated.check_replicas_equal("alone")
     assert replicated.values(1, "alone") == [b"committed", b"after"]
     assert replicated.metric(1, "truncations_total") > cut_before
+
+
+def test_a_leader_that_its_followers_do_not_reach(replicated: Replicated) -> None:
+    """H27, H13: it cannot acknowledge alone, keeps what was committed, and goes on when they reach it again."""
+    with Gate(replicated.broker(1).address) as gate:
+        replicated.reconfigure(1, advertised_address=gate.address)
+        try:
+            topic_id = replicated.create("unreached", [[1, 2, 3]], min_insync_replicas=2)
+            address = replicated.broker(1).address
+            append(address, topic_id, b"before")
+            gate.shut()
+            replicated.wait_for("unreached", lambda part: part.in_sync_replicas == (1,), "the leader alone in sync")
+            assert set(replicated.partition("unreached").eligible_leaders) == {2, 3}
+            refused = produce(address, topic_id, b"never").error
+            assert (refused.code, refused.outcome) == (ErrorCode.NOT_ENOUGH_REPLICAS, Outcome.NOT_APPLIED)
+            gate.open()
+            replicated.wait_in_sync("unreached")
+            append(address, topic_id, b"after")
+            replicated.check_replicas_equal("unreached")
+            assert replicated.values(3, "unreached") == [b"before", b"after"]
+        finally:
+            gate.open()
+            replicated.reconfigure(1, advertised_address="")
+
+
+def test_the_controller_stands_still_while_a_leader_dies(own_cluster: Callable[..., LocalCluster]) -> None:
+    """H19, L5: another coordinator becomes controller and elects; the first one, awake again, changes nothing."""
+    settings = {"lease_ttl_ms": 2_000}
+    replicated = Replicated(own_cluster(broker_settings=BROKER_SETTINGS, coordinator_settings=settings))
+    try:
+        replicated.create("uncontrolled", SPREAD, min_insync_replicas=2)
+        controller = replicated.cluster.coordinator(replicated.admin.describe_cluster().controller_id)
+        other = next(each for each in replicated.cluster.coordinators if each is not controller)
+        servers = other.address
+        with Writer(servers, "uncontrolled", 3) as writer, headrace.Admin(bootstrap_servers=servers) as admin:
+            writer.wait_for(500)
+            controller.pause()
+            replicated.broker(1).kill()
+            until(lambda: admin.describe_topic("uncontrolled").partitions[0].leader_id in (2, 3), "another leader")
+            writer.wait_for(500)
+            controller.resume()
+            replicated.cluster.restart(replicated.broker(1))
+            writer.wait_for(500)
+        writer.check(replicated)
+    finally:
+        replicated.close()

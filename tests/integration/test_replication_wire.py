@@ -6,6 +6,7 @@ A follower by hand plays broker 3, which was killed after it had led epoch 0; br
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -20,6 +21,7 @@ from tests.integration.replicated import (
     append,
     fetch,
     follower_at,
+    produce,
 )
 
 # One cluster for all of them: they run in one worker, in order.
@@ -167,7 +169,7 @@ def test_an_older_stream_of_the_same_broker_ends(setting: Setting, follower: Han
     again = setting.follower()
     try:
         assert again.ask(setting.topic_id, leader_epoch=1, offset=0).batches
-        assert follower.end() is None
+        assert follower.end(alive=True) is None
         assert again.ask(setting.topic_id, leader_epoch=1, token=2, offset=0).batches
     finally:
         again.close()
@@ -247,6 +249,36 @@ def test_a_fetch_waits_and_is_answered_once(setting: Setting, follower: HandFoll
 
 def last_crc(setting: Setting) -> int:
     return [header.crc for header, _ in iter_batches(fetch(setting.address, setting.topic_id, 0).batches)][-1]
+
+
+@pytest.mark.parametrize("durability", ["fsync", "async"])
+def test_what_counts_as_copied(setting: Setting, durability: str) -> None:
+    """I8, I9, H22: with fsync what a member of the in-sync set has on its disk, else what it has; its word is enough.
+
+    The hand speaks for broker 2 in its own session, while that one stands still.
+    """
+    replicated = setting.replicated
+    topic_id = replicated.create(f"copied-{durability}", [[1, 2]], min_insync_replicas=2, durability=durability)
+    session = replicated.broker_epoch(2)
+    identity = replicated.identity()
+    replicated.broker(2).pause()
+    try:
+        with follower_at(setting.address) as follower, ThreadPoolExecutor(1) as pool:
+            follower.identify(identity, 2, session)
+            produced = pool.submit(produce, setting.address, topic_id, b"x")
+            (header,) = [header for header, _ in iter_batches(follower.ask(topic_id, leader_epoch=0, offset=0).batches)]
+            fields = {"leader_epoch": 0, "offset": 1, "last_epoch": 0, "last_crc": header.crc}
+            follower.send(topic_id, token=2, durable_offset=0, **fields)
+            assert follower.ask(bytes(16), leader_epoch=1, offset=0).HasField("error")
+            if durability == "fsync":
+                assert not produced.done()
+                assert fetch(setting.address, topic_id, 0).high_watermark == 0
+                follower.send(topic_id, token=3, durable_offset=1, **fields)
+            assert follower.answer().high_watermark == 1
+            assert not produced.result(30).HasField("error")
+    finally:
+        replicated.broker(2).resume()
+    replicated.wait_in_sync(f"copied-{durability}")
 
 
 def test_a_silent_stream_is_ended(setting: Setting, follower: HandFollower) -> None:
