@@ -14,7 +14,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import structlog
-from headrace.v1 import cluster_pb2_grpc
+from headrace.v1 import cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
@@ -32,12 +32,19 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.broker_requests import BrokerRequests
 from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
+from headrace_coordinator.rpc.group_service import SERVICE_NAME as GROUP_SERVICE_NAME
+from headrace_coordinator.rpc.group_service import GroupServicer
 from headrace_coordinator.rpc.partition_changes import PartitionChanges
 from headrace_coordinator.rpc.partition_requests import PartitionRequests
 from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.controller import Controller
+from headrace_coordinator.runtime.group_keeper import AssignableTopics, GroupKeeper
+from headrace_coordinator.runtime.group_offsets import GroupOffsets
+from headrace_coordinator.runtime.group_rounds import GroupRounds
+from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.partition_store import PartitionStore
+from headrace_coordinator.runtime.positions import ReportedPositions
 from headrace_coordinator.runtime.producer_ids import ProducerIds
 from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_coordinator.runtime.settled_writes import SettledWrites
@@ -130,6 +137,7 @@ class _Coordinator:
         self._metrics_server = metrics_server
         self._clock: Clock = SystemClock()
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
+        self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
         self._server = RpcServer(RpcLimits(max_concurrent_calls=settings.max_concurrent_calls))
 
     async def run(self, stop: StopRequest) -> None:
@@ -151,6 +159,7 @@ class _Coordinator:
         writes = SettledWrites(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(writes, view, self._metrics, self._clock)
         self._serve_calls(view, store, writes)
+        keeper = self._serve_groups(view)
         address = await self._server.start(self._settings.listen)
         session = self._make_session(self._settings.advertised_address or address)
         controller = Controller(
@@ -170,6 +179,8 @@ class _Coordinator:
                     tasks.create_task(coroutine, name=name)
                     for name, coroutine in (
                         ("view", self._prefix_view.run()),
+                        ("groups_view", self._groups_view.run()),
+                        ("groups", keeper.run()),
                         ("session", session.run()),
                         ("controller", controller.run()),
                         ("beat", beat.run()),
@@ -190,6 +201,7 @@ class _Coordinator:
         while True:
             try:
                 await self._prefix_view.load()
+                await self._groups_view.load()
             except MetastoreRolledBackError:
                 raise
             except MetastoreUnavailableError as error:
@@ -221,6 +233,35 @@ class _Coordinator:
             etcd_version=self._status.version,
         )
         self._server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
+
+    def _serve_groups(self, view: ClusterView) -> GroupKeeper:
+        """Serve consumer groups; what looks after them is to be run."""
+        source, metrics, clock = self._groups_view, self._metrics, self._clock
+        groups = GroupView(view.keyspace, source)
+        rounds = GroupRounds(self._metastore, source, groups, AssignableTopics(view).get, metrics, clock)
+        offsets = GroupOffsets(self._metastore, source, groups, metrics, clock)
+        servicer = GroupServicer(
+            self._metastore,
+            view,
+            groups,
+            rounds=rounds,
+            offsets=offsets,
+            positions=ReportedPositions(self._metastore, groups, clock),
+            answers=Answers(source, metrics, default_timeout_ms=self._settings.default_timeout_ms),
+            metrics=metrics,
+            clock=clock,
+        )
+        self._server.add(groups_pb2_grpc.add_GroupServiceServicer_to_server, servicer, GROUP_SERVICE_NAME)
+        return GroupKeeper(
+            view,
+            groups,
+            rounds,
+            offsets,
+            metrics,
+            clock,
+            coordinator_id=self._settings.coordinator_id,
+            offsets_retention_ms=self._settings.offsets_retention_ms,
+        )
 
     def _make_session(self, address: str) -> CoordinatorSession:
         live = metadata_pb2.CoordinatorLive(

@@ -49,6 +49,19 @@ class CoordinatorMetrics:
         )
         self.unclean_elections = counter("unclean_elections", "Leaders elected whose log may lack its end")
         self.orphans_cleared = counter("orphans_cleared", "Remains of half-created topics cleared by this controller")
+        self.heartbeat_seconds = Histogram(
+            "headrace_coordinator_heartbeat_seconds",
+            "Heartbeats of group members, without the wait for news",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.groups = gauge("groups", "Consumer groups")
+        self.group_members = gauge("group_members", "Members of all consumer groups")
+        self.group_rounds = counter("group_rounds", "Transactions on the state of groups, lost ones included")
+        self.group_conflicts = counter("group_conflicts", "Transactions on groups that lost their compare")
+        self.group_rebalances = counter("group_rebalances", "New assignments computed for groups here")
+        self.group_evictions = counter("group_evictions", "Members put out here because their session was over")
+        self.group_commits = counter("group_commits", "Transactions that stored offsets")
         self.is_controller = gauge("is_controller", "1 while this coordinator is the controller")
         self.registered = gauge("registered", "1 while this coordinator is registered")
         self.topics = gauge("topics", "Visible topics")

@@ -101,11 +101,20 @@ class CoordinatorSettings:
             "it is in sync and neither draining nor suspected; 0: never by itself.",
         ),
     ] = 300_000
+    offsets_retention_ms: Annotated[
+        int,
+        Field(
+            ge=60_000,
+            description="Milliseconds that a group without members is kept, with its offsets.",
+        ),
+    ] = 30 * 86_400_000
     producer_id_block: Annotated[
         int,
         Field(ge=1, le=1_000_000, description="Producer ids taken from etcd at once; those left at a stop are lost."),
     ] = 1_000
-    max_concurrent_calls: Annotated[int, Field(ge=2, description="Calls at once; more are refused.")] = 1_024
+    max_concurrent_calls: Annotated[
+        int, Field(ge=2, description="Calls at once; more are refused. Each member of a group holds one.")
+    ] = 16_384
 
     def __post_init__(self) -> None:
         """Refuse what the types cannot say."""

@@ -1,0 +1,196 @@
+"""Consumer groups between the wire (`groups.proto`) and the coordinator's own values; and what a request may say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import InvalidRequestError
+from headrace.wire.topic_names import check_topic_name
+from headrace_server.internal_v1 import metadata_pb2
+
+from headrace_coordinator.core.assignors import TopicPartition
+from headrace_coordinator.core.group_state import Group, Member
+from headrace_coordinator.runtime.group_view import GroupEntry
+
+MAX_GROUP_ID_CHARACTERS = 249
+MAX_TOPICS = 1_000
+MAX_METADATA_BYTES = 4_096
+SESSION_TIMEOUT_MS = (1_000, 600_000)
+REBALANCE_TIMEOUT_MS = (1_000, 86_400_000)
+_GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+_PATTERN = re.compile(r"[a-zA-Z0-9._\-*?\[\]!]+", re.ASCII)
+
+
+def check_group_id(group_id: str) -> None:
+    """Refuse what cannot name a group: 1 to 249 of a-z A-Z 0-9 . _ - as topics.
+
+    Raises:
+        InvalidRequestError: with what is wrong.
+    """
+    if not group_id:
+        raise InvalidRequestError("the group id is empty", action="Name a group.")
+    if len(group_id) > MAX_GROUP_ID_CHARACTERS:
+        raise InvalidRequestError(
+            f"the group id {group_id[:20]!r}... has {len(group_id)} characters, more than {MAX_GROUP_ID_CHARACTERS}",
+            action="Choose a shorter one.",
+        )
+    if group_id in {".", ".."} or not _GROUP_ID.fullmatch(group_id):
+        raise InvalidRequestError(
+            f"{group_id!r} cannot name a group", action="Use the characters a-z A-Z 0-9 . _ - and neither '.' nor '..'."
+        )
+
+
+def check_member_id(member_id: bytes) -> None:
+    """Refuse a member id that is not 16 bytes; raises InvalidRequestError."""
+    if len(member_id) != 16:
+        raise InvalidRequestError(f"a member id has 16 bytes, not {len(member_id)}", action="Draw 16 random bytes.")
+
+
+def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
+    """Read what a member says of itself.
+
+    Raises:
+        InvalidRequestError, InvalidTopicNameError: with what is wrong.
+    """
+    check_group_id(request.group_id)
+    check_member_id(request.member_id)
+    if not request.topics and not request.topic_pattern:
+        raise InvalidRequestError("the member subscribes to nothing", action="Name topics or a pattern.")
+    if len(request.topics) > MAX_TOPICS:
+        raise InvalidRequestError(f"{len(request.topics)} topics are over the limit of {MAX_TOPICS}")
+    for name in request.topics:
+        check_topic_name(name)
+    pattern = request.topic_pattern
+    if pattern and (len(pattern) > MAX_GROUP_ID_CHARACTERS or not _PATTERN.fullmatch(pattern)):
+        raise InvalidRequestError(
+            f"{pattern[:50]!r} is no topic pattern", action="Use topic name characters, *, ? and [...]."
+        )
+    if request.instance_id:
+        check_group_id(request.instance_id)
+    _check_range("session_timeout_ms", request.session_timeout_ms, SESSION_TIMEOUT_MS)
+    _check_range("rebalance_timeout_ms", request.rebalance_timeout_ms, REBALANCE_TIMEOUT_MS)
+    if request.member_epoch < 0 or request.known_revision < 0 or request.max_wait_ms < 0:
+        raise InvalidRequestError("member_epoch, known_revision and max_wait_ms must not be negative")
+    return Member(
+        member_id=request.member_id,
+        instance_id=request.instance_id,
+        client_id=request.client_id[:256],
+        host=request.host[:256],
+        rack=request.rack[:256],
+        topics=tuple(sorted(set(request.topics))),
+        topic_pattern=pattern,
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+    )
+
+
+def read_owned(request: groups_pb2.HeartbeatRequest) -> frozenset[TopicPartition] | None:
+    """Read what a member owns; None: as it was told."""
+    if not request.HasField("owned"):
+        return None
+    return frozenset((topic.topic_id, number) for topic in request.owned.topics for number in topic.partitions)
+
+
+def write_assigned(response: groups_pb2.HeartbeatResponse, assignment: metadata_pb2.MemberAssignment) -> None:
+    """Put what a member may own into an answer: all that it owns but for what it is to give up."""
+    response.member_epoch = assignment.member_epoch
+    for topic in assignment.topics:
+        revoking = frozenset(topic.revoking)
+        kept = [
+            (number, epoch)
+            for number, epoch in zip(topic.partitions, topic.assignment_epochs, strict=True)
+            if number not in revoking
+        ]
+        if kept:
+            response.assigned.add(
+                topic_id=topic.topic_id,
+                name=topic.name,
+                partitions=[number for number, _ in kept],
+                assignment_epochs=[epoch for _, epoch in kept],
+            )
+
+
+def write_partitions(
+    partitions: Iterable[TopicPartition], names: Mapping[bytes, str], epochs: Mapping[TopicPartition, int] | None = None
+) -> list[groups_pb2.GroupTopicPartitions]:
+    """Group partitions by topic, ascending."""
+    topics: dict[bytes, groups_pb2.GroupTopicPartitions] = {}
+    for topic_id, number in sorted(partitions):
+        topic = topics.get(topic_id)
+        if topic is None:
+            topic = topics[topic_id] = groups_pb2.GroupTopicPartitions(topic_id=topic_id, name=names.get(topic_id, ""))
+        topic.partitions.append(number)
+        if epochs is not None:
+            topic.assignment_epochs.append(epochs[(topic_id, number)])
+    return list(topics.values())
+
+
+def write_offsets(entry: GroupEntry, names: Mapping[bytes, str]) -> list[groups_pb2.TopicOffsets]:
+    """All offsets of a group, by topic."""
+    topics: dict[bytes, groups_pb2.TopicOffsets] = {}
+    for (topic_id, number), stored in sorted(entry.offsets.items()):
+        topic = topics.setdefault(topic_id, groups_pb2.TopicOffsets(topic_id=topic_id, name=names.get(topic_id, "")))
+        topic.partitions.add(
+            partition=number,
+            offset=stored.message.offset,
+            leader_epoch=stored.message.leader_epoch,
+            metadata=stored.message.metadata,
+            committed_ms=stored.message.committed_ms,
+        )
+    return list(topics.values())
+
+
+def state_of(group: Group) -> groups_pb2.GroupState:
+    """What a group is doing."""
+    if not group.members:
+        return groups_pb2.GROUP_STATE_EMPTY
+    return groups_pb2.GROUP_STATE_STABLE if group.is_stable else groups_pb2.GROUP_STATE_REBALANCING
+
+
+def write_listing(group_id: str, group: Group) -> groups_pb2.GroupListing:
+    """One line about a group."""
+    return groups_pb2.GroupListing(
+        group_id=group_id,
+        state=state_of(group),
+        members=len(group.members),
+        partitions=len(group.target),
+        assignor=group.assignor,
+        empty_since_ms=group.empty_since_ms,
+    )
+
+
+def write_members(entry: GroupEntry, names: Mapping[bytes, str], now_ms: int) -> list[groups_pb2.MemberDescription]:
+    """All members of a group, by instance id and member id."""
+    group = entry.group
+    described = []
+    for member in sorted(group.members.values(), key=lambda member: (member.order, member.member_id)):
+        owned = group.owned_by(member.member_id)
+        target = [partition for partition, owner in group.target.items() if owner == member.member_id]
+        described.append(
+            groups_pb2.MemberDescription(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                host=member.host,
+                rack=member.rack,
+                member_epoch=member.member_epoch,
+                topics=member.topics,
+                topic_pattern=member.topic_pattern,
+                owned=write_partitions(owned, names, owned),
+                target=write_partitions(target, names),
+                joined_ms=member.joined_ms,
+                session_timeout_ms=member.session_timeout_ms,
+                revoking_ms=now_ms - member.revoking_since_ms if member.revoking_since_ms else 0,
+                live=member.member_id in entry.live,
+            )
+        )
+    return described
+
+
+def _check_range(name: str, value: int, allowed: tuple[int, int]) -> None:
+    if not allowed[0] <= value <= allowed[1]:
+        raise InvalidRequestError(
+            f"{name} = {value} is not within {allowed[0]} to {allowed[1]}", action=f"Set {name} within its range."
+        )

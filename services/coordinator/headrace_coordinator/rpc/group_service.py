@@ -1,0 +1,416 @@
+"""`GroupService`: membership, offsets and administration of consumer groups. Every coordinator answers every call.
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from headrace.v1 import groups_pb2, groups_pb2_grpc
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidRequestError,
+    MetastoreUnavailableError,
+    Outcome,
+    UnknownGroupError,
+    UnknownMemberError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
+from headrace_server.clock import Clock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import LeaseNotFoundError, Metastore, MetastoreRolledBackError
+from headrace_server.rpc import unary
+
+from headrace_coordinator.core.assignors import TopicPartition
+from headrace_coordinator.core.group_state import Member
+from headrace_coordinator.core.group_transition import MemberHeartbeat
+from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.answers import Answers
+from headrace_coordinator.rpc.group_messages import (
+    MAX_METADATA_BYTES,
+    check_group_id,
+    check_member_id,
+    read_member,
+    read_owned,
+    write_assigned,
+    write_listing,
+    write_members,
+    write_offsets,
+    write_partitions,
+)
+from headrace_coordinator.runtime.group_offsets import Commit, GroupOffsets
+from headrace_coordinator.runtime.group_rounds import GroupRounds
+from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
+from headrace_coordinator.runtime.positions import ReportedPositions
+
+SERVICE_NAME = "headrace.v1.GroupService"
+MAX_REQUEST_PARTITIONS = 10_000
+HEARTBEATS_A_SESSION = 4
+"""A member is told to give this many signs of life in its session timeout, at least."""
+LONGEST_INTERVAL_MS = 3_000
+BEHIND_SECONDS = 1.0
+"""How long a heartbeat waits for the view to show a member that joined elsewhere."""
+
+
+class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
+    """The servicer of one coordinator."""
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        view: ClusterView,
+        groups: GroupView,
+        *,
+        rounds: GroupRounds,
+        offsets: GroupOffsets,
+        positions: ReportedPositions,
+        answers: Answers,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+    ) -> None:
+        self._metastore = metastore
+        self._view = view
+        self._groups = groups
+        self._rounds = rounds
+        self._offsets = offsets
+        self._positions = positions
+        self._answers = answers
+        self._metrics = metrics
+        self._clock = clock
+
+    # --- membership ---
+
+    @unary
+    async def Heartbeat(self, request: groups_pb2.HeartbeatRequest, context: Any) -> groups_pb2.HeartbeatResponse:
+        """See the proto."""
+        member = read_member(request)
+        started = asyncio.get_running_loop().time()
+        deadline = self._answers.deadline(0, context.time_remaining())
+        if request.member_epoch == 0:
+            await self._join(request, member, deadline)
+        else:
+            await self._stay(request, member, deadline)
+        self._metrics.heartbeat_seconds.observe(asyncio.get_running_loop().time() - started)
+        wait_until = min(deadline, started + request.max_wait_ms / 1000)
+        await self._wait_for_news(request, wait_until)
+        return self._answer(request)
+
+    async def _join(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
+        """Let a member in: its lease first, its key with the group's state."""
+        present = self._groups.entry(request.group_id).live.get(member.member_id)
+        if present is not None and await self._renew(present.lease_id):
+            lease_id = present.lease_id  # The join was done already; its answer was lost.
+        else:
+            lease_id = (await self._metastore.grant_lease(member.session_timeout_ms)).lease_id
+        joining = replace(member, lease_id=lease_id, joined_ms=self._clock.now_ms())
+        heartbeat = MemberHeartbeat(joining, 0, request.assignor, read_owned(request))
+        try:
+            await self._rounds.heartbeat(request.group_id, heartbeat, deadline)
+        except HeadraceError as error:
+            if error.outcome is Outcome.NOT_APPLIED and present is None:
+                await self._give_back(lease_id)
+            raise
+
+    async def _give_back(self, lease_id: int) -> None:
+        try:
+            await self._metastore.revoke_lease(lease_id)
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnavailableError:
+            pass  # It ends by itself.
+
+    async def _stay(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
+        """Renew a member's lease, and hold a round where it says something new."""
+        entry = await self._find(request.group_id, member.member_id, request.known_revision)
+        known = entry.group.members.get(member.member_id)
+        owned = read_owned(request)
+        if known is not None and not await self._renew(known.lease_id):
+            raise UnknownMemberError(f"the session of member {member.member_id.hex()} is over")
+        if known is not None and not _says_something_new(entry, known, member, request.member_epoch, owned):
+            return
+        heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, owned)
+        await self._rounds.heartbeat(request.group_id, heartbeat, deadline)
+
+    async def _find(self, group_id: str, member_id: bytes, known_revision: int) -> GroupEntry:
+        """The group once this coordinator's view shows the member, which may have joined at another one."""
+        entry = self._groups.entry(group_id)
+        if member_id not in entry.group.members and known_revision > self._groups.source.revision:
+            loop = asyncio.get_running_loop()
+            try:
+                await self._offsets.wait_for(known_revision, loop.time() + BEHIND_SECONDS)
+            except HeadraceError:
+                raise MetastoreUnavailableError(
+                    "this coordinator's metadata is behind", outcome=Outcome.NOT_APPLIED
+                ) from None
+            entry = self._groups.entry(group_id)
+        return entry
+
+    async def _renew(self, lease_id: int) -> bool:
+        try:
+            return await self._metastore.renew_lease(lease_id) > 0
+        except LeaseNotFoundError:
+            return False
+
+    async def _wait_for_news(self, request: groups_pb2.HeartbeatRequest, wait_until: float) -> None:
+        """Return when the member's assignment is another than it knows, or it is no member any more, or in time."""
+        if not request.known_revision:
+            return
+        changed = asyncio.Event()
+        end = self._groups.watch(request.group_id, changed)
+        try:
+            async with asyncio.timeout_at(wait_until):
+                while True:
+                    stored = self._groups.entry(request.group_id).assignments.get(request.member_id)
+                    if stored is None or stored.mod_revision != request.known_revision:
+                        return
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return
+        finally:
+            end()
+
+    def _answer(self, request: groups_pb2.HeartbeatRequest) -> groups_pb2.HeartbeatResponse:
+        entry = self._groups.entry(request.group_id)
+        stored = entry.assignments.get(request.member_id)
+        if stored is None or request.member_id not in entry.group.members:
+            raise UnknownMemberError(f"the session of member {request.member_id.hex()} is over")
+        response = groups_pb2.HeartbeatResponse(
+            revision=stored.mod_revision,
+            heartbeat_interval_ms=min(LONGEST_INTERVAL_MS, request.session_timeout_ms // HEARTBEATS_A_SESSION),
+            assignor=entry.group.assignor,
+            group_epoch=entry.group.group_epoch,
+        )
+        write_assigned(response, metadata_pb2.MemberAssignment.FromString(stored.value))
+        return response
+
+    @unary
+    async def LeaveGroup(self, request: groups_pb2.LeaveGroupRequest, context: Any) -> groups_pb2.LeaveGroupResponse:
+        """See the proto. A member that is gone already has left."""
+        check_group_id(request.group_id)
+        check_member_id(request.member_id)
+        present = self._groups.entry(request.group_id).live.get(request.member_id)
+        await self._rounds.leave(
+            request.group_id, request.member_id, self._answers.deadline(0, context.time_remaining())
+        )
+        if present is not None:
+            await self._give_back(present.lease_id)
+        return groups_pb2.LeaveGroupResponse()
+
+    # --- offsets ---
+
+    @unary
+    async def CommitOffsets(
+        self, request: groups_pb2.CommitOffsetsRequest, context: Any
+    ) -> groups_pb2.CommitOffsetsResponse:
+        """See the proto."""
+        check_group_id(request.group_id)
+        if request.member_id:
+            check_member_id(request.member_id)
+        _check_count(request.topics)
+        response = groups_pb2.CommitOffsetsResponse()
+        commits: dict[TopicPartition, Commit] = {}
+        places: dict[TopicPartition, groups_pb2.PartitionOffset] = {}
+        for topic in request.topics:
+            answer = response.topics.add(topic_id=topic.topic_id, name=topic.name)
+            for asked in topic.partitions:
+                place = answer.partitions.add(partition=asked.partition, offset=asked.offset)
+                try:
+                    commit = self._read_commit(topic, asked, by_member=bool(request.member_id))
+                except HeadraceError as error:
+                    self._answers.put_error(place, error)
+                    continue
+                if commit.partition in commits:
+                    raise InvalidRequestError(f"partition {asked.partition} is named twice")
+                commits[commit.partition], places[commit.partition] = commit, place
+        refused = await self._offsets.commit(
+            request.group_id,
+            request.member_id,
+            request.member_epoch,
+            list(commits.values()),
+            self._answers.deadline(0, context.time_remaining()),
+        )
+        for partition, refusal in refused.items():
+            self._answers.put_error(places[partition], refusal)
+        return response
+
+    def _read_commit(
+        self, topic: groups_pb2.TopicOffsets, asked: groups_pb2.PartitionOffset, *, by_member: bool
+    ) -> Commit:
+        topic_id = topic.topic_id
+        if not topic_id:
+            found = self._view.topics.get(topic.name)
+            if found is None:
+                raise UnknownTopicError(f"there is no topic named {topic.name[:249]!r}")
+            topic_id = found.topic_id
+        known = self._view.topic_by_id(topic_id)
+        if known is None:
+            raise UnknownTopicIdError(f"there is no topic with id {topic_id.hex()}")
+        if not 0 <= asked.partition < known.partitions:
+            raise InvalidRequestError(f"topic {known.name} has no partition {asked.partition}")
+        if asked.offset < (0 if by_member else -1):
+            raise InvalidRequestError(f"offset {asked.offset} is negative")
+        if len(asked.metadata.encode()) > MAX_METADATA_BYTES:
+            raise InvalidRequestError(f"the metadata is longer than {MAX_METADATA_BYTES} bytes")
+        return Commit((bytes(topic_id), asked.partition), asked.offset, asked.leader_epoch, asked.metadata)
+
+    @unary
+    async def FetchOffsets(
+        self, request: groups_pb2.FetchOffsetsRequest, context: Any
+    ) -> groups_pb2.FetchOffsetsResponse:
+        """See the proto."""
+        check_group_id(request.group_id)
+        await self._offsets.wait_for(request.min_revision, self._answers.deadline(0, context.time_remaining()))
+        entry = self._groups.entry(request.group_id)
+        response = groups_pb2.FetchOffsetsResponse(revision=self._groups.source.revision)
+        if not request.topics:
+            response.topics.extend(write_offsets(entry, self._names()))
+            return response
+        for topic in request.topics:
+            answer = response.topics.add(topic_id=topic.topic_id, name=topic.name)
+            for number in topic.partitions:
+                stored = entry.offsets.get((topic.topic_id, number))
+                if stored is None:
+                    answer.partitions.add(partition=number, offset=-1, leader_epoch=-1)
+                else:
+                    message = stored.message
+                    answer.partitions.add(
+                        partition=number,
+                        offset=message.offset,
+                        leader_epoch=message.leader_epoch,
+                        metadata=message.metadata,
+                        committed_ms=message.committed_ms,
+                    )
+        return response
+
+    # --- administration ---
+
+    @unary
+    async def ListGroups(self, request: groups_pb2.ListGroupsRequest, context: Any) -> groups_pb2.ListGroupsResponse:
+        """See the proto."""
+        listings: list[groups_pb2.GroupListing] = [
+            write_listing(group_id, entry.group) for group_id, entry in self._groups.groups.items()
+        ]
+        if request.observed:
+            for reader_id, stored in self._groups.positions.items():
+                reported = metadata_pb2.ReportedPositions.FromString(stored.value)
+                listings.append(
+                    groups_pb2.GroupListing(
+                        group_id=reader_id,
+                        state=groups_pb2.GROUP_STATE_OBSERVED,
+                        partitions=sum(len(topic.partitions) for topic in reported.topics),
+                    )
+                )
+        listings.sort(key=lambda listing: listing.group_id)
+        return groups_pb2.ListGroupsResponse(groups=listings)
+
+    @unary
+    async def DescribeGroup(
+        self, request: groups_pb2.DescribeGroupRequest, context: Any
+    ) -> groups_pb2.DescribeGroupResponse:
+        """See the proto."""
+        check_group_id(request.group_id)
+        entry = self._groups.groups.get(request.group_id)
+        revision = self._groups.source.revision
+        if entry is None:
+            return self._describe_reader(request.group_id, revision)
+        group, names = entry.group, self._names()
+        names = {**{topic.topic_id: topic.name for topic in group.topics.values()}, **names}
+        return groups_pb2.DescribeGroupResponse(
+            listing=write_listing(request.group_id, group),
+            group_epoch=group.group_epoch,
+            assignment_epoch=group.assignment_epoch,
+            members=write_members(entry, names, self._clock.now_ms()),
+            offsets=write_offsets(entry, names),
+            unowned=write_partitions([p for p in group.target if p not in group.owners], names),
+            revision=revision,
+        )
+
+    def _describe_reader(self, reader_id: str, revision: int) -> groups_pb2.DescribeGroupResponse:
+        stored = self._groups.positions.get(reader_id)
+        if stored is None:
+            raise UnknownGroupError(f"there is no group {reader_id!r}")
+        reported = metadata_pb2.ReportedPositions.FromString(stored.value)
+        response = groups_pb2.DescribeGroupResponse(
+            listing=groups_pb2.GroupListing(group_id=reader_id, state=groups_pb2.GROUP_STATE_OBSERVED),
+            revision=revision,
+        )
+        for topic in reported.topics:
+            answer = response.offsets.add(topic_id=topic.topic_id, name=topic.name)
+            for number, offset in zip(topic.partitions, topic.offsets, strict=True):
+                answer.partitions.add(
+                    partition=number, offset=offset, leader_epoch=-1, committed_ms=reported.reported_ms
+                )
+        return response
+
+    @unary
+    async def DeleteGroups(
+        self, request: groups_pb2.DeleteGroupsRequest, context: Any
+    ) -> groups_pb2.DeleteGroupsResponse:
+        """See the proto."""
+        response = groups_pb2.DeleteGroupsResponse()
+        deadline = self._answers.deadline(0, context.time_remaining())
+        for group_id in request.group_ids:
+            answer = response.groups.add(group_id=group_id)
+            try:
+                check_group_id(group_id)
+                if group_id not in self._groups.groups:
+                    raise UnknownGroupError(f"there is no group {group_id!r}")
+                await self._offsets.delete_group(group_id, deadline)
+            except HeadraceError as error:
+                self._answers.put_error(answer, error)
+        return response
+
+    @unary
+    async def ReportPositions(
+        self, request: groups_pb2.ReportPositionsRequest, context: Any
+    ) -> groups_pb2.ReportPositionsResponse:
+        """See the proto."""
+        check_group_id(request.reader_id)
+        _check_count(request.topics)
+        if not 1_000 <= request.expire_ms <= 86_400_000:
+            raise InvalidRequestError(f"expire_ms = {request.expire_ms} is not within 1000 to 86400000")
+        positions = metadata_pb2.ReportedPositions(client_id=request.client_id[:256])
+        for topic in request.topics:
+            reported = positions.topics.add(topic_id=topic.topic_id, name=topic.name)
+            for each in topic.partitions:
+                reported.partitions.append(each.partition)
+                reported.offsets.append(each.offset)
+        await self._positions.report(request.reader_id, positions, request.expire_ms)
+        return groups_pb2.ReportPositionsResponse()
+
+    def _names(self) -> dict[bytes, str]:
+        return {bytes(topic.topic_id): topic.name for topic in self._view.topics.values()}
+
+
+def _says_something_new(
+    entry: GroupEntry,
+    known: Member,
+    said: Member,
+    member_epoch: int,
+    owned: frozenset[TopicPartition] | None,
+) -> bool:
+    """Whether a heartbeat changes anything, so that a round is needed."""
+    if member_epoch > known.member_epoch:
+        return True
+    if (known.topics, known.topic_pattern, known.rack) != (said.topics, said.topic_pattern, said.rack):
+        return True
+    if owned is None or not known.revoking_since_ms:
+        return False
+    group = entry.group
+    return any(
+        owner.member_id == known.member_id and group.target.get(partition) != known.member_id and partition not in owned
+        for partition, owner in group.owners.items()
+    )
+
+
+def _check_count(topics: Sequence[groups_pb2.TopicOffsets]) -> None:
+    count = sum(len(topic.partitions) for topic in topics)
+    if count > MAX_REQUEST_PARTITIONS:
+        raise InvalidRequestError(f"{count} partitions are over the limit of {MAX_REQUEST_PARTITIONS}")

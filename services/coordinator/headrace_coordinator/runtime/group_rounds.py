@@ -1,0 +1,266 @@
+"""Rounds of a group: all heartbeats and departures that wait become one transition and one transaction (H60, H68).
+
+One round a group at a time in this coordinator; another coordinator's rounds are told apart by the compare on the
+state's key. A round that loses its compare, or whose answer is lost, is computed again on what stands there then: a
+join that took effect unnoticed is found as a member, a departure as gone. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+from headrace.wire.errors import GroupTooLargeError, HeadraceError, MetastoreUnavailableError, Outcome, TimedOutError
+from headrace_server.clock import Clock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metastore.api import (
+    Compare,
+    Delete,
+    LeaseNotFoundError,
+    Metastore,
+    MetastoreRolledBackError,
+    MetastoreUnknownOutcomeError,
+    ModRevisionIs,
+    Operation,
+    Put,
+    VersionIs,
+)
+from headrace_server.metastore.view import PrefixView
+
+from headrace_coordinator.core.assignors import AssignableTopic
+from headrace_coordinator.core.group_state import Group, Member, encode_group
+from headrace_coordinator.core.group_transition import MemberHeartbeat, Transition, check_size, transition
+from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 0.05
+VIEW_SECONDS = 2.0
+"""How long a round waits for the view to show its own write, or somebody else's that was faster."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What one group has to do."""
+
+    heartbeats: dict[bytes, tuple[MemberHeartbeat, asyncio.Future[None]]] = field(default_factory=dict)
+    leaving: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
+    look: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class GroupRounds:
+    """See the module. `topics` are all topics of the cluster, kept by `assignable_topics`."""
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        source: PrefixView,
+        view: GroupView,
+        topics: Callable[[], Mapping[str, AssignableTopic]],
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+    ) -> None:
+        self._metastore = metastore
+        self._source = source
+        self._view = view
+        self._topics = topics
+        self._metrics = metrics
+        self._clock = clock
+        self._waiting: dict[str, _Waiting] = {}
+
+    async def heartbeat(self, group_id: str, heartbeat: MemberHeartbeat, deadline: float) -> None:
+        """Let a heartbeat take effect; raises what it is refused for, or TimedOutError (unknown) at `deadline`."""
+        waiting = self._enter(group_id)
+        before = waiting.heartbeats.get(heartbeat.member.member_id)
+        future = asyncio.get_running_loop().create_future() if before is None else before[1]
+        waiting.heartbeats[heartbeat.member.member_id] = heartbeat, future
+        await self._await(group_id, future, deadline)
+
+    async def leave(self, group_id: str, member_id: bytes, deadline: float) -> None:
+        """Let a member go; a member that is gone already has left."""
+        waiting = self._enter(group_id)
+        future = waiting.leaving.setdefault(member_id, asyncio.get_running_loop().create_future())
+        await self._await(group_id, future, deadline)
+
+    def look(self, group_id: str) -> None:
+        """See that the group is as its members' leases and the topics want it."""
+        self._enter(group_id).look = True
+        self._start(group_id)
+
+    def _enter(self, group_id: str) -> _Waiting:
+        return self._waiting.setdefault(group_id, _Waiting())
+
+    async def _await(self, group_id: str, future: asyncio.Future[None], deadline: float) -> None:
+        self._start(group_id)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.shield(future)
+        except TimeoutError:
+            raise TimedOutError("the group did not change in time", outcome=Outcome.UNKNOWN) from None
+
+    def _start(self, group_id: str) -> None:
+        waiting = self._waiting[group_id]
+        if waiting.task is None:
+            waiting.task = asyncio.create_task(self._run(group_id, waiting), name=f"group-{group_id}")
+
+    async def _run(self, group_id: str, waiting: _Waiting) -> None:
+        """Hold rounds while anything waits."""
+        try:
+            while waiting.heartbeats or waiting.leaving or waiting.look:
+                waiting.look = False
+                try:
+                    await self._hold(group_id, waiting)
+                except MetastoreRolledBackError:
+                    raise
+                except (MetastoreUnavailableError, LeaseNotFoundError, TimedOutError) as error:
+                    log.info("group_round_delayed", group=group_id, cause=str(error))
+                    waiting.look = True
+                    await asyncio.sleep(RETRY_SECONDS)
+                except Exception as error:
+                    log.exception("group_round_failed", group=group_id)
+                    _fail_all(waiting, error)
+        finally:
+            waiting.task = None
+            if self._waiting.get(group_id) is waiting and not (waiting.heartbeats or waiting.leaving):
+                del self._waiting[group_id]
+
+    async def _hold(self, group_id: str, waiting: _Waiting) -> None:
+        """Hold one round."""
+        entry = self._view.entry(group_id)
+        heartbeats = {member_id: beat for member_id, (beat, _) in waiting.heartbeats.items()}
+        leaving = tuple(waiting.leaving)
+        result = self._compute(entry, heartbeats, leaving)
+        changes = result.group != entry.group or result.assignments or result.gone
+        if changes and not await self._write(group_id, entry, result):
+            waiting.look = True
+            return
+        waiting.look |= result.more
+        for member_id, beat in heartbeats.items():
+            if member_id in result.deferred or waiting.heartbeats.get(member_id, (None, None))[0] is not beat:
+                continue
+            _, future = waiting.heartbeats.pop(member_id)
+            _settle(future, result.errors.get(member_id))
+        for member_id in leaving:
+            if member_id not in result.deferred:
+                _settle(waiting.leaving.pop(member_id), None)
+
+    def _compute(
+        self, entry: GroupEntry, heartbeats: Mapping[bytes, MemberHeartbeat], leaving: tuple[bytes, ...]
+    ) -> Transition:
+        stored = {member_id: key_value.value for member_id, key_value in entry.assignments.items()}
+
+        def compute(taken: list[MemberHeartbeat]) -> Transition:
+            return transition(
+                entry.group,
+                heartbeats=taken,
+                leaving=leaving,
+                live=entry.live,
+                topics=self._topics(),
+                stored=stored,
+                now_ms=self._clock.now_ms(),
+            )
+
+        result = compute(list(heartbeats.values()))
+        try:
+            check_size(result.group)
+        except GroupTooLargeError as error:
+            joining = {m for m, beat in heartbeats.items() if m not in entry.group.members}
+            result = compute([beat for m, beat in heartbeats.items() if m not in joining])
+            result = Transition(
+                result.group,
+                result.assignments,
+                result.absent,
+                result.ended,
+                {**result.errors, **dict.fromkeys(joining, error)},
+                result.deferred,
+                result.more,
+            )
+        return result
+
+    async def _write(self, group_id: str, entry: GroupEntry, result: Transition) -> bool:
+        """Write one round; False: somebody else was faster, or nobody knows. Returns once the view shows it."""
+        keyspace = self._view.keyspace
+        compares: list[Compare] = [
+            ModRevisionIs(keyspace.group(group_id), entry.mod_revision),
+            *(VersionIs(keyspace.group_member(group_id, member_id), 0) for member_id in result.absent),
+        ]
+        operations: list[Operation] = [Put(keyspace.group(group_id), encode_group(result.group))]
+        for member_id in result.gone:
+            operations.append(Delete(keyspace.group_assignment(group_id, member_id)))
+        operations += [Delete(keyspace.group_member(group_id, member_id)) for member_id in result.ended]
+        for member_id, value in result.assignments.items():
+            operations.append(Put(keyspace.group_assignment(group_id, member_id), value))
+        for member_id, member in result.group.members.items():
+            if member_id not in entry.group.members:
+                operations.append(_sign_of_life(keyspace.group_member(group_id, member_id), member))
+        try:
+            written = await self._metastore.txn(compares, operations)
+        except MetastoreUnknownOutcomeError:
+            self._metrics.unknown_writes.inc()
+            raise
+        self._metrics.group_rounds.inc()
+        # The revision of a transaction that wrote nothing may be above all that this prefix has seen.
+        if written.succeeded:
+            await self._source.wait_for(written.revision, VIEW_SECONDS)
+            self._report(group_id, entry.group, result)
+        else:
+            self._metrics.group_conflicts.inc()
+            await self._catch_up(group_id, entry)
+        return written.succeeded
+
+    async def _catch_up(self, group_id: str, entry: GroupEntry) -> None:
+        """Wait a moment for the view to show what the compare has met."""
+        changed = asyncio.Event()
+        end = self._view.watch(group_id, changed)
+        try:
+            if self._view.entry(group_id).mod_revision == entry.mod_revision:
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            end()
+
+    def _report(self, group_id: str, before: Group, result: Transition) -> None:
+        after = result.group
+        joined = [m for m in after.members if m not in before.members]
+        if not joined and not result.gone and after.assignment_epoch == before.assignment_epoch:
+            return
+        self._metrics.group_rebalances.inc(after.assignment_epoch != before.assignment_epoch)
+        self._metrics.group_evictions.inc(len(result.absent))
+        log.info(
+            "group_changed",
+            group=group_id,
+            group_epoch=after.group_epoch,
+            members=len(after.members),
+            joined=[m.hex() for m in joined],
+            left=[m.hex() for m in result.ended],
+            evicted=[m.hex() for m in result.absent],
+        )
+
+
+def _sign_of_life(key: str, member: Member) -> Put:
+    value = metadata_pb2.LiveMember(client_id=member.client_id, host=member.host).SerializeToString()
+    return Put(key, value, member.lease_id)
+
+
+def _settle(future: asyncio.Future[None], error: HeadraceError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _fail_all(waiting: _Waiting, error: Exception) -> None:
+    futures = [future for _, future in waiting.heartbeats.values()] + list(waiting.leaving.values())
+    waiting.heartbeats.clear()
+    waiting.leaving.clear()
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)

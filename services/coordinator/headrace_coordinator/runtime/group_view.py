@@ -1,0 +1,147 @@
+"""All consumer groups as etcd has them, decoded as they change. Behind by nature, as every view (PROTOCOL I19).
+
+Stands on a `PrefixView` over `Keyspace.groups_prefix`. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+from google.protobuf.message import DecodeError
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import (
+    GroupAssignmentKey,
+    GroupKey,
+    GroupMemberKey,
+    GroupOffsetKey,
+    Keyspace,
+    PositionKey,
+)
+from headrace_server.metadata_view import KeySource
+from headrace_server.metastore.api import KeyValue
+
+from headrace_coordinator.core.assignors import TopicPartition
+from headrace_coordinator.core.group_state import Group, decode_group
+
+log = structlog.get_logger(__name__)
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOffset:
+    """A committed offset and the version that the next commit compares."""
+
+    message: metadata_pb2.CommittedOffset
+    mod_revision: int
+
+
+@dataclass(slots=True)
+class GroupEntry:
+    """The keys of one group. Only `GroupView` changes it."""
+
+    group: Group = field(default_factory=Group)
+    mod_revision: int = 0
+    """Of the state's key; 0: there is none."""
+    assignments: dict[bytes, KeyValue] = field(default_factory=dict)
+    live: dict[bytes, KeyValue] = field(default_factory=dict)
+    offsets: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no key is left."""
+        return not (self.mod_revision or self.assignments or self.live or self.offsets)
+
+
+class GroupView:
+    """See the module."""
+
+    def __init__(self, keyspace: Keyspace, source: KeySource) -> None:
+        self.keyspace = keyspace
+        self.source = source
+        self.groups: dict[str, GroupEntry] = {}
+        self.positions: dict[str, KeyValue] = {}
+        self._watchers: dict[str, dict[asyncio.Event, None]] = {}
+        self._callbacks: list[Callable[[str], None]] = []
+        for key_value in source.items(keyspace.groups_prefix):
+            self._apply(key_value.key, key_value)
+        self._unsubscribe = source.subscribe(self._on_change)
+
+    def close(self) -> None:
+        """Stop following the source."""
+        self._unsubscribe()
+
+    def entry(self, group_id: str) -> GroupEntry:
+        """The group's keys; an empty entry where it has none."""
+        return self.groups.get(group_id) or GroupEntry()
+
+    def on_members(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(group_id)` when a state, an assignment or a sign of life has changed."""
+        self._callbacks.append(callback)
+
+    def watch(self, group_id: str, event: asyncio.Event) -> Callable[[], None]:
+        """Set `event` whenever membership or assignments of the group change; returns what ends that."""
+        self._watchers.setdefault(group_id, {})[event] = None
+
+        def end() -> None:
+            watchers = self._watchers.get(group_id, {})
+            watchers.pop(event, None)
+            if not watchers:
+                self._watchers.pop(group_id, None)
+
+        return end
+
+    def _on_change(self, revision: int, keys: Sequence[str]) -> None:
+        changed: dict[str, None] = {}
+        for key in keys:
+            group_id = self._apply(key, self.source.get(key))
+            if group_id:
+                changed[group_id] = None
+        for group_id in changed:
+            for event in self._watchers.get(group_id, ()):
+                event.set()
+            for callback in self._callbacks:
+                callback(group_id)
+
+    def _apply(self, key: str, key_value: KeyValue | None) -> str:
+        """Take in one key; the group whose members it concerns, or ""."""
+        parsed = self.keyspace.parse(key)
+        if isinstance(parsed, PositionKey):
+            _set(self.positions, parsed.reader_id, key_value)
+            return ""
+        if not isinstance(parsed, GroupKey | GroupAssignmentKey | GroupMemberKey | GroupOffsetKey):
+            return ""
+        entry = self.groups.setdefault(parsed.group_id, GroupEntry())
+        try:
+            match parsed:
+                case GroupKey():
+                    entry.group = Group() if key_value is None else decode_group(key_value.value)
+                    entry.mod_revision = 0 if key_value is None else key_value.mod_revision
+                case GroupAssignmentKey(_, member_id):
+                    _set(entry.assignments, member_id, key_value)
+                case GroupMemberKey(_, member_id):
+                    _set(entry.live, member_id, key_value)
+                case GroupOffsetKey(_, topic_id, partition):
+                    offset = None if key_value is None else _offset(key_value)
+                    _set(entry.offsets, (bytes(topic_id), partition), offset)
+        except DecodeError as error:
+            log.error("group_key_unreadable", key=key, cause=str(error))
+        if entry.is_gone:
+            del self.groups[parsed.group_id]
+        return "" if isinstance(parsed, GroupOffsetKey) else parsed.group_id
+
+
+def _offset(key_value: KeyValue) -> StoredOffset:
+    return StoredOffset(metadata_pb2.CommittedOffset.FromString(key_value.value), key_value.mod_revision)
+
+
+def _set(target: dict[KeyT, ValueT], key: KeyT, value: ValueT | None) -> None:
+    if value is None:
+        target.pop(key, None)
+    else:
+        target[key] = value
