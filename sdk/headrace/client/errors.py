@@ -133,7 +133,7 @@ class LogTruncationError(HeadraceError):
             f"{partition} was truncated: of what was read up to offset {position}, the records from "
             f"{diverging_offset} on were lost or replaced",
             outcome=Outcome.NOT_APPLIED,
-            action=f"Take back what they did, then seek to {diverging_offset} to go on.",
+            action=f"Take back what they did, then go on from {diverging_offset}: by seek, or with a new Reader.",
         )
         self.partition = partition
         self.position = position

@@ -568,8 +568,9 @@ class Producer:
             )
         except grpc.RpcError as error:
             self._resolve(request, None, error_of_call(error))
-        except Exception:
+        except Exception as error:
             _log.exception("an answer could not be handled")
+            self._resolve(request, None, InternalError(repr(error), outcome=Outcome.UNKNOWN))
 
     def _resolve(self, request: Request, response: Any, error: HeadraceError | None) -> None:
         now_ms = _monotonic_ms()

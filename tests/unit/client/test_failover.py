@@ -5,10 +5,11 @@ import threading
 
 import headrace
 import headrace.aio
+import headrace.client.producer
 import pytest
 from headrace import TopicPartition
 from headrace.wire.columns import encode_batch
-from headrace.wire.errors import NotLeaderError
+from headrace.wire.errors import InternalError, NotLeaderError, Outcome
 
 P0 = TopicPartition("t", 0)
 WAIT = 20
@@ -175,6 +176,37 @@ def test_a_hint_to_a_port_that_refuses_is_left_again(brokers, faults):
     with headrace.Producer(**both(brokers)) as producer:
         first.faults.append(faults.refused_with(NotLeaderError("over there", leader=hint)))
         assert producer.send("t", b"0").result(WAIT).offset == 0
+
+
+def test_a_bug_in_reading_an_answer_is_the_records_error(brokers, monkeypatch):
+    """Nobody waits for ever: the outcome is unknown, and what is sent afterwards arrives."""
+    first, _ = brokers
+
+    def bug(*args):
+        raise RuntimeError("a bug")
+
+    async def on_a_loop():
+        async with headrace.aio.Producer(**both(brokers)) as producer:
+            monkeypatch.setattr(headrace.client.producer, "answers_of", bug)
+            with pytest.raises(InternalError, match="a bug"):
+                await producer.send_and_wait("t", b"b")
+            monkeypatch.undo()
+            await producer.send_and_wait("t", b"c")
+            with pytest.raises(headrace.DeliveryError):
+                await producer.flush()
+
+    with headrace.Producer(**both(brokers)) as producer:
+        monkeypatch.setattr(headrace.client.producer, "answers_of", bug)
+        receipt = producer.send("t", b"a")
+        with pytest.raises(InternalError, match="a bug") as caught:
+            receipt.result(WAIT)
+        assert caught.value.outcome == Outcome.UNKNOWN
+        monkeypatch.undo()
+        producer.send("t", b"more").result(WAIT)
+        with pytest.raises(headrace.DeliveryError):
+            producer.flush()
+    asyncio.run(asyncio.wait_for(on_a_loop(), WAIT))
+    assert values(first) == [b"a", b"more", b"b", b"c"]
 
 
 # --- nearest replica (KIP-392) ---
