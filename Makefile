@@ -7,6 +7,9 @@ PYTEST_FLAGS ?= -n 2 --dist loadgroup
 LOG ?=
 DEMO_FLAGS ?=
 UP_FLAGS ?=
+# Which rules are taken out of the code: make mutants, or make mutants MUTANT=its-id (MUTANT_FLAGS=--help, --list)
+MUTANT ?=
+MUTANT_FLAGS ?=
 # What the simulator runs: make sim SEED=7 STEPS=5000, or make sim SEEDS=0..999 JOBS=2 (SIM_FLAGS=--help)
 SEED ?=
 SEEDS ?= 0..99
@@ -19,7 +22,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test sim check proto check-proto proto-baseline lock docs bench clean
+.PHONY: help set-up demo up down status test sim mutants check proto check-proto proto-baseline lock docs bench clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -46,6 +49,9 @@ test: check ## the checks, then all tests
 
 sim: set-up ## replication on a simulated network, disk, clock and etcd, all of which fail (SEED=, SEEDS=, STEPS=, JOBS=)
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) --steps $(STEPS) --jobs $(JOBS) $(SIM_FLAGS)
+
+mutants: set-up ## take each rule of the ledger out of the code and see that somebody notices (MUTANT=, JOBS=)
+	@$(BIN)/python -m tests.mutation $(if $(MUTANT),--id $(MUTANT)) $(if $(filter command,$(origin JOBS)),--jobs $(JOBS)) $(MUTANT_FLAGS)
 
 check: set-up ## ruff, mypy --strict, import layers, protos, generated code and pages
 	$(BIN)/ruff check .

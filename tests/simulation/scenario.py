@@ -88,6 +88,13 @@ class Scenario:
         assert host is not None, f"b{broker_id} runs and has the partition"
         return host
 
+    @property
+    def leader(self) -> int:
+        """The broker that leads, by the key and by itself."""
+        host = self.cluster.leader_host()
+        assert host is not None, "somebody leads"
+        return host.broker.broker_id
+
     def leads(self, broker_id: int) -> bool:
         """Whether the broker leads, by the key and by itself."""
         host = self.cluster.leader_host()
@@ -210,6 +217,15 @@ class Scenario:
         """Start a broker that is dead."""
         self.cluster.brokers[broker_id].start()
 
+    def stop(self, broker_id: int) -> None:
+        """Let a broker stop in order, and wait until it has."""
+        node = self.cluster.brokers[broker_id]
+        broker = node.broker
+        assert broker is not None, f"b{broker_id} runs"
+        node.wanted = False
+        broker.stop()
+        self.until(lambda: node.broker is None, f"b{broker_id} has stopped")
+
     def pause(self, broker_id: int) -> None:
         """SIGSTOP; its registration ends at once."""
         self.end_session(broker_id)
@@ -249,6 +265,18 @@ class Scenario:
         leader = self.cluster.leader_host()
         assert leader is not None
         leader.delete_records(before)
+
+    def move(self, *broker_ids: int) -> None:
+        """An administrator moves the partition to these brokers."""
+        coordinator = self.cluster.coordinator()
+        assert coordinator is not None
+        coordinator.move(0, broker_ids)
+
+    def elect_uncleanly(self) -> None:
+        """An administrator lets any replica lead, where nobody complete lives."""
+        coordinator = self.cluster.coordinator()
+        assert coordinator is not None
+        coordinator.elect_uncleanly(0)
 
     def elect(self, broker_id: int) -> None:
         """An administrator moves leadership to a member of the in-sync set, and the broker takes it up."""

@@ -1,0 +1,196 @@
+"""Rules of the partition's key: who is in sync, who is eligible, who is elected, how replicas move."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Scenario, Simulation, Test
+
+STATE = f"{SERVER}/partition_state.py"
+ELECTION = f"{COORDINATOR}/core/election.py"
+CONTROL = f"{COORDINATOR}/core/control.py"
+
+MEMBERS = (
+    Mutant(
+        "nobody-is-eligible",
+        "H14",
+        STATE,
+        "    if len(in_sync) < minimum:\n",
+        "    if False:\n",
+        "Who leaves an in-sync set below its minimum is forgotten, though it has all that is committed.",
+        Scenario("test_last_replica_standing.py::test_who_left_an_in_sync_set_below_its_minimum_may_lead"),
+    ),
+    Mutant(
+        "eligible-above-the-minimum",
+        "H15",
+        STATE,
+        "    if len(in_sync) < minimum:\n",
+        "    if True:\n",
+        "Whoever leaves the in-sync set stays eligible while the high watermark moves on without it.",
+        Simulation(60),
+    ),
+    Mutant(
+        "minimum-of-before",
+        "H15",
+        STATE,
+        "    if len(in_sync) < minimum:\n",
+        "    if len(in_sync) < state.min_insync_replicas:\n",
+        "Lowering min_insync_replicas leaves eligible leaders that the high watermark does not wait for.",
+        Test(
+            "tests/unit/coordinator/test_election.py::test_lowering_the_minimum_ends_eligibility",
+            "The simulator's topics keep their min_insync_replicas.",
+        ),
+    ),
+    Mutant(
+        "doubtful-stay-eligible",
+        "H33",
+        STATE,
+        "        barred = members | set(doubtful) |",
+        "        barred = members |",
+        "A replica whose log is damaged stays eligible.",
+        Simulation(300, changes={"faults": ["damage", "kill", "pause", "isolate"], "replication_factor": 3}),
+    ),
+    Mutant(
+        "epoch-of-the-same-broker-stays",
+        "H16",
+        STATE,
+        "    leader_epoch = state.leader_epoch + (leader != state.leader)\n",
+        "    leader_epoch = state.leader_epoch + (\n"
+        "        (leader and leader.broker_id) != (state.leader and state.leader.broker_id)\n    )\n",
+        "The same broker in a new session leads in the epoch of its old one.",
+        Simulation(60),
+    ),
+    Mutant(
+        "elected-outside-the-sets",
+        "H20",
+        ELECTION,
+        "    if live_eligible:\n",
+        "    if not live_eligible:\n"
+        "        live_eligible = [Replica(each, live[each].broker_epoch) for each in state.replicas if each in live]\n"
+        "    if live_eligible:\n",
+        "Where nobody in sync or eligible lives, any replica is elected.",
+        Simulation(100),
+    ),
+    Mutant(
+        "any-return-counts",
+        "H17",
+        ELECTION,
+        "        elif (session.clean and _is_continued(entry, session)) or (durable and",
+        "        elif True or (durable and",
+        "A broker that came back counts as the one that was in sync, whatever it lost.",
+        Simulation(100),
+    ),
+    Mutant(
+        "another-directory-counts",
+        "H17",
+        ELECTION,
+        "    return 0 < session.storage_since <= entry.broker_epoch < session.broker_epoch\n",
+        "    return entry.broker_epoch < session.broker_epoch\n",
+        "A broker that came back with an empty directory counts as the one that was in sync.",
+        Scenario("test_lost_disk.py::test_a_broker_with_an_empty_directory_is_nobody"),
+    ),
+    Mutant(
+        "unclean-return-counts",
+        "H22",
+        ELECTION,
+        "        elif (session.clean and _is_continued(entry, session)) or (durable and",
+        "        elif _is_continued(entry, session) or (durable and",
+        "With async durability a machine that lost its power counts as if it had lost nothing.",
+        Scenario("test_power_loss.py::test_without_fsync_a_machine_that_lost_its_power_is_not_elected"),
+    ),
+    Mutant(
+        "dead-members-keep-their-place",
+        "H16",
+        CONTROL,
+        "    present = [entry for entry in in_sync if is_session(entry, live)]\n",
+        "    present = in_sync\n",
+        "Under a leader that lives, members whose session is over stay in sync.",
+        Scenario("test_last_replica_standing.py::test_nobody_is_eligible_while_enough_are_in_sync"),
+    ),
+    Mutant(
+        "move-finished-before-it-is-copied",
+        "H25",
+        CONTROL,
+        "    return stays.issuperset(state.adding) and len(stays)",
+        "    return len(stays)",
+        "The replicas that a move removes go before those that it adds are in sync.",
+        Scenario("test_move.py::test_what_is_removed_goes_last"),
+    ),
+    Mutant(
+        "move-finished-below-the-minimum",
+        "H25",
+        CONTROL,
+        "    return stays.issuperset(state.adding) and len(stays) >= effective_min_insync_replicas("
+        "min_insync_replicas, target)\n",
+        "    return stays.issuperset(state.adding)\n",
+        "A move ends though fewer than min_insync_replicas stay in sync.",
+        Test(
+            "tests/unit/coordinator/test_control.py::"
+            "test_a_move_waits_rather_than_leave_fewer_than_the_minimum_in_sync",
+            "Nothing is lost by it: the partition takes no acks=all for a while.",
+        ),
+    ),
+    Mutant(
+        "removed-replicas-stay-eligible",
+        "H25",
+        STATE,
+        " | (set(state.replicas) - set(move.replicas))\n",
+        "\n",
+        "A replica that was moved away may be elected.",
+        Test(
+            "tests/unit/coordinator/test_control.py::"
+            "test_whatever_the_key_the_controller_comes_to_rest_and_breaks_nothing",
+            "A move waits until enough are in sync without those that go, so that nobody is eligible then.",
+        ),
+    ),
+    Mutant(
+        "preferred-leader-out-of-sync",
+        "H24",
+        CONTROL,
+        "    first = state.replica_of(state.replicas[0])\n",
+        "    lives = state.replicas[0] in live\n"
+        "    first = Replica(state.replicas[0], live[state.replicas[0]].broker_epoch) if lives else None\n",
+        "The first replica leads again as soon as it lives, in sync or not.",
+        Simulation(60),
+    ),
+    Mutant(
+        "stopping-broker-may-lead",
+        "H18",
+        ELECTION,
+        "    return 2 if session.stopping else int(session.drained)\n",
+        "    return int(session.drained)\n",
+        "A broker that is about to end is elected though another one could be.",
+        Test(
+            "tests/unit/coordinator/test_election.py::test_a_draining_broker_leads_only_where_nobody_else_can",
+            "It is the longer way to the same end: the broker stops, and another one is elected.",
+        ),
+    ),
+    Mutant(
+        "unclean-election-without-a-mark",
+        "H21",
+        ELECTION,
+        "doubtful=state.replicas, unclean=True)\n",
+        "doubtful=state.replicas)\n",
+        "An election that may lose records looks like any other.",
+        Scenario("test_unclean_election.py::test_who_was_ahead_cuts_what_was_committed"),
+    ),
+    Mutant(
+        "committed-records-cut",
+        "I18",
+        f"{BROKER}/core/replica.py",
+        "        return self.state is not None and last_batch_epoch < self.state.unclean_epoch\n",
+        "        return True\n",
+        "A follower cuts records that were committed whenever a leader says so.",
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::test_committed_records_are_not_cut",
+            "The last line of defence: no leader says so as long as every other rule holds.",
+        ),
+    ),
+    Mutant(
+        "durable-before-it-is",
+        "H30",
+        f"{BROKER}/core/replica.py",
+        "        return on_others and self.flushed_offset >= committed\n",
+        "        return True\n",
+        "The key says that members have everything on stable storage while some have it in their page cache.",
+        Simulation(100),
+    ),
+)

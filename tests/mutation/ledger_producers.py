@@ -1,0 +1,145 @@
+"""Rules of idempotent producers: sequences, epochs, what a retry is answered, and what its outcome is called."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Simulation, Test
+
+WINDOWS = f"{BROKER}/core/producers.py"
+REBUILD = f"{BROKER}/runtime/producer_state.py"
+REPLICA = f"{BROKER}/core/replica.py"
+BLIND = "An error's class decides what a client may do; the simulator's clients keep a sequence whatever they are told."
+
+PRODUCERS = (
+    Mutant(
+        "duplicates-appended",
+        "H48",
+        WINDOWS,
+        "        return _find_duplicate(producer, base_sequence, record_count)\n",
+        "        return None\n",
+        "A retry of a batch that was written is written again.",
+        Simulation(60),
+    ),
+    Mutant(
+        "duplicate-answered-at-once",
+        "H48",
+        WINDOWS,
+        "            return Duplicate(Offset(base_offset), Offset(base_offset + record_count))\n",
+        "            return Duplicate(Offset(base_offset), Offset(0))\n",
+        "A retry is acknowledged before the high watermark has passed the original.",
+        Simulation(60),
+    ),
+    Mutant(
+        "duplicate-at-a-wrong-offset",
+        "H48",
+        WINDOWS,
+        "            base_offset = known.base_offset + skipped\n",
+        "            base_offset = known.base_offset + skipped + 1\n",
+        "A retry is answered with an offset that is not the record's.",
+        Simulation(60),
+    ),
+    Mutant(
+        "windows-not-rebuilt",
+        "H48",
+        REBUILD,
+        "        if header.producer_id >= 0 and header.base_offset >= start:\n",
+        "        if False:\n",
+        "A restarted broker knows no sequences but those of its last snapshot.",
+        Simulation(60),
+    ),
+    Mutant(
+        "window-of-one",
+        "H48",
+        WINDOWS,
+        "WINDOW_RANGES = 64\n",
+        "WINDOW_RANGES = 1\n",
+        "Of several batches in flight only the last one's offset is remembered.",
+        Test(
+            "tests/unit/broker/test_broker_producers.py::test_a_retry_is_answered_with_the_first_offset",
+            "A forgotten offset is answered as unknown, which is allowed.",
+        ),
+    ),
+    Mutant(
+        "unknown-producer-starts-anywhere",
+        "H49",
+        WINDOWS,
+        "        if producer is None:\n            if base_sequence != 0:\n",
+        "        if producer is None:\n            if False:\n",
+        "A producer that is not known may begin with any sequence.",
+        Simulation(100),
+    ),
+    Mutant(
+        "gaps-taken-for-duplicates",
+        "H50",
+        WINDOWS,
+        "        if sequence_distance(base_sequence, producer.next_sequence) < record_count:\n",
+        "        if False:\n",
+        "A batch behind a gap is answered as if it had been written.",
+        Simulation(60),
+    ),
+    Mutant(
+        "gaps-appended",
+        "H50",
+        WINDOWS,
+        "        if base_sequence == producer.next_sequence:\n            return None\n",
+        "        if sequence_distance(producer.next_sequence, base_sequence) >= 0:\n            return None\n",
+        "A batch behind a gap is written.",
+        Simulation(60),
+    ),
+    Mutant(
+        "old-producer-epoch-taken",
+        "H54",
+        WINDOWS,
+        "        if producer_epoch < producer.epoch:\n",
+        "        if False:\n",
+        "A batch of an epoch that its producer has given up is written behind those of the new one.",
+        Test(
+            "tests/unit/broker/test_broker_producers.py::test_epochs_fence",
+            "The simulator's producers begin an epoch only when nothing of the old one is under way.",
+        ),
+    ),
+    Mutant(
+        "new-producer-epoch-starts-anywhere",
+        "H54",
+        WINDOWS,
+        "        if producer_epoch > producer.epoch:\n            if base_sequence != 0:\n",
+        "        if producer_epoch > producer.epoch:\n            if False:\n",
+        "A new producer epoch may begin with any sequence.",
+        Test(
+            "tests/unit/broker/test_broker_producers.py::test_epochs_fence",
+            "The simulator's producers begin each epoch with sequence 0.",
+        ),
+    ),
+    Mutant(
+        "lost-leadership-called-definite",
+        "H52",
+        REPLICA,
+        'f"{why} while the acknowledgement was awaited", outcome=Outcome.UNKNOWN,',
+        'f"{why} while the acknowledgement was awaited", outcome=Outcome.NOT_APPLIED,',
+        "A produce whose leader was deposed is said not to have happened, and the next leader commits it.",
+        Test("tests/unit/broker/test_broker_replica.py::test_losing_leadership_leaves_waiting_produces_unknown", BLIND),
+    ),
+    Mutant(
+        "producer-blocks-not-compared",
+        "H53",
+        f"{COORDINATOR}/runtime/producer_ids.py",
+        "                    [ModRevisionIs(key, revision)], [Put(key",
+        "                    [], [Put(key",
+        "Two coordinators that take a block at the same time give out the same ids.",
+        Test(
+            "tests/unit/coordinator/test_producer_ids.py::test_ids_of_several_coordinators_are_unique",
+            "The simulator's producers choose their ids themselves.",
+        ),
+    ),
+    Mutant(
+        "producer-ids-begin-anew-after-a-restore",
+        "H53",
+        f"{COORDINATOR}/runtime/producer_ids.py",
+        "first, revision = self._keyspace.generation << FIRST_ID_BITS, 0",
+        "first, revision = 0, 0",
+        "After etcd was restored, ids that brokers know are given to other producers.",
+        Test(
+            "tests/unit/coordinator/test_producer_ids.py::test_each_generation_has_ids_of_its_own",
+            "The simulator's producers choose their ids themselves.",
+        ),
+    ),
+)

@@ -1,0 +1,318 @@
+"""Rules of the log on disk: what is durable, what is damage, what a crash may leave."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import BROKER, Mutant, Scenario, Simulation, Test
+
+STORAGE = f"{BROKER}/storage"
+LOG = f"{STORAGE}/log.py"
+LOG_END = f"{STORAGE}/log_end.py"
+DURABILITY = f"{STORAGE}/durability.py"
+RECOVERY = f"{STORAGE}/recovery.py"
+EPOCHS = f"{STORAGE}/epochs.py"
+CHECKPOINT = f"{STORAGE}/checkpoint.py"
+SCAN = f"{STORAGE}/scan.py"
+LOSING = {"faults": ["power", "power all", "kill"], "durable": True}
+"""Faults that take what was not fsynced."""
+DIVERGING = {"faults": ["power", "power all", "kill", "isolate", "pause"], "durable": True, "min_insync_replicas": 1}
+
+STORAGE_RULES = (
+    Mutant(
+        "flush-without-fsync",
+        "H22",
+        DURABILITY,
+        "                self._filesystem.fsync(file.descriptor)\n",
+        "                pass\n",
+        "A flush moves the durable mark and syncs nothing.",
+        Simulation(60, durability="fsync"),
+    ),
+    Mutant(
+        "tail-cut-though-a-batch-follows",
+        "H31",
+        RECOVERY,
+        "        if found or not self._proven:\n",
+        "        if False:\n",
+        "Whatever is bad behind the mark is cut, sound batches behind it included.",
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::"
+            "test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail",
+            "The simulator damages only what the mark vouches for: what lies behind it may be torn as well.",
+        ),
+    ),
+    Mutant(
+        "mark-not-checked",
+        "H31",
+        RECOVERY,
+        "        if not cut_at_damage:\n            _check_mark(segments, mark)\n",
+        "        if False:\n            _check_mark(segments, mark)\n",
+        "A log that ends before what was fsynced is opened as if it were whole.",
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_log_shorter_than_its_mark_is_damage",
+            "The simulator's disks flip bits; they do not shorten what was fsynced.",
+        ),
+    ),
+    Mutant(
+        "truncation-not-synced",
+        "H32",
+        LOG_END,
+        "        self._filesystem.truncate(descriptor, size_bytes)\n        self._filesystem.fsync(descriptor)\n",
+        "        self._filesystem.truncate(descriptor, size_bytes)\n",
+        "Old blocks come back behind new ones after a power loss.",
+        Simulation(300, changes=DIVERGING),
+    ),
+    Mutant(
+        "mark-not-lowered-before-the-cut",
+        "H32",
+        LOG_END,
+        "            durability.write_checkpoint(both=True)\n            for later",
+        "            for later",
+        "A crash while a log is cut leaves a mark that lies beyond its end.",
+        Simulation(200, changes=DIVERGING),
+    ),
+    Mutant(
+        "cut-keeps-epochs",
+        "I6",
+        LOG_END,
+        "            if self._epochs.cut_end(cut.offset):\n",
+        "            if False:\n",
+        "After a truncation the epoch file names epochs that the log has not.",
+        Simulation(100),
+    ),
+    Mutant(
+        "cut-keeps-snapshots",
+        "H48",
+        LOG_END,
+        "            self._snapshots.drop_above(cut.offset)\n",
+        "",
+        "After a truncation a snapshot of the producers knows of records that are gone.",
+        Simulation(100),
+    ),
+    Mutant(
+        "chain-not-checked",
+        "H32",
+        SCAN,
+        "    if header.previous_crc != before.crc:\n",
+        "    if False:\n",
+        "A batch of another log is taken for the next one where offset and epoch fit.",
+        Test(
+            "tests/unit/storage/test_storage_log.py::test_replica_refuses_what_does_not_fit",
+            "Truncations are synced, so that no old block is ever behind a new one.",
+        ),
+    ),
+    Mutant(
+        "spliced-tail-accepted",
+        "H32",
+        SCAN,
+        "    if header.previous_crc != before.crc:\n",
+        "    if False:\n",
+        "Old blocks come back behind new ones, and recovery takes them for the rest of the log.",
+        Simulation(300, changes=DIVERGING),
+        also=(
+            (
+                LOG_END,
+                "        self._filesystem.truncate(descriptor, size_bytes)\n"
+                "        self._filesystem.fsync(descriptor)\n",
+                "        self._filesystem.truncate(descriptor, size_bytes)\n",
+            ),
+        ),
+        second_line="The truncation is synced before the next append.",
+    ),
+    Mutant(
+        "damaged-batch-accepted",
+        "I17",
+        SCAN,
+        '    if crc32c(view[36:]) != header.crc:\n        return "the batch',
+        '    if False:\n        return "the batch',
+        "A follower takes a batch whose bytes were damaged, and recovery takes a torn one.",
+        Simulation(100, changes={"faults": ["damage", "kill", "isolate"]}),
+    ),
+    Mutant(
+        "io-error-forgotten",
+        "H34",
+        f"{STORAGE}/log_state.py",
+        "            self.offline_error = failure\n",
+        "            pass\n",
+        "After a failed fsync the log goes on, and the next fsync says that all is well.",
+        Simulation(200, changes={"faults": ["disk error", "power", "kill"], "durable": True}),
+    ),
+    Mutant(
+        "part-of-a-batch-stays",
+        "H35",
+        LOG,
+        "            self._cut_back(segment)\n",
+        "",
+        "A batch that the disk had no room for stays in part, with the next one behind it.",
+        Simulation(100, changes={"faults": ["disk full", "power", "kill"], "durable": True}),
+    ),
+    Mutant(
+        "new-segment-without-its-name",
+        "H36",
+        DURABILITY,
+        "            if directory_dirty:\n",
+        "            if False:\n",
+        "A flush says that a new segment is durable while its name is not.",
+        Simulation(100, changes=LOSING),
+    ),
+    Mutant(
+        "replaced-without-fsync",
+        "H36",
+        CHECKPOINT,
+        "        filesystem.fsync(descriptor)\n    finally:\n"
+        "        filesystem.close(descriptor)\n    filesystem.rename",
+        "        pass\n    finally:\n        filesystem.close(descriptor)\n    filesystem.rename",
+        "A small file is renamed into place before its content is durable.",
+        Simulation(200, changes=LOSING),
+    ),
+    Mutant(
+        "replaced-without-its-name",
+        "H36",
+        CHECKPOINT,
+        '    filesystem.rename(temporary, f"{directory}/{name}")\n    filesystem.fsync_directory(directory)\n',
+        '    filesystem.rename(temporary, f"{directory}/{name}")\n',
+        "A small file's new name is not durable when the caller goes on.",
+        Simulation(200, changes=LOSING),
+    ),
+    Mutant(
+        "one-checkpoint-slot",
+        "H37",
+        CHECKPOINT,
+        "(self._sequence % 2) * SLOT_STRIDE)",
+        "0)",
+        "A torn write of the only slot takes the mark away.",
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_one_bad_checkpoint_slot_costs_only_work",
+            "Without a mark all is scanned: the same log, more work.",
+        ),
+    ),
+    Mutant(
+        "checkpoint-checksum-ignored",
+        "H37",
+        CHECKPOINT,
+        '    if len(slot) < _SLOT_BYTES or crc32c(slot[:-4]) != int.from_bytes(slot[-4:], "little"):\n',
+        "    if len(slot) < _SLOT_BYTES:\n",
+        "A damaged slot says where the log starts and what of it is durable.",
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_one_bad_checkpoint_slot_costs_only_work",
+            "The simulator damages logs, and its writes of one slot are never torn.",
+        ),
+    ),
+    Mutant(
+        "damaged-index-believed",
+        "H38",
+        f"{STORAGE}/index.py",
+        "                if data is None or crc32c(data) != crc:\n",
+        "                if data is None:\n",
+        "A damaged index leads reads astray.",
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_flip_anywhere_in_an_index_file_misleads_nobody",
+            "The simulator damages logs only.",
+        ),
+    ),
+    Mutant(
+        "clean-marker-stays",
+        "H39",
+        f"{STORAGE}/directory.py",
+        "    if filesystem.exists(marker_path):\n        filesystem.unlink(marker_path)\n",
+        "    if False:\n        filesystem.unlink(marker_path)\n",
+        "A crash after a clean stop and a start is taken for a clean stop.",
+        Scenario("test_power_loss.py::test_a_clean_stop_counts_once"),
+    ),
+    Mutant(
+        "marker-though-a-log-failed",
+        "H40",
+        f"{STORAGE}/directory.py",
+        "                clean = clean and not log.offline\n",
+        "",
+        "A stop counts as clean though a log could not be flushed.",
+        Test(
+            "tests/unit/storage/test_storage_clean_marker.py::test_no_stop_is_clean_where_a_log_has_failed",
+            "The simulator's brokers, like the shipped one, ask for no marker then.",
+        ),
+    ),
+    Mutant(
+        "retention-beyond-the-high-watermark",
+        "I18",
+        f"{STORAGE}/removal.py",
+        "        if age.end_offset > high_watermark or not (too_old or too_many):\n",
+        "        if not (too_old or too_many):\n",
+        "Retention takes records that are not committed yet.",
+        Test(
+            "tests/unit/storage/test_storage_log.py::"
+            "test_retention_by_time_takes_whole_old_segments_below_the_high_watermark",
+            "The simulator's topics keep everything; administrators delete records there.",
+        ),
+    ),
+    Mutant(
+        "retention-at-a-jumped-clock",
+        "H43",
+        f"{STORAGE}/removal.py",
+        "    return last_round_ms is not None and not -limit_ms <= now_ms - last_round_ms <= limit_ms\n",
+        "    return False\n",
+        "A clock that jumps ahead lets retention take everything.",
+        Test(
+            "tests/unit/storage/test_storage_log.py::test_clock_jump_skips_the_round",
+            "The simulator's topics keep everything.",
+        ),
+    ),
+    Mutant(
+        "log-start-not-persisted-first",
+        "I18",
+        f"{STORAGE}/log_start.py",
+        "            durability.write_checkpoint(both=True)\n",
+        "",
+        "Segments go before the log start that lies behind them is durable.",
+        Simulation(100, changes={"faults": ["delete records", "power", "kill", "power all"], "durable": True}),
+    ),
+    Mutant(
+        "empty-segment-not-used-again",
+        "H47",
+        LOG,
+        "            if size_bytes:\n                self._files.unpin(file)\n                raise\n",
+        "            self._files.unpin(file)\n            raise\n",
+        "An empty segment file that a crash left takes the log out of service.",
+        Test(
+            "tests/unit/storage/test_storage_log.py::test_empty_segment_file_that_a_crash_left_is_used_again",
+            "Opening a log finds such a file among its segments and goes on in it.",
+        ),
+    ),
+    Mutant(
+        "epoch-without-records-stays",
+        "H2",
+        EPOCHS,
+        "        while self._starts and self._starts[-1] >= start_offset:\n",
+        "        while False:\n",
+        "An epoch in which nothing was appended stays in the epoch file, beside the one that begins at its offset.",
+        Simulation(60),
+    ),
+    Mutant(
+        "end-of-an-unknown-epoch",
+        "H2",
+        EPOCHS,
+        "        at = bisect_right(self._epochs, epoch) - 1\n        if at < 0:\n            return None\n",
+        "        at = bisect_right(self._epochs, epoch) - 1\n"
+        "        if at < 0 or self._epochs[at] != epoch:\n            return None\n",
+        "A leader that does not know a follower's epoch names no epoch that both may have.",
+        Simulation(100),
+    ),
+    Mutant(
+        "other-directory-taken",
+        "H42",
+        f"{STORAGE}/directory.py",
+        "        if identity[name] != value:\n",
+        "        if False:\n",
+        "A broker serves the data directory of another cluster or broker.",
+        Test(
+            "tests/unit/storage/test_storage_directory.py::test_directory_of_another_is_refused_and_left_alone",
+            "The simulator's disks stay in their machines.",
+        ),
+    ),
+    Mutant(
+        "read-beyond-the-end-asked-for",
+        "I10",
+        f"{STORAGE}/log_reader.py",
+        "            if header.end_offset > limit_offset or (end_position",
+        "            if (end_position",
+        "A consumer is given records above the high watermark.",
+        Simulation(60),
+    ),
+)

@@ -1,0 +1,78 @@
+"""The mutation ledger fits the code as it is now; `make mutants` runs it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.ledger import LEDGER
+from tests.mutation.mutants import Mutant, Scenario, Simulation, StaleEntryError, Test, apply, patched
+
+ROOT = Path(__file__).resolve().parents[2]
+RULE = re.compile(r"^\| ([CHI]\d+) \|", re.MULTILINE)
+
+
+@pytest.mark.parametrize("mutant", LEDGER, ids=lambda mutant: mutant.id)
+def test_every_entry_applies(mutant: Mutant) -> None:
+    """Each old text stands in its file exactly once, and what replaces it is Python."""
+    assert patched(mutant, ROOT)
+
+
+def test_every_rule_is_explained() -> None:
+    """Entries break rules that docs/protocols/rules.md has, at least forty of them in all."""
+    explained = set(RULE.findall((ROOT / "docs/protocols/rules.md").read_text("utf-8")))
+    assert {mutant.rule for mutant in LEDGER} <= explained
+    assert len(LEDGER) >= 40
+
+
+def test_entries_have_names_of_their_own() -> None:
+    """An id names one entry; no two entries patch the same way."""
+    assert [each for each, count in Counter(mutant.id for mutant in LEDGER).items() if count > 1] == []
+    assert [each for each, count in Counter(mutant.patches() for mutant in LEDGER).items() if count > 1] == []
+
+
+def test_every_killer_exists() -> None:
+    """Scenarios and tests that entries name are there, a seed limit is stated, and a plain test says why it is one."""
+    for mutant in LEDGER:
+        match mutant.killer:
+            case Simulation(seeds):
+                assert 1 <= seeds <= 1_000, mutant.id
+            case Scenario(test):
+                assert _defines(ROOT / "tests/scenario", test), mutant.id
+            case Test(test, why):
+                assert _defines(ROOT, test), mutant.id
+                assert why, mutant.id
+        assert bool(mutant.also) == bool(mutant.second_line), mutant.id
+
+
+def _defines(folder: Path, test: str) -> bool:
+    file, _, name = test.partition("::")
+    return f"def {name.partition('[')[0]}(" in (folder / file).read_text("utf-8")
+
+
+def test_a_stale_entry_is_refused(tmp_path: Path) -> None:
+    """Where the old text is gone, or stands twice, nothing is written."""
+    file = tmp_path / "code.py"
+    file.write_text("a = 1\nb = 2\nb = 2\n", "utf-8")
+    for old in ("c = 3", "b = 2"):
+        mutant = Mutant("stale", "H1", "code.py", old, "pass", "Nothing.", Simulation(1))
+        with pytest.raises(StaleEntryError, match="stale: its old text stands"):
+            apply(mutant, tmp_path)
+    slip = Mutant("slip", "H1", "code.py", "a = 1", "a = (", "Nothing.", Simulation(1))
+    with pytest.raises(StaleEntryError, match="no Python"):
+        apply(slip, tmp_path)
+    assert file.read_text("utf-8") == "a = 1\nb = 2\nb = 2\n"
+
+
+def test_patches_of_one_file_add_up(tmp_path: Path) -> None:
+    """An entry may patch several places of one file, and others beside it."""
+    (tmp_path / "one.py").write_text("a = 1\nb = 2\n", "utf-8")
+    (tmp_path / "two.py").write_text("c = 3\n", "utf-8")
+    also = (("one.py", "b = 2", "b = 3"), ("two.py", "c = 3", "c = 4"))
+    mutant = Mutant("several", "H1", "one.py", "a = 1", "a = 2", "Nothing.", Simulation(1), also=also)
+    apply(mutant, tmp_path)
+    assert (tmp_path / "one.py").read_text("utf-8") == "a = 2\nb = 3\n"
+    assert (tmp_path / "two.py").read_text("utf-8") == "c = 4\n"

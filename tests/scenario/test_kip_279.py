@@ -1,0 +1,57 @@
+"""KIP-279: after two quick changes of leader a follower has an epoch that its leader has never heard of (H2, H3)."""
+
+from tests.simulation.scenario import Scenario
+
+
+def _two_quick_changes(*, copied_by_b3: int, written_by_b2: int, written_by_b3: int) -> Scenario:
+    """b1 leads epoch 0 and dies; b2 leads and writes what nobody copies, and dies; b3 leads and writes too."""
+    story = Scenario(min_insync_replicas=1)
+    story.produce(to=1)
+    story.block(1, 2)
+    for _ in range(copied_by_b3):
+        story.send(to=1)
+    story.until_end(3, 1 + copied_by_b3)
+
+    story.block(2, 3)
+    story.kill(1)
+    story.until_leads(2)
+    first_epoch = story.state.leader_epoch
+    for _ in range(written_by_b2):
+        story.send(to=2)
+    assert story.epochs(2) == [0] + [first_epoch] * written_by_b2
+    story.kill(2)
+    story.unblock(2, 3)
+    story.unblock(1, 2)
+
+    story.until_leads(3)
+    for _ in range(written_by_b3):
+        story.produce(to=3)
+    assert first_epoch not in story.epochs(3)
+    return story
+
+
+def test_the_follower_has_less_of_the_epoch_that_both_know() -> None:
+    """The leader's end of the common epoch lies beyond the follower's own: it cuts to its own."""
+    story = _two_quick_changes(copied_by_b3=2, written_by_b2=3, written_by_b3=1)
+    story.start(2)
+    story.until(lambda: story.epochs(2) == story.epochs(3), "b2 has b3's log")
+    story.start(1)
+    story.finish()
+
+
+def test_the_follower_has_more_than_the_leader() -> None:
+    """The epoch that the leader does not know reaches beyond the leader's end."""
+    story = _two_quick_changes(copied_by_b3=0, written_by_b2=3, written_by_b3=1)
+    story.start(2)
+    story.until(lambda: story.epochs(2) == story.epochs(3), "b2 has b3's log")
+    story.start(1)
+    story.finish()
+
+
+def test_the_follower_has_as_much_as_the_leader() -> None:
+    """Both logs end at the same offset, in different epochs: equal length proves nothing."""
+    story = _two_quick_changes(copied_by_b3=0, written_by_b2=2, written_by_b3=2)
+    story.start(2)
+    story.until(lambda: story.epochs(2) == story.epochs(3), "b2 has b3's log")
+    story.start(1)
+    story.finish()

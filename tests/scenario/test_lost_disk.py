@@ -1,0 +1,26 @@
+"""A machine comes back with another disk, an empty one (H17, H42)."""
+
+from headrace_broker.storage.memory_filesystem import MemoryFileSystem
+
+from tests.simulation.scenario import Scenario
+
+
+def test_a_broker_with_an_empty_directory_is_nobody() -> None:
+    """All three stop. b1's disk is replaced; it comes back first, with b1's id, and may not lead."""
+    story = Scenario()
+    story.produce(to=1)
+    for broker_id in (1, 2, 3):
+        story.kill(broker_id)
+    story.cluster.brokers[1].filesystem = MemoryFileSystem()
+    story.cluster.checks.set_aside(1, 0)
+    story.start(1)
+    story.run_for(3_000)
+    assert story.state.leader is None
+    assert 1 not in story.in_sync
+
+    story.start(2)
+    story.until_leads(2)
+    story.start(3)
+    story.until_in_sync(1, 2, 3)
+    assert story.end(1) == 1
+    story.finish()
