@@ -1,6 +1,7 @@
 """The commands about replicas against a real cluster: moves with progress, drains, elections, health while it heals."""
 
 import json
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -243,3 +244,19 @@ def test_etcd_away_is_told(headrace: CommandLine) -> None:
         assert ended.code == 5
     finally:
         headrace.cluster.etcd.resume()
+
+
+def test_a_throttle_holds_a_move_and_is_lifted(headrace: CommandLine) -> None:
+    """At a byte a second a move does not end; given another speed on its way it does."""
+    headrace.ok("topic", "create", "clicks", "-p", "1", "-r", "2")
+    filler = random.Random(1).randbytes(8_000)
+    with sdk.Producer(bootstrap_servers=headrace.cluster.bootstrap_servers, compression_type="none") as producer:
+        for _ in range(4_000):
+            producer.send("clicks", filler)
+    (before,) = headrace.replicas()
+    (new,) = {1, 2, 3} - set(before)
+    headrace.ok("partition", "move", "clicks:0", "--replicas", f"{before[0]},{new}", "--throttle", "1", "--execute")
+    ended = headrace("partition", "move", "--watch", "--wait-timeout", "2", "--interval", "0.2")
+    assert (ended.code, "they go on" in ended.err) == (6, True)
+    headrace.ok("partition", "move", "--throttle", "1GiB", "--execute", "--watch", "--wait-timeout", WAIT)
+    assert headrace.replicas() == [[before[0], new]]

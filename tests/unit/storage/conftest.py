@@ -22,6 +22,7 @@ class Bench:
     limits: DiskLimits = field(
         default_factory=lambda: DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0)
     )
+    boot_id: str = "one"
     now_ms: int = 1_000_000
     made: int = 0
 
@@ -32,6 +33,7 @@ class Bench:
             generation=1,
             broker_id=1,
             new_storage_id=TOPIC_ID,
+            boot_id=self.boot_id,
             limits=self.limits,
             filesystem=self.disk,
         )

@@ -81,7 +81,7 @@ def test_every_byte_flip_below_the_mark_is_reported_and_none_is_cut(bench):
 
 
 def test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail(bench):
-    """H31: then nothing is changed, until the operator says that it may be lost."""
+    """H31: in the same boot the kernel has kept it all: nothing is changed until the operator says that it may go."""
     bench.open()
     bench.append(1)
     size_bytes = bench.log.size_bytes
@@ -95,6 +95,42 @@ def test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail(bench
     assert bench.disk.content(bench.path(0)) == before
     crash(bench)
     assert bench.open(cut_at_damage=True).log_end_offset == 1
+
+
+def test_after_a_loss_of_power_anything_past_the_mark_may_be_torn(bench):
+    """H31: blocks reach the disk in any order, so a valid batch may lie behind a torn one: cut, and not before."""
+    bench.open()
+    bench.append(2)
+    bench.log.flush()
+    bench.log.checkpoint(bench.now_ms, 2, force=True)
+    size_bytes = bench.log.size_bytes
+    bench.append(3)
+    bench.disk.corrupt(bench.path(0), size_bytes + 100, 1)
+    crash(bench)
+    bench.boot_id = "two"
+    log = bench.open()
+    assert (log.log_end_offset, log.recovery.cut_bytes > 0) == (2, True)
+    assert log.verify() == 2
+    bench.disk.corrupt(bench.path(0), size_bytes - 1, 1)
+    crash(bench)
+    bench.boot_id = "three"
+    assert bench.open().log_end_offset == 2
+    with pytest.raises(LogDamagedError):
+        bench.log.verify()
+
+
+def test_an_io_error_takes_back_what_the_boot_promises(bench):
+    """After a failed fsync nobody knows what the kernel has kept, so the next start in the same boot is not clean."""
+    assert not bench.open_directory().same_boot
+    bench.directory.close(clean=False)
+    assert bench.open_directory().same_boot
+    bench.log = bench.directory.open_log(bytes(range(16)), 0, bench.settings)
+    bench.append(1)
+    bench.disk.fail("fsync", errno.EIO, suffix=".log")
+    with pytest.raises(StorageOfflineError):
+        bench.log.flush()
+    crash(bench)
+    assert not bench.open_directory().same_boot
 
 
 def test_log_shorter_than_its_mark_is_damage(bench):

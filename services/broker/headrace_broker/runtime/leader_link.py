@@ -226,7 +226,7 @@ class LeaderLink:
     ) -> None:
         pause = 0.0
         try:
-            pause = await partition.take_answer(read_answer(result, data))
+            await partition.take_answer(read_answer(result, data))
         except CorruptBatchError as error:
             partition.services.metrics.damaged_fetches.inc()
             log.error(

@@ -85,6 +85,8 @@ log = structlog.get_logger(__name__)
 _INLINE_BYTES = 128 << 10
 """Larger answers of a leader are checked and written in a thread (H46)."""
 _LOOK_BYTES = 16 << 20
+_COPY_LOOK_SECONDS = 1.0
+"""A throttled copy looks that often whether it is still throttled."""
 
 ResultT = TypeVar("ResultT")
 
@@ -150,6 +152,9 @@ class Partition:
         self.failure: BaseException | None = None
         self._applying = False  # an answer of the leader is being written
         self._more = False  # the leader's last answer was not all it had
+        self._copy_until_ms = 0.0  # a throttled copy waits until then
+        self._copied_at_rate = 0
+        self._copy_timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
         self._acknowledgements: dict[int, asyncio.Future[HeadraceError | None]] = {}
         self._tokens = itertools.count()
@@ -415,7 +420,7 @@ class Partition:
 
         With durability=fsync a follower that has reached the end flushes first: its next fetch acknowledges.
         """
-        if self.replica.role is not Role.FOLLOWING or self._applying:
+        if self.replica.role is not Role.FOLLOWING or self._applying or self._holds_back():
             return False
         replica = self.replica
         at_end = self.config.durability is Durability.FSYNC and not self._more
@@ -424,31 +429,53 @@ class Partition:
             return False
         return True
 
+    def _holds_back(self) -> bool:
+        """Whether the throttle of a move makes this replica wait; it looks again at least once a second."""
+        rate = self._copy_rate()
+        if rate != self._copied_at_rate:
+            self._copied_at_rate, self._copy_until_ms = rate, 0.0
+        left_ms = self._copy_until_ms - self.services.clock.monotonic_ms()
+        if left_ms <= 0:
+            return False
+        if self._copy_timer is None:
+            seconds = min(left_ms / 1000, _COPY_LOOK_SECONDS)
+            self._copy_timer = asyncio.get_running_loop().call_later(seconds, self._copy_on)
+        return True
+
+    def _copy_on(self) -> None:
+        self._copy_timer = None
+        self._host.fetch(self)
+
+    def _copy_rate(self) -> int:
+        """Bytes a second that this replica may copy while a move adds it; 0: as fast as it can."""
+        state = self.replica.state
+        return state.copy_bytes_per_second if state is not None and self.services.broker_id in state.adding else 0
+
     @property
     def fetches_anew(self) -> bool:
         """Whether a fetch that waits at the leader is replaced to tell it what was flushed since (flush policies)."""
         return self.config.durability is not Durability.FSYNC and self.config.flushes_by_policy
 
-    async def take_answer(self, answer: FetchAnswer) -> float:
-        """Do what a leader's answer asks for; how long to wait before the next fetch, in seconds.
+    async def take_answer(self, answer: FetchAnswer) -> None:
+        """Do what a leader's answer asks for.
 
         Raises:
             CorruptBatchError: the batches fail their checks (I17); nothing was appended.
             StorageFullError: nothing was appended.
             HeadraceError: the replica must not go on.
         """
-        return await uninterrupted(self._take_answer(answer))
+        await uninterrupted(self._take_answer(answer))
 
-    async def _take_answer(self, answer: FetchAnswer) -> float:
+    async def _take_answer(self, answer: FetchAnswer) -> None:
         async with self.log_lock:
             if self.replica.role in (Role.OFFLINE, Role.DELETED):
-                return 0.0
+                return
             step = next_step(self.replica, self.open_log, answer)
             self._applying = step is not None
             try:
                 match step:
                     case AppendBatches():
-                        return await self._append_replicated(step)
+                        await self._append_replicated(step)
                     case CutTo(offset):
                         await self._cut_log(offset)
                     case StartOver(offset, previous_crc):
@@ -457,12 +484,10 @@ class Partition:
                         pass
             finally:
                 self._applying = False
-        return 0.0
 
-    async def _append_replicated(self, step: AppendBatches) -> float:
+    async def _append_replicated(self, step: AppendBatches) -> None:
         partition_log = self.open_log
         self._more = step.more
-        pause = 0.0
         if len(step.batches):
             if len(step.batches) <= _INLINE_BYTES and not self._slow:
                 headers = partition_log.append_replicated(step.batches)
@@ -471,14 +496,14 @@ class Partition:
             self.handle(BatchesReplicated(headers))
             self.services.metrics.replicated_in_bytes.inc(len(step.batches))
             self.ask_for_flush(sum(header.record_count for header in headers))
-            state = self.replica.state
-            if state is not None and state.copy_bytes_per_second and self.services.broker_id in state.adding:
-                pause = len(step.batches) / state.copy_bytes_per_second
+            rate = self._copied_at_rate = self._copy_rate()
+            if rate:
+                now_ms = self.services.clock.monotonic_ms()
+                self._copy_until_ms = max(self._copy_until_ms, now_ms) + len(step.batches) * 1000 / rate
         self.handle(LeaderReported(step.high_watermark))
         start = min(step.log_start_offset, self.replica.high_watermark)
         if start > self.replica.log_start_offset:
             await self._raise_log_start(start, self.replica.high_watermark)
-        return pause
 
     async def _cut_log(self, offset: int) -> None:
         log.warning(

@@ -109,6 +109,8 @@ class DataDirectory:
                     OpenFiles(filesystem, limits.max_open_files),
                     IndexCache(limits.max_index_bytes),
                     DiskSpaceGuard(filesystem, path, limits),
+                    same_boot,
+                    lambda: _forget_boot(filesystem, path),
                 )
                 environment.space.check()
             except BaseException:
@@ -291,6 +293,15 @@ def _note_boot(filesystem: FileSystem, path: str, boot_id: str) -> bool:
         return True
     replace_file(filesystem, path, "boot", seal(now))
     return False
+
+
+def _forget_boot(filesystem: FileSystem, path: str) -> None:
+    """After an I/O error nobody knows what the kernel has kept: the next start takes nothing for granted."""
+    try:
+        filesystem.unlink(f"{path}/boot")
+        filesystem.fsync_directory(path)
+    except OSError:
+        pass  # The note stays on a disk that takes no writes: a member that returns on it is checked by its leader.
 
 
 def _wrong(message: str) -> WrongDirectoryError:

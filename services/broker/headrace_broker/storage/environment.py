@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace_broker.storage.filesystem import FileSystem
@@ -18,3 +19,7 @@ class LogEnvironment:
     files: OpenFiles
     index_cache: IndexCache
     space: DiskSpaceGuard
+    same_boot: bool
+    """The machine has not been started anew since the process that wrote the logs last."""
+    on_io_error: Callable[[], None]
+    """Called at once when a log meets an I/O error: what the kernel holds of it cannot be relied on any more."""

@@ -66,10 +66,16 @@ class PartitionLog:
         self._segments = SegmentList(environment.files, environment.index_cache, directory)
         self._lock = self._segments.lock
         checkpoint_file = CheckpointFile(self._filesystem, directory)
-        recovered = recover(self._segments, checkpoint_file, settings, cut_at_damage=cut_at_damage)
+        recovered = recover(
+            self._segments,
+            checkpoint_file,
+            settings,
+            cut_at_damage=cut_at_damage,
+            same_boot=environment.same_boot,
+        )
         # What opening found; see RecoveryReport.
         self.recovery: RecoveryReport = recovered.report
-        self._state = LogState(directory, settings, recovered.end)
+        self._state = LogState(directory, settings, recovered.end, environment.on_io_error)
         self._state.log_start_offset = recovered.log_start_offset
         self._state.high_watermark = recovered.high_watermark
         self._reader = LogReader(self._state, self._segments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headrace.wire.errors import StorageOfflineError
@@ -15,10 +15,20 @@ from headrace_broker.storage.settings import LogSettings
 class LogState:
     """Bounds of a log. Changed by its `PartitionLog` under the lock of its segment list; read by any thread."""
 
-    __slots__ = ("directory", "end", "flushed", "high_watermark", "log_start_offset", "offline_error", "settings")
+    __slots__ = (
+        "_on_io_error",
+        "directory",
+        "end",
+        "flushed",
+        "high_watermark",
+        "log_start_offset",
+        "offline_error",
+        "settings",
+    )
 
-    def __init__(self, directory: str, settings: LogSettings, end: Mark) -> None:
+    def __init__(self, directory: str, settings: LogSettings, end: Mark, on_io_error: Callable[[], None]) -> None:
         self.directory = directory
+        self._on_io_error = on_io_error
         self.settings = settings
         self.log_start_offset = 0
         # Where the next batch goes.
@@ -43,6 +53,7 @@ class LogState:
         failure = storage_offline(self.directory, error)
         if self.offline_error is None:
             self.offline_error = failure
+            self._on_io_error()
         return failure
 
     @contextmanager

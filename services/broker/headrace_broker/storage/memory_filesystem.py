@@ -190,7 +190,7 @@ class MemoryFileSystem:
         """Make the names in it durable."""
         self._enter("fsync_directory", path)
         inside = {name for name in self._names.keys() | self._durable_names.keys() if _parent(name) == path and name}
-        for name in inside:
+        for name in sorted(inside):  # The order decides what a crash draws for which file.
             if name in self._names:
                 self._durable_names[name] = self._names[name]
             else:

@@ -43,9 +43,17 @@ class Recovered(NamedTuple):
 
 
 def recover(
-    segments: SegmentList, checkpoint_file: CheckpointFile, settings: LogSettings, *, cut_at_damage: bool
+    segments: SegmentList,
+    checkpoint_file: CheckpointFile,
+    settings: LogSettings,
+    *,
+    cut_at_damage: bool,
+    same_boot: bool,
 ) -> Recovered:
-    """Load the segments, scan past the recovery point, cut a torn tail; raises LogDamagedError, OSError."""
+    """Load the segments, scan past the recovery point, cut a torn tail; raises LogDamagedError, OSError.
+
+    `same_boot`: the kernel has kept what was written, so that nothing beyond one last write can be torn.
+    """
     filesystem, directory = segments.filesystem, segments.directory
     names = filesystem.list_directory(directory)
     for name in names:
@@ -66,7 +74,7 @@ def recover(
         elif segments.items:
             mark = _first_mark(segments)  # the operator wants whatever is sound, so all of it is looked at
     proven = checkpoint is not None and not cut_at_damage
-    scan = _Scan(segments, settings, mark, proven=proven, cut_at_damage=cut_at_damage)
+    scan = _Scan(segments, settings, mark, proven=proven, cut_at_damage=cut_at_damage, same_boot=same_boot)
     end = scan.run()
     _cut(segments, scan)
     epochs, changed = _epochs(segments, settings, mark, scan.epochs, end.offset)
@@ -128,13 +136,21 @@ class _Scan:
     """The walk past the recovery point: finds the end, the epochs on the way, and what is to be cut."""
 
     def __init__(
-        self, segments: SegmentList, settings: LogSettings, mark: Mark, *, proven: bool, cut_at_damage: bool
+        self,
+        segments: SegmentList,
+        settings: LogSettings,
+        mark: Mark,
+        *,
+        proven: bool,
+        cut_at_damage: bool,
+        same_boot: bool,
     ) -> None:
         self._segments = segments
         self._max_batch_bytes = settings.max_batch_bytes
         self._mark = mark
         self._proven = proven
         self._cut_at_damage = cut_at_damage
+        self._same_boot = same_boot
         self.end = mark
         self.epochs: list[tuple[int, int]] = []
         self.scanned_bytes = 0
@@ -189,15 +205,17 @@ class _Scan:
         self.end = Mark(header.end_offset, segment.base_offset, end_position, header.crc, header.leader_epoch)
 
     def _judge(self, segment: Segment, bad: BadBatch) -> None:
-        """Take the bad batch for a torn tail, or raise: without a mark, or with a valid batch behind it.
+        """Take the bad batch for a torn tail, or raise: it is damage.
 
-        It is damage.
+        Beyond the mark blocks reach the disk in any order when power is lost, so that a bad batch may have valid ones
+        behind it. Where only the process died the kernel has all of them, and only the last write can be torn. What
+        rots beyond a mark that is a second old is not told apart from a tear (H31).
         """
         later = [item for item in self._segments.items if item.base_offset > segment.base_offset]
         self.bad_segment = segment
         self.reason = bad.reason
         self.cut_bytes = segment.size_bytes - bad.position + sum(item.size_bytes for item in later)
-        if self._cut_at_damage:
+        if self._cut_at_damage or (self._proven and not self._same_boot):
             return
         found = self._valid_after(segment, bad, later)
         reason = f"{bad.reason}; a valid batch follows in {found}" if found else bad.reason
