@@ -123,7 +123,7 @@ class ReplicationModel(RuleBasedStateMachine):
         """For a while all goes well for some: they are back, see the key, copy and are taken in."""
         for broker in sorted(brokers):
             if broker not in self.partition.live:
-                self.partition.come_back(broker)
+                self.partition.register(broker)
         if elects:
             self.control(sweep=True)
         for broker in sorted(brokers):
@@ -192,15 +192,14 @@ class ReplicationModel(RuleBasedStateMachine):
     def come_back(self) -> None:
         for broker in self.partition.nodes:
             if broker not in self.partition.live:
-                self.partition.come_back(broker)
+                self.partition.register(broker)
 
     @rule(broker=BROKERS)
     def lose_session(self, broker: int) -> None:
         """The lease ends, the process lives on and registers anew."""
-        before = self.partition.live.get(broker)
-        if before is not None:
+        if broker in self.partition.live:
             self.partition.unregister(broker)
-            self.partition.register(broker, unbroken_since=before.resumes or before.broker_epoch)
+            self.partition.register(broker)
 
     # --- the key ---
 

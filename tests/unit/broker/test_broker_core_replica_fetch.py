@@ -372,11 +372,11 @@ def after_an_unclean_election(log_start: int) -> ThreeReplicas:
     partition.kill(LEADER)
     partition.kill(FOLLOWER)
     partition.elect()
-    partition.come_back(THIRD)
+    partition.register(THIRD)
     assert partition.elect(unclean=THIRD)
     assert partition.state.unclean
     partition.see_all()
-    partition.come_back(FOLLOWER)
+    partition.register(FOLLOWER)
     partition.see_all()
     assert partition[FOLLOWER].replica.high_watermark > 2
     return partition

@@ -272,7 +272,7 @@ class ThreeReplicas:
         self.revision = 1_000  # of the whole store
         self.key_revision = self.revision  # of the key's last write
         self.live: dict[int, Session] = {}
-        self.past: dict[int, tuple[bool, int]] = {}  # of killed brokers: (clean, unbroken since)
+        self.past: dict[int, tuple[Session, bool]] = {}  # the sessions before, and whether nothing was lost with them
         self.committed: list[Batch] = []
         self.state = PartitionState((1, 2, 3), None, 0, (), min_insync_replicas=min_insync_replicas)
         self.nodes = {broker_id: Node(self, broker_id) for broker_id in (1, 2, 3)}
@@ -282,7 +282,7 @@ class ThreeReplicas:
         for broker_id in self.nodes:
             self.register(broker_id)
         members = [self.session_of(broker_id) for broker_id in self.nodes]
-        self.write(change(self.state, leader=self.session_of(leader), in_sync=members))
+        self.write(change(self.state, leader=self.session_of(leader), in_sync=members, durable=self.durable))
         self.see_all()
         return self
 
@@ -291,40 +291,46 @@ class ThreeReplicas:
 
     # --- sessions ---
 
-    def register(self, broker_id: int, *, clean: bool = True, unbroken_since: int = 0) -> None:
-        """Give a broker a new session."""
+    def register(self, broker_id: int) -> None:
+        """Give a broker a new session, with what it can say of the one before."""
         self.revision += 1
-        self.live[broker_id] = Session(self.revision, unbroken_since, clean)
+        before, clean = self.past.get(broker_id, (Session(0), True))
+        unbroken_since = before.resumes if before.clean and before.resumes else before.broker_epoch
+        self.live[broker_id] = Session(
+            self.revision,
+            unbroken_since if clean else before.broker_epoch,
+            clean,
+            before.storage_since or before.broker_epoch,
+        )
         self.nodes[broker_id].handle(SessionStarted(self.revision))
 
     def unregister(self, broker_id: int) -> None:
         """End a broker's session; it hears of it."""
-        self.live.pop(broker_id, None)
+        self._end_session(broker_id, clean=True)
         self.nodes[broker_id].handle(SessionLost())
 
     def kill(self, broker_id: int, loss: Loss = Loss.ALL, seed: int = 0) -> None:
         """Kill a process and lose what `loss` says; its log is opened again, and it is not registered yet."""
         node = self.nodes[broker_id]
-        before = self.live.pop(broker_id, None)
-        if before is not None:
-            self.past[broker_id] = (self.durable, before.resumes or before.broker_epoch)
+        self._end_session(broker_id, clean=loss is Loss.NOTHING)
         node.disk.crash(loss, random.Random(seed))
         try:
             node.open()
         except LogDamagedError:
-            self.past[broker_id] = (False, self.past[broker_id][1])
             node.disk.crash(Loss.NOTHING, random.Random(0))
             node.open(cut_at_damage=True)
 
-    def come_back(self, broker_id: int) -> None:
-        """Register a broker that was killed, as one that has its data directory still."""
-        clean, unbroken_since = self.past[broker_id]
-        self.register(broker_id, clean=clean, unbroken_since=unbroken_since)
+    def _end_session(self, broker_id: int, *, clean: bool) -> None:
+        before = self.live.pop(broker_id, None)
+        if before is not None:
+            self.past[broker_id] = (before, clean)
+        elif broker_id in self.past:
+            self.past[broker_id] = (self.past[broker_id][0], clean and self.past[broker_id][1])
 
     def restart(self, broker_id: int, loss: Loss = Loss.ALL, seed: int = 0) -> None:
         """Kill a process, start it again and register it."""
         self.kill(broker_id, loss, seed)
-        self.come_back(broker_id)
+        self.register(broker_id)
 
     def session_of(self, broker_id: int) -> Replica:
         return Replica(broker_id, self.live[broker_id].broker_epoch)
