@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 import typer
 from rich.console import Console
 
@@ -86,7 +85,6 @@ def _run_all(work: partial[Result], seeds: Iterable[int], jobs: int) -> Iterator
 
 
 def _run_one(seed: int, *, steps: int, durability: str, buggy_etcd: bool, keep_trace: bool) -> Result:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     plan = Plan.draw(seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd)
     result = run(plan, keep_trace=keep_trace)
     if seed % TWICE_EVERY == 0 and not result.broken:

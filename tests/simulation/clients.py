@@ -175,6 +175,8 @@ class Producer:
         """Whether records before the oldest batch may be gone: acks=1 allows it, and retention (H49)."""
         if self._targets[batch.partition].in_flight[0] is not batch:
             return False
+        if self.cluster.checks.partitions[batch.partition].unclean:
+            return True
         return self.acks != -1 or (code is ErrorCode.UNKNOWN_PRODUCER and self.cluster.log_start(batch.partition) > 0)
 
     def _begin_epoch(self, batch: _Batch) -> None:

@@ -220,9 +220,11 @@ class Coordinator:
             f"in sync {[each.broker_id for each in after.in_sync]} "
             f"eligible {[each.broker_id for each in after.eligible_leaders]}"
         )
+        written = False
         with contextlib.suppress(MetastoreUnavailableError):
-            await self.etcd.txn(compares, [Put(key, encode(after))], what=what, controller_epoch=epoch)
-        await sleep(self.world, self.process, 60)
+            result = await self.etcd.txn(compares, [Put(key, encode(after))], what=what, controller_epoch=epoch)
+            written = result.succeeded
+        await sleep(self.world, self.process, 20 if written else RETRY_MS)
         del self._working[number]
         self._look_at(number)
 

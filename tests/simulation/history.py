@@ -159,8 +159,10 @@ class _Partition:
         for index, value in enumerate(send.values):
             offset = send.offset + index
             if value in places:
-                if send.offset >= 0 and places[value] != offset:
+                if send.offset >= 0 and places[value] != offset and not self._was_given_up(offset):
                     self._add("ack-offset-mismatch", f"{value} was acknowledged at {offset}, is at {places[value]}")
+            elif send.offset < 0 and start > 0:
+                pass  # It may stand below the log start.
             elif send.offset < 0 or (offset >= start and not self._was_given_up(offset)):
                 end = max(log, default=-1)
                 kind = "lost-postfix" if offset > end else "lost-write"

@@ -126,7 +126,7 @@ class Host:
         self.failed = False
         self._waiting: dict[int, _Waiting] = {}
         self._tokens = 0
-        self._parked: dict[int, tuple[ReplicaLink, FetchRequest]] = {}
+        self._parked: dict[ReplicaLink, FetchRequest] = {}
         self._news_due = False
         self._flushing: Callable[[], None] | None = None
         self._flush_again = False
@@ -221,9 +221,8 @@ class Host:
         self.checks.appended(self, header, base, replica.leader_epoch)
         self.handle(Appended(base, Offset(end), header.producer_id, header.producer_epoch, header.base_sequence, at_ms))
         self._request_flush()
-        parked = list(self._parked.values())
-        self._parked.clear()
-        for link, request in parked:
+        parked, self._parked = self._parked, {}
+        for link, request in parked.items():
             self._answer(link, request)
         return base
 
@@ -303,7 +302,7 @@ class Host:
     def take_fetch(self, link: ReplicaLink, request: FetchRequest, *, found_damage: bool) -> None:
         """Answer a follower's fetch, or let it wait for news."""
         replica = self.replica
-        self._parked.pop(request.follower.broker_id, None)
+        self._parked.pop(link, None)
         try:
             check_fetch(replica, request)
             if found_damage:
@@ -330,7 +329,7 @@ class Host:
         if request.offset < self.log.log_end_offset or request.high_watermark < replica.high_watermark:
             self._answer(link, request)
         else:
-            self._parked[request.follower.broker_id] = (link, request)
+            self._parked[link] = request
 
     def _answer(self, link: ReplicaLink, request: FetchRequest) -> None:
         log, replica = self.log, self.replica
@@ -361,21 +360,19 @@ class Host:
 
     def _tell(self) -> None:
         self._news_due = False
-        for broker_id, (link, request) in list(self._parked.items()):
+        for link, request in list(self._parked.items()):
             if request.high_watermark < self.replica.high_watermark:
-                del self._parked[broker_id]
+                del self._parked[link]
                 self._answer(link, request)
 
     def _refuse_parked(self) -> None:
-        for broker_id, (link, request) in list(self._parked.items()):
-            del self._parked[broker_id]
+        parked, self._parked = self._parked, {}
+        for link, request in parked.items():
             link.answer(self, request, NotLeaderError("leadership was lost", outcome=Outcome.NOT_APPLIED))
 
     def drop_parked(self, link: ReplicaLink) -> None:
         """A stream ended: nothing that came by it waits any more."""
-        for broker_id, (parked_link, _) in list(self._parked.items()):
-            if parked_link is link:
-                del self._parked[broker_id]
+        self._parked.pop(link, None)
 
     # --- the follower's side ---
 

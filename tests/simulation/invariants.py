@@ -100,6 +100,7 @@ class Partition:
         self.state: PartitionState | None = None
         self.replicas: dict[int, Shadow] = {}
         self.unclean = False
+        self.unclean_epoch = 0
         self.lost: list[tuple[int, int]] = []
         """Offset ranges that an unclean election gave up."""
 
@@ -229,21 +230,17 @@ class Checks:
 
     def leads(self, host: Host) -> None:
         """It begins to lead: it has everything (I2), by its own election (I5, I12)."""
-        shadow, partition = self._shadow(host), self.partitions[host.partition]
+        shadow = self._shadow(host)
         shadow.acknowledged.clear()
         shadow.high_watermark = host.replica.high_watermark
-        state = host.replica.state
-        assert state is not None
-        if state.unclean_epoch == state.leader_epoch and state.unclean_epoch:
-            self._give_up(host, shadow, partition)
         if host.replica.flushed_only and host.log.flushed_offset < shadow.end:
             raise SimulationError("I2", f"{_name(host)} leads before its log is fsynced")
 
-    def _give_up(self, host: Host, shadow: Shadow, partition: Partition) -> None:
-        """After an unclean election committed is what the leader has."""
+    def _give_up(self, number: int, partition: Partition, leader: Replica) -> None:
+        """After an unclean election committed is what the leader has (H21)."""
         if not partition.unclean:
-            raise SimulationError("H21", f"{_name(host)} was elected uncleanly and nobody asked for it")
-        committed = partition.committed
+            raise SimulationError("H21", f"p{number}: {leader} is elected uncleanly and nobody asked for it")
+        shadow, committed = partition.replicas[leader.broker_id], partition.committed
         while committed.entries and shadow.find(committed.entries[-1].base) != committed.entries[-1]:
             gone = committed.entries[-1]
             if gone.end <= shadow.start:
@@ -276,7 +273,9 @@ class Checks:
         replica, shadow = host.replica, self._shadow(host)
         partition = self.partitions[host.partition]
         high_watermark = int(replica.high_watermark)
-        if replica.role is Role.LEADING:
+        if replica.leader_epoch < partition.unclean_epoch:
+            partition.lost.append((max(0, shadow.high_watermark), high_watermark))  # By a leader that was given up.
+        elif replica.role is Role.LEADING:
             self._check_rise(host, shadow, high_watermark)
             self._commit(host, shadow, partition, high_watermark)
         elif not partition.unclean and high_watermark > partition.committed.end:
@@ -333,7 +332,10 @@ class Checks:
 
     def acknowledged(self, host: Host, base: int, end: int) -> None:
         """A produce was answered (I9)."""
-        shadow, committed = self._shadow(host), self.partitions[host.partition].committed
+        shadow, partition = self._shadow(host), self.partitions[host.partition]
+        committed = partition.committed
+        if host.replica.leader_epoch < partition.unclean_epoch:
+            return
         if host.replica.high_watermark < end or (base >= 0 and committed.end < end):
             raise SimulationError("I9", f"{_name(host)} acknowledges {end} before it is committed")
         if base >= shadow.start and shadow.end < end:
@@ -375,6 +377,9 @@ class Checks:
         ):
             raise SimulationError("I11", f"p{number}: {after}")
         if before is not None:
+            if after.unclean_epoch != before.unclean_epoch and after.leader is not None:
+                partition.unclean_epoch = after.unclean_epoch
+                self._give_up(number, partition, after.leader)
             rises = after.leader_epoch == before.leader_epoch + (after.leader != before.leader)
             if not rises or after.partition_epoch != before.partition_epoch + 1:
                 raise SimulationError("I11", f"p{number}: {after} after {before}")

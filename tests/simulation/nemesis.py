@@ -53,6 +53,7 @@ class Nemesis:
             "drain": self._drain,
             "move": self._move,
             "delete records": self._delete_records,
+            "unclean election": self._elect_uncleanly,
         }
 
     def start(self) -> None:
@@ -298,6 +299,26 @@ class Nemesis:
         start, end = int(host.log.log_start_offset), int(host.replica.high_watermark)
         host.delete_records(start + chance.randrange(end - start + 1))
         return True
+
+    def _elect_uncleanly(self, chance: random.Random) -> bool:
+        """All members of a partition's sets die; an administrator lets a replica lead that may lack records (H21)."""
+        number = chance.choice(self.cluster.partitions)
+        state = self.cluster.state(number)
+        members = {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}
+        others = [broker_id for broker_id in state.replicas if broker_id not in members]
+        if not any(self.cluster.host(broker_id, number) is not None for broker_id in others):
+            return False
+        for broker_id in sorted(members):
+            node = self.cluster.brokers[broker_id]
+            node.kill(Loss.NOTHING)
+            self._later(6_000, node.start)
+        self._later(4_000, lambda: self._ask_for_unclean(number))
+        return True
+
+    def _ask_for_unclean(self, number: int) -> None:
+        coordinator = self.cluster.coordinator()
+        if coordinator is not None:
+            coordinator.elect_uncleanly(number)
 
 
 def _hosts(node: BrokerNode) -> list[Host]:

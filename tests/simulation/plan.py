@@ -33,6 +33,7 @@ FAULTS = (
     "drain",
     "move",
     "delete records",
+    "unclean election",
 )
 """What the nemesis may do, by name."""
 
@@ -83,7 +84,7 @@ class Plan:
         replication_factor = chance.choice((3, 3, 3, 3, 2, 1)) if durable else 3
         minimum = min(chance.choice((1, 2, 2, 2)) if durable else 2, replication_factor)
         possible = FAULTS if durable else tuple(each for each in FAULTS if each not in _LOSSY)
-        if replication_factor < 3:
+        if replication_factor < 3 or minimum < 2:  # Where one replica may be the only one that has a record.
             possible = tuple(each for each in possible if each != "damage")
         acks = chance.choice(((-1,), (-1, -1), (-1, 1), (-1, -1, 0)))
         return cls(
@@ -95,7 +96,7 @@ class Plan:
             min_insync_replicas=minimum,
             durable=durable,
             buggy_etcd=buggy_etcd,
-            faults=tuple(each for each in possible if chance.random() < 0.4),
+            faults=tuple(each for each in possible if chance.random() < (0.08 if each in _RARE else 0.4)),
             fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
             rates=tuple(each for each in RATES if chance.random() < 0.4),
             rate=chance.choice((0.005, 0.02, 0.08)),
@@ -140,5 +141,7 @@ class Plan:
         return self._rate("slow disk") * 2
 
 
+_RARE = ("unclean election",)
+"""After it much may be lost that otherwise must not."""
 _LOSSY = ("power all", "disk error", "damage", "disk full")
 """What async durability promises nothing about, where it meets several replicas at once."""

@@ -203,6 +203,14 @@ class Scenario:
         """End `blind`."""
         self.cluster.network.unblock("etcd", f"b{broker_id}")
 
+    def mute(self, broker_id: int) -> None:
+        """Let nothing that a broker sends arrive at etcd."""
+        self.cluster.network.block(f"b{broker_id}", "etcd")
+
+    def unmute(self, broker_id: int) -> None:
+        """End `mute`."""
+        self.cluster.network.unblock(f"b{broker_id}", "etcd")
+
     def kill(self, broker_id: int) -> None:
         """Kill -9, and let its registration end at once."""
         self.end_session(broker_id)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from structlog.testing import capture_logs
+
 from tests.simulation.cluster import Cluster
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.plan import Plan
@@ -35,14 +37,8 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Result:
     world = cluster.world
     broken = message = ""
     try:
-        cluster.prepare()
-        cluster.begin_faults()
-        nemesis.start()
-        start = world.steps
-        while world.steps - start < plan.steps:
-            cluster.step()
-        nemesis.stop()
-        cluster.finish()
+        with capture_logs():  # The trace says it all.
+            _run(cluster, nemesis)
     except SimulationError as error:
         broken, message = error.name, str(error)
     except Exception as error:
@@ -50,6 +46,17 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Result:
     return Result(
         plan, world.digest, world.steps, world.now_ms, world.counts, list(world.trace), nemesis.done, broken, message
     )
+
+
+def _run(cluster: Cluster, nemesis: Nemesis) -> None:
+    cluster.prepare()
+    cluster.begin_faults()
+    nemesis.start()
+    start = cluster.world.steps
+    while cluster.world.steps - start < cluster.plan.steps:
+        cluster.step()
+    nemesis.stop()
+    cluster.finish()
 
 
 def _where(error: Exception) -> str:

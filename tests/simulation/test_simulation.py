@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_seed_is_one_trace_under_any_hash_seed():
     """The same seed gives the same events in another process whose strings hash differently."""
     code = (
         "from tests.simulation.plan import Plan; from tests.simulation.simulation import run\n"
-        "for seed in (1, 5, 11):\n"
+        "for seed in range(80, 92):\n"
         "    result = run(Plan.draw(seed, steps=800)); print(seed, result.digest, result.steps, result.virtual_ms)"
     )
     outputs = [
@@ -75,7 +76,7 @@ def test_a_seed_is_one_trace_under_any_hash_seed():
         for hash_seed in ("1", "2")
     ]
     assert outputs[0] == outputs[1]
-    assert len(outputs[0].splitlines()) == 3
+    assert len(outputs[0].splitlines()) == 12
 
 
 def test_every_fault_is_drawn_and_done():
@@ -83,7 +84,10 @@ def test_every_fault_is_drawn_and_done():
     for name in FAULTS:
         done = 0
         for seed in range(4):
-            done += check(Plan(seed, steps=600, faults=(name,), fault_period_ms=300)).counts.get(f"fault: {name}", 0)
+            plan = Plan(seed, steps=600, faults=(name,), fault_period_ms=300)
+            if name == "unclean election":  # It needs a replica that lags.
+                plan = replace(plan, steps=2_000, faults=(name, "isolate", "pause"), min_insync_replicas=1)
+            done += check(plan).counts.get(f"fault: {name}", 0)
         assert done, name
 
 
