@@ -62,31 +62,38 @@ def test_a_leader_dies_while_etcd_is_away(replicated: Replicated) -> None:
     writer.check(replicated)
 
 
+@pytest.fixture(scope="module")
+def gates(replicated_cluster: Replicated) -> Iterator[dict[int, Gate]]:
+    """What stands between etcd and the brokers 1 and 3."""
+    endpoint = replicated_cluster.cluster.etcd.endpoint
+    with Gate(endpoint) as first, Gate(endpoint) as third:
+        gates = {1: first, 3: third}
+        for broker_id, gate in gates.items():
+            replicated_cluster.reconfigure(broker_id, etcd_endpoints=gate.address)
+        yield gates
+
+
 @pytest.mark.parametrize("cut_off", [1, 3])
-def test_etcd_away_for_one_broker(replicated: Replicated, cut_off: int) -> None:
+def test_etcd_away_for_one_broker(replicated: Replicated, gates: dict[int, Gate], cut_off: int) -> None:
     """H20, H27: a leader (1) or follower (3) that alone does not reach etcd is replaced or left out, and comes back."""
     topic = f"cut-off-{cut_off}"
-    with Gate(replicated.cluster.etcd.endpoint) as gate:
-        replicated.reconfigure(cut_off, etcd_endpoints=gate.address)
+    replicated.create(topic, [[1, 2, 3]], min_insync_replicas=2)
+    with Writer(replicated.servers, topic, 1, request_timeout_ms=2_000) as writer:
+        writer.wait_for(500)
+        gates[cut_off].shut()
         try:
-            replicated.create(topic, [[1, 2, 3]], min_insync_replicas=2)
-            with Writer(replicated.servers, topic, 1, request_timeout_ms=2_000) as writer:
-                writer.wait_for(500)
-                gate.shut()
-                replicated.wait_for(
-                    topic,
-                    lambda part: part.leader_id in (1, 2, 3) and cut_off not in part.in_sync_replicas,
-                    "the set without the broker that is cut off",
-                )
-                assert replicated.leader(topic) == (2 if cut_off == 1 else 1)
-                writer.wait_for(500)
-                gate.open()
-                replicated.wait_in_sync(topic)
-                writer.wait_for(500)
-            writer.check(replicated)
+            replicated.wait_for(
+                topic,
+                lambda part: part.leader_id > 0 and cut_off not in part.in_sync_replicas,
+                "the set without the broker that is cut off",
+            )
+            assert replicated.leader(topic) == (2 if cut_off == 1 else 1)
+            writer.wait_for(500)
         finally:
-            gate.open()
-            replicated.reconfigure(cut_off, etcd_endpoints=replicated.cluster.etcd.endpoint)
+            gates[cut_off].open()
+        replicated.wait_in_sync(topic)
+        writer.wait_for(500)
+    writer.check(replicated)
 
 
 # --- disks and metadata that do not belong together ---
@@ -113,23 +120,18 @@ def other_disk(replicated: Replicated) -> Iterator[Callable[..., None]]:
         own.rename(path)
 
 
-@pytest.mark.parametrize(
-    ("identity", "message"),
-    [
+def test_a_follower_with_a_disk_that_is_not_its_own(replicated: Replicated, other_disk: Callable[..., None]) -> None:
+    """H42: it refuses to start and says whose disk it is, in one line."""
+    for identity, message in (
         ({"cluster_id": "of-another-cluster"}, "belongs to cluster_id of-another-cluster"),
         ({"generation": 7}, "belongs to generation 7"),
         ({"broker_id": 2}, "belongs to broker_id 2, not 3"),
-    ],
-)
-def test_a_follower_with_a_disk_that_is_not_its_own(
-    replicated: Replicated, other_disk: Callable[..., None], identity: dict[str, object], message: str
-) -> None:
-    """H42: it refuses to start and says whose disk it is; nothing on it is changed, and the cluster goes on."""
-    other_disk(**identity)
-    with pytest.raises(PartStartError) as refused:
-        replicated.cluster.restart(replicated.broker(3))
-    assert message in " ".join(str(refused.value).split())
-    assert "Traceback" not in str(refused.value)
+    ):
+        other_disk(**identity)
+        with pytest.raises(PartStartError) as refused:
+            replicated.cluster.restart(replicated.broker(3))
+        assert message in " ".join(str(refused.value).split())
+        assert "Traceback" not in str(refused.value)
 
 
 def restored(cluster: LocalCluster, backup: Path) -> None:
@@ -140,9 +142,8 @@ def restored(cluster: LocalCluster, backup: Path) -> None:
     cluster.restart_etcd()
 
 
-@pytest.fixture
-def later_epoch(own_cluster: Callable[..., LocalCluster], tmp_path: Path) -> Iterator[tuple[LocalCluster, Path]]:
-    """A cluster whose logs know a leader epoch that is not in the backup of etcd beside it."""
+def test_a_restored_etcd(own_cluster: Callable[..., LocalCluster], tmp_path: Path) -> None:
+    """H81: a revision that goes back ends a running broker; one whose log knows a later epoch refuses to start."""
     cluster = own_cluster(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS)
     replicated = Replicated(cluster)
     try:
@@ -153,37 +154,20 @@ def later_epoch(own_cluster: Callable[..., LocalCluster], tmp_path: Path) -> Ite
         cluster.wait_until_healthy()
         leader, epoch = replicated.leader("restored"), replicated.partition("restored").leader_epoch
         replicated.admin.drain_broker(leader)
-        replicated.wait_for(
-            "restored", lambda part: part.leader_epoch > epoch and part.leader_id >= 0, "another leader"
-        )
+        replicated.wait_for("restored", lambda part: part.leader_epoch > epoch and part.leader_id > 0, "another leader")
         append(replicated.broker(replicated.leader("restored")).address, topic_id, b"in the later epoch")
         replicated.check_replicas_equal("restored")
-        yield cluster, tmp_path / "backup"
     finally:
         replicated.close()
-
-
-def test_a_start_on_a_restored_etcd(later_epoch: tuple[LocalCluster, Path]) -> None:
-    """H81: a broker whose log knows a later leader epoch than etcd refuses to start, and says what was done."""
-    cluster, backup = later_epoch
-    for part in (*cluster.brokers, *cluster.coordinators):
-        part.stop()
-    restored(cluster, backup)
+    restored(cluster, tmp_path / "backup")
     for broker in cluster.brokers:
+        until(lambda: broker.pid is None, f"{broker.name} gives up")  # noqa: B023
+        log = " ".join(broker.log_tail().split())
+        assert "restored or replaced" in log
+        assert "Traceback" not in log
         with pytest.raises(PartStartError) as refused:
             cluster.restart(broker)
         message = " ".join(str(refused.value).split())
         assert "knows leader epoch" in message
         assert "etcd was restored from a backup" in message
         assert "Traceback" not in message
-
-
-def test_an_etcd_that_is_restored_under_running_brokers(later_epoch: tuple[LocalCluster, Path]) -> None:
-    """H81: a revision that goes back ends the broker with one line about it; it waits for a person."""
-    cluster, backup = later_epoch
-    restored(cluster, backup)
-    for broker in cluster.brokers:
-        until(lambda: broker.pid is None, f"{broker.name} gives up")  # noqa: B023
-        log = " ".join(broker.log_tail().split())
-        assert "restored or replaced" in log
-        assert "Traceback" not in log
