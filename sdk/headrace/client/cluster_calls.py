@@ -13,6 +13,7 @@ import grpc
 
 from headrace.client.config import ClientConfig
 from headrace.client.errors import NoBrokersAvailableError
+from headrace.client.group_routing import coordinators_for
 from headrace.client.steps import Call, Steps
 from headrace.v1 import cluster_pb2
 from headrace.wire.errors import HeadraceError, Outcome, from_rpc_error
@@ -35,6 +36,11 @@ class ClusterCalls:
         self._coordinators: list[str] = []
         self._kinds: dict[str, str] = {}
         self._preferred = ""
+
+    @property
+    def coordinators(self) -> tuple[str, ...]:
+        """The coordinators' addresses as the last metadata named them."""
+        return tuple(self._coordinators)
 
     def metadata(
         self, request: cluster_pb2.GetMetadataRequest, timeout: float
@@ -92,6 +98,27 @@ class ClusterCalls:
 
         brokers = set(self._brokers)
         known = [*self._coordinators, *(address for address in self._config.addresses if address not in brokers)]
+        return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
+
+    def group(
+        self, method: str, group_id: str, request: Any, timeout: float, *, repeatable: bool = True
+    ) -> Steps[Any]:
+        """Call `GroupService.method` about a group at the first coordinator that answers; as `coordinator`.
+
+        `group_id` decides who is asked first; the request names the group itself.
+        """
+        if not self._coordinators:
+            yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
+        request.client_id = self._config.client_id
+
+        def ask(address: str, left: float) -> Steps[Any]:
+            return (yield Call(address, "groups", method, request, left))
+
+        brokers = set(self._brokers)
+        known = [
+            *coordinators_for(group_id, self._coordinators),
+            *(address for address in self._config.addresses if address not in brokers),
+        ]
         return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
 
     def _metadata_at(self, address: str, request: cluster_pb2.GetMetadataRequest, timeout: float) -> Steps[Any]:
