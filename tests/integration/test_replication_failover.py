@@ -138,6 +138,7 @@ def test_all_brokers_at_once_without_fsync(replicated: Replicated, power: bool) 
     assert replicated.values(1, topic) == [*values, b"after"]
 
 
+@pytest.mark.timeout(120 + 30 * ROUNDS)
 def test_kills_one_after_another(replicated: Replicated) -> None:
     """I15, L1: each broker is killed while it leads and comes back in sync before the next one goes."""
     replicated.create("rolling", SPREAD, min_insync_replicas=2)

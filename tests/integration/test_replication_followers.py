@@ -170,3 +170,31 @@ def test_nobody_leads_with_an_empty_disk(replicated: Replicated) -> None:
     append(replicated.broker(2).address, topic_id, b"after")
     replicated.check_replicas_equal("last-standing")
     assert replicated.values(1, "last-standing") == [b"committed", b"after"]
+
+
+@pytest.mark.parametrize("dies", [1, 3])
+def test_a_broker_dies_during_a_move(replicated: Replicated, dies: int) -> None:
+    """H25: a move from broker 1 to 3 ends as wanted, whether the leader (1) or the new replica (3) is killed."""
+    topic = f"moves-{dies}"
+    where = headrace.TopicPartition(topic, 0)
+    topic_id = replicated.create(topic, [[1, 2]], min_insync_replicas=1)
+    values = [b"%03d" % number * 2_000 for number in range(60)]
+    for value in values:
+        append(replicated.broker(1).address, topic_id, value)
+    (change,) = replicated.admin.reassign_partitions({where: [3, 2]}, copy_bytes_per_second=20_000)
+    assert change.error is None
+    until(lambda: 3 in replicated.logs(topic), "the new replica")
+    assert 3 not in replicated.partition(topic).in_sync_replicas
+    replicated.broker(dies).kill()
+    if dies == 1:
+        replicated.wait_for(topic, lambda part: part.leader_id == 2, "another leader")
+    # The same move again, as fast as it can.
+    (change,) = replicated.admin.reassign_partitions({where: [3, 2]})
+    assert change.error is None
+    replicated.cluster.restart(replicated.broker(dies))
+    replicated.wait_for(topic, lambda part: part.replicas == (3, 2) and not part.removing_replicas, "the move's end")
+    assert replicated.admin.list_reassignments([topic]) == []
+    append(replicated.broker(replicated.leader(topic)).address, topic_id, b"after")
+    replicated.check_replicas_equal(topic)
+    assert replicated.values(3, topic) == [*values, b"after"]
+    until(lambda: set(replicated.logs(topic)) == {2, 3}, "nothing of it at broker 1")
