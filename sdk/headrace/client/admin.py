@@ -1,4 +1,4 @@
-"""The blocking `Admin`: topics, settings, offsets, replicas, logs. Any thread."""
+"""The blocking `Admin`: topics, settings, offsets, replicas, logs, groups. Any thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -7,6 +7,15 @@ from typing import Any, TypeVar
 import grpc
 
 from headrace.client import admin_rpc as rpc
+from headrace.client.admin_group_steps import AdminGroupSteps
+from headrace.client.admin_groups import (
+    CommittedOffset,
+    GroupDescription,
+    GroupListing,
+    GroupResult,
+    OffsetResult,
+    PartitionLag,
+)
 from headrace.client.admin_replication import (
     DiskInfo,
     DrainResult,
@@ -52,7 +61,9 @@ class Admin:
         """
         self._config = build(AdminConfig, settings)
         self._connections = Connections("Admin")
-        self._steps = AdminSteps(self._config, ClusterCalls(self._config))
+        calls = ClusterCalls(self._config)
+        self._steps = AdminSteps(self._config, calls)
+        self._groups = AdminGroupSteps(self._config, calls, self._steps)
         self._fork = ForkGuard(self._forked)
         self._is_forked = False
 
@@ -300,6 +311,95 @@ class Admin:
     def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
         """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
         return self._run(self._steps.drain_broker(broker_id, drain=False, timeout=timeout))
+
+    def list_groups(self, *, observed: bool = False, timeout: float | None = None) -> list[GroupListing]:
+        """List the consumer groups, by id.
+
+        Args:
+            observed: also readers without a group that report their positions (`report_positions`).
+            timeout: in seconds.
+        """
+        return self._run(self._groups.list_groups(observed=observed, timeout=timeout))
+
+    def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
+        """Give a group's members, who owns what, its offsets; or what is known of a reader that reports positions.
+
+        Raises:
+            UnknownGroupError: there is neither.
+        """
+        return self._run(self._groups.describe_group(group, timeout))
+
+    def delete_groups(self, groups: Sequence[str], *, timeout: float | None = None) -> list[GroupResult]:
+        """Delete groups that have no members, with their offsets; gives what became of each, in order.
+
+        A group that was refused has its `error` in the result and hinders no other: GroupNotEmptyError where it has
+        members, UnknownGroupError where it is not there.
+        """
+        return self._run(self._groups.delete_groups(groups, timeout))
+
+    def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
+        """Give the offsets that a group has committed, the next record to read in each partition. Empty: none."""
+        return self._run(self._groups.group_offsets(group, timeout))
+
+    def group_lag(
+        self, group: str | GroupDescription, *, times: bool = True, timeout: float | None = None
+    ) -> list[PartitionLag]:
+        """Say how far behind a group is, or a reader that reports its positions, in every partition that it has.
+
+        `records` is exact: the high watermark less the committed offset. `behind_ms` is the age of the first record
+        that is still to be read, which takes one batch of each partition that is behind; it is as right as the clocks
+        of this machine and of whoever set the record's timestamp. A partition whose end cannot be learnt has a
+        `problem` and hides no other.
+
+        Args:
+            group: its id, or what `describe_group` gave.
+            times: whether to find out `behind_ms`.
+            timeout: in seconds, for each request.
+
+        Raises:
+            UnknownGroupError: there is no such group or reader.
+        """
+        return self._run(self._groups.group_lag(group, times=times, timeout=timeout))
+
+    def reset_group_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int], *, timeout: float | None = None
+    ) -> list[OffsetResult]:
+        """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet.
+
+        What is refused has its `error` in the result. Offsets are stored as they are given: one outside the log is
+        `auto_offset_reset`'s when a member comes upon it.
+
+        Args:
+            group: its id.
+            offsets: the next record to read of each partition; -1 removes what is stored.
+            timeout: in seconds, for each thousand partitions.
+
+        Raises:
+            GroupNotEmptyError: it has members; stop them first.
+            ConfigError: an offset below -1.
+        """
+        return self._run(self._groups.reset_group_offsets(group, offsets, timeout))
+
+    def report_positions(
+        self,
+        reader_id: str,
+        positions: Mapping[TopicPartition, int],
+        *,
+        expire_ms: int = 30_000,
+        timeout: float | None = None,
+    ) -> None:
+        """Say where a reader without a group stands, so that its lag can be seen. Nothing is decided on it.
+
+        Args:
+            reader_id: names it in `list_groups(observed=True)`; must not be the id of a group.
+            positions: the next record to read of each partition; replaces what was reported before.
+            expire_ms: forgotten when nothing was reported for so long, 1,000 to 86,400,000; the first report decides.
+            timeout: in seconds.
+
+        Raises:
+            ConflictError: there is a group of that name.
+        """
+        self._run(self._groups.report_positions(reader_id, positions, expire_ms, timeout))
 
     def dump(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[MetadataEntry]:
         """Give every key of the cluster in etcd with its decoded value, for administrators."""

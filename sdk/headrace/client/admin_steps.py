@@ -157,7 +157,7 @@ class AdminSteps:
             return request
 
         found: dict[TopicPartition, OffsetAt] = {}
-        for result in (yield from self._at_leaders("ListOffsets", topic, partitions, build_request, timeout)):
+        for result in (yield from self.at_leaders("ListOffsets", topic, partitions, build_request, timeout)):
             found[TopicPartition(topic, result.partition)] = OffsetAt(result.offset, result.timestamp_ms)
         return dict(sorted(found.items()))
 
@@ -175,7 +175,7 @@ class AdminSteps:
                 entry.partitions.add(partition=partition, before_offset=before[partition])
             return request
 
-        results = yield from self._at_leaders("DeleteRecords", topic, list(before), build_request, timeout)
+        results = yield from self.at_leaders("DeleteRecords", topic, list(before), build_request, timeout)
         return sorted(DeletedRecords(topic, result.partition, result.log_start_offset) for result in results)
 
     def describe_logs(
@@ -284,7 +284,7 @@ class AdminSteps:
             typed.add_note(f"asked {address}: {status_of(error)[1]}")
             raise typed from error
 
-    def _at_leaders(
+    def at_leaders(
         self,
         method: str,
         topic: str,

@@ -100,9 +100,7 @@ class ClusterCalls:
         known = [*self._coordinators, *(address for address in self._config.addresses if address not in brokers)]
         return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
 
-    def group(
-        self, method: str, group_id: str, request: Any, timeout: float, *, repeatable: bool = True
-    ) -> Steps[Any]:
+    def group(self, method: str, group_id: str, request: Any, timeout: float, *, repeatable: bool = True) -> Steps[Any]:
         """Call `GroupService.method` about a group at the first coordinator that answers; as `coordinator`.
 
         `group_id` decides who is asked first; the request names the group itself.

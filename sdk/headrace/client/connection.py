@@ -9,7 +9,7 @@ import grpc
 from headrace.client.config import MAX_MESSAGE_BYTES
 from headrace.client.errors import ClosedError
 from headrace.client.steps import Call, Pause
-from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.envelopes import parse_fetch_response
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -36,13 +36,14 @@ FETCH = "/headrace.v1.BrokerService/Fetch"
 class Endpoint:
     """One address: its channel and its stubs."""
 
-    __slots__ = ("address", "broker", "channel", "cluster", "fetch", "produce")
+    __slots__ = ("address", "broker", "channel", "cluster", "fetch", "groups", "produce")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
         self.produce: Any = self.channel.unary_unary(
             PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
         )
@@ -96,10 +97,9 @@ class Connections:
         """
         match step:
             case Call():
-                endpoint = self.endpoint(step.address)
-                stub = endpoint.broker if step.service == "broker" else endpoint.cluster
+                method = getattr(getattr(self.endpoint(step.address), step.service), step.method)
                 try:
-                    return getattr(stub, step.method)(step.request, timeout=step.timeout)
+                    return (method.future if step.starts else method)(step.request, timeout=step.timeout)
                 except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
                     raise ClosedError(self._what) from error
             case Pause():

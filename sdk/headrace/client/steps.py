@@ -26,11 +26,13 @@ class Call(NamedTuple):
     address: str
     """host:port"""
     service: str
-    """`broker` or `cluster`: which service of that address."""
+    """`broker`, `cluster` or `groups`: which service of that address."""
     method: str
     request: Any
     timeout: float
     """In seconds."""
+    starts: bool = False
+    """Whether it is only started: answered with a future (blocking) or the call (asyncio), which can be cancelled."""
 
 
 class Pause(NamedTuple):

@@ -1,4 +1,4 @@
-"""The asyncio `Admin`: topics, settings, offsets, replicas, logs. One event loop.
+"""The asyncio `Admin`: topics, settings, offsets, replicas, logs, groups. One event loop.
 
 The same steps as the blocking class's, awaited. Arguments, results and errors are documented at `headrace.Admin`.
 """
@@ -10,6 +10,15 @@ from typing import Any, TypeVar
 import grpc
 
 from headrace.client import admin_rpc as rpc
+from headrace.client.admin_group_steps import AdminGroupSteps
+from headrace.client.admin_groups import (
+    CommittedOffset,
+    GroupDescription,
+    GroupListing,
+    GroupResult,
+    OffsetResult,
+    PartitionLag,
+)
 from headrace.client.admin_replication import (
     DiskInfo,
     DrainResult,
@@ -51,7 +60,9 @@ class Admin:
         """
         config = build(AdminConfig, settings)
         self._connections = LoopConnections("Admin")
-        self._steps = AdminSteps(config, ClusterCalls(config))
+        calls = ClusterCalls(config)
+        self._steps = AdminSteps(config, calls)
+        self._groups = AdminGroupSteps(config, calls, self._steps)
 
     async def __aenter__(self) -> "Admin":
         return self
@@ -221,6 +232,45 @@ class Admin:
     async def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
         """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
         return await self._run(self._steps.drain_broker(broker_id, drain=False, timeout=timeout))
+
+    async def list_groups(self, *, observed: bool = False, timeout: float | None = None) -> list[GroupListing]:
+        """List the consumer groups, by id."""
+        return await self._run(self._groups.list_groups(observed=observed, timeout=timeout))
+
+    async def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
+        """Give a group's members, who owns what, its offsets; or what is known of a reader that reports positions."""
+        return await self._run(self._groups.describe_group(group, timeout))
+
+    async def delete_groups(self, groups: Sequence[str], *, timeout: float | None = None) -> list[GroupResult]:
+        """Delete groups that have no members, with their offsets; gives what became of each, in order."""
+        return await self._run(self._groups.delete_groups(groups, timeout))
+
+    async def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
+        """Give the offsets that a group has committed, the next record to read in each partition. Empty: none."""
+        return await self._run(self._groups.group_offsets(group, timeout))
+
+    async def group_lag(
+        self, group: str | GroupDescription, *, times: bool = True, timeout: float | None = None
+    ) -> list[PartitionLag]:
+        """Say how far behind a group is, or a reader that reports its positions, in every partition that it has."""
+        return await self._run(self._groups.group_lag(group, times=times, timeout=timeout))
+
+    async def reset_group_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int], *, timeout: float | None = None
+    ) -> list[OffsetResult]:
+        """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet."""
+        return await self._run(self._groups.reset_group_offsets(group, offsets, timeout))
+
+    async def report_positions(
+        self,
+        reader_id: str,
+        positions: Mapping[TopicPartition, int],
+        *,
+        expire_ms: int = 30_000,
+        timeout: float | None = None,
+    ) -> None:
+        """Say where a reader without a group stands, so that its lag can be seen. Nothing is decided on it."""
+        await self._run(self._groups.report_positions(reader_id, positions, expire_ms, timeout))
 
     async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
         """Give every key of the cluster in etcd with its decoded value, for administrators."""

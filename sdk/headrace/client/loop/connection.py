@@ -8,20 +8,21 @@ import grpc
 from headrace.client.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.errors import ClosedError
 from headrace.client.steps import Call, Pause
-from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.envelopes import parse_fetch_response
 
 
 class LoopEndpoint:
     """One address: its channel and its stubs, as `headrace.client.connection.Endpoint` has them."""
 
-    __slots__ = ("address", "broker", "channel", "cluster", "fetch", "produce")
+    __slots__ = ("address", "broker", "channel", "cluster", "fetch", "groups", "produce")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
         self.produce: Any = self.channel.unary_unary(
             PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
         )
@@ -62,10 +63,10 @@ class LoopConnections:
         """
         match step:
             case Call():
-                endpoint = self.endpoint(step.address)
-                stub = endpoint.broker if step.service == "broker" else endpoint.cluster
+                stub = getattr(self.endpoint(step.address), step.service)
                 call = getattr(stub, step.method)(step.request, timeout=step.timeout)
-                return call if isinstance(call, grpc.aio.UnaryStreamCall) else await self.answer(call)
+                is_started = step.starts or isinstance(call, grpc.aio.UnaryStreamCall)
+                return call if is_started else await self.answer(call)
             case Pause():
                 await self.pause(step.seconds)
                 return None
