@@ -103,18 +103,20 @@ class LeaveGroupResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
-    __slots__ = ("client_id", "group_id", "member_id", "member_epoch", "topics")
+    __slots__ = ("client_id", "group_id", "member_id", "member_epoch", "topics", "commit_number")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     group_id: str
     member_id: bytes
     member_epoch: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicOffsets]
-    def __init__(self, client_id: _Optional[str] = ..., group_id: _Optional[str] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ...) -> None: ...
+    commit_number: int
+    def __init__(self, client_id: _Optional[str] = ..., group_id: _Optional[str] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., commit_number: _Optional[int] = ...) -> None: ...
 
 class TopicOffsets(_message.Message):
     __slots__ = ("topic_id", "name", "partitions")

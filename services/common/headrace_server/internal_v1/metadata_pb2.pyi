@@ -231,20 +231,22 @@ class LiveMember(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class CommittedOffset(_message.Message):
-    __slots__ = ("offset", "leader_epoch", "metadata", "committed_ms", "member_id", "member_epoch")
+    __slots__ = ("offset", "leader_epoch", "metadata", "committed_ms", "member_id", "member_epoch", "commit_number")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_MS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     offset: int
     leader_epoch: int
     metadata: str
     committed_ms: int
     member_id: bytes
     member_epoch: int
-    def __init__(self, offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., metadata: _Optional[str] = ..., committed_ms: _Optional[int] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ...) -> None: ...
+    commit_number: int
+    def __init__(self, offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., metadata: _Optional[str] = ..., committed_ms: _Optional[int] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., commit_number: _Optional[int] = ...) -> None: ...
 
 class ReportedPositions(_message.Message):
     __slots__ = ("topics", "reported_ms", "client_id")
