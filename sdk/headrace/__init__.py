@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.client.errors import NoBrokersAvailableError as NoBrokersAvailableError
     from headrace.client.errors import SerializationError as SerializationError
     from headrace.client.errors import WakeupError as WakeupError
+    from headrace.client.group_offsets import OffsetAndMetadata as OffsetAndMetadata
     from headrace.client.producer import Producer as Producer
     from headrace.client.reader import Reader as Reader
     from headrace.client.receipts import ManyReceipt as ManyReceipt
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "Admin": "headrace.client.admin",
     "Consumer": "headrace.client.consumer",
+    "OffsetAndMetadata": "headrace.client.group_offsets",
     "Producer": "headrace.client.producer",
     "Reader": "headrace.client.reader",
     "ManyReceipt": "headrace.client.receipts",

@@ -5,10 +5,11 @@
 """
 
 import dataclasses
+import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from headrace.client.config_text import nearest
 from headrace.client.errors import ConfigError
@@ -19,11 +20,16 @@ from headrace.client.serializers import (
     resolve_deserializer,
     resolve_serializer,
 )
+from headrace.wire.ids import TopicPartition
 
 KiB, MiB = 1024, 1024 * 1024
 
 CODECS = ("none", "gzip", "lz4", "zstd")
 OFFSET_RESETS = ("earliest", "latest", "error")
+ASSIGNORS = ("uniform", "range", "rack-aware")
+RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object]
+"""Called on the thread that reads. Asyncio consumers await what it returns, where that can be awaited."""
+_GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 MAX_MESSAGE_BYTES = 32 * MiB
 """What a channel of the SDK sends and receives at most in one message."""
 
@@ -183,6 +189,67 @@ class ConsumerConfig(FetchConfig):
         "Where to start without a position, or when the position is gone: `earliest`, `latest`, or `error`.",
         one_of=OFFSET_RESETS,
     )
+    group_id: str = _setting(
+        "", "The group to share the topics with: 1 to 249 of a-z A-Z 0-9 . _ -. Empty: read alone, without a group."
+    )
+    group_instance_id: str = _setting(
+        "", "A place in the group that outlives this process: who comes back with it in time gets its partitions back."
+    )
+    topic_pattern: str = _setting(
+        "", "Topics to read beside those named, shell style: `*`, `?` and `[...]`; also those that are created later."
+    )
+    assignor: str = _setting(
+        "", "How the group shares partitions; empty: as the group does, or `uniform`.", one_of=("", *ASSIGNORS)
+    )
+    enable_auto_commit: bool = _setting(True, "Commit what the application has finished with, in the background.")
+    auto_commit_interval_ms: int = _setting(5_000, "How often that is done.", low=10)
+    session_timeout_ms: int = _setting(
+        30_000, "A member that was not heard of for so long loses its partitions.", low=1_000, high=600_000
+    )
+    heartbeat_interval_ms: int = _setting(
+        3_000, "How often a member is heard of; at least four times in session_timeout_ms.", low=10
+    )
+    rebalance_timeout_ms: int = _setting(
+        300_000,
+        "A member that is to give up a partition and has not for so long loses all.",
+        low=1_000,
+        high=86_400_000,
+    )
+    processing_timeout_ms: int = _setting(
+        300_000, "When the application has asked for nothing for so long, `health` and the log say so.", low=1
+    )
+    leave_on_processing_timeout: bool = _setting(
+        False, "Whether it then leaves the group, too, until it asks for records again."
+    )
+    stop_on_session_loss: bool = _setting(
+        False, "Whether to hand out nothing while others may own the partitions, as after a long pause of the process."
+    )
+    on_assigned: RebalanceCallback | None = _setting(
+        None, "Called with the partitions that this consumer reads from now on."
+    )
+    on_revoked: RebalanceCallback | None = _setting(
+        None, "Called with the partitions that it gives up; it still owns them, and may commit."
+    )
+    on_lost: RebalanceCallback | None = _setting(
+        None, "Called with the partitions that were taken from it; others may own them already."
+    )
+
+    def check(self) -> None:
+        """Check relations between settings.
+
+        Raises:
+            ConfigError: one does not hold.
+        """
+        FetchConfig.check(self)
+        if self.group_id:
+            for name in ("group_id", "group_instance_id"):
+                value = getattr(self, name)
+                if value and (len(value) > 249 or value in {".", ".."} or not _GROUP_ID.fullmatch(value)):
+                    raise ConfigError(f"{name}={value[:50]!r} is not 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+            return
+        for name in ("group_instance_id", "topic_pattern", "assignor", "on_assigned", "on_revoked", "on_lost"):
+            if getattr(self, name):
+                raise ConfigError(f"{name} is for consumers of a group", action="Set group_id.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

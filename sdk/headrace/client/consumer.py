@@ -5,42 +5,39 @@ which this thread has received, exactly, also in the middle of `for record in co
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from operator import length_hint
+from operator import itemgetter, length_hint
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
 from headrace.client.config import ConsumerConfig, build
+from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.errors import ConfigError, WakeupError
 from headrace.client.fetching import Fetcher, NextChunk, now_ms
+from headrace.client.group_loops import GroupLoops
+from headrace.client.group_member import CLOSE_TIMEOUT_S, GroupMember
+from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
+from headrace.client.group_session import GroupSession
 from headrace.client.read_position import Chunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.segments import deserializers_of, segments_of
 from headrace.client.steps import Steps, drive
-from headrace.wire.errors import CorruptBatchError, UnknownPartitionError
+from headrace.wire.errors import (
+    CorruptBatchError,
+    NotOwnerError,
+    UnknownPartitionError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
 from headrace.wire.ids import TopicPartition
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerHealth:
-    """Whether a consumer can work, fit for a probe."""
-
-    healthy: bool
-    """False: see `problem`."""
-    problem: str
-    """What is wrong, or empty."""
-    assigned: int
-    """Partitions that it reads."""
-    since_last_answer_ms: int
-    """How long ago a broker last answered a fetch."""
 
 
 class Consumer:
     """Reads partitions for ever. Made for one thread; `wakeup`, `close` and `health` may be called by others.
 
     `Consumer("clicks", "views")` reads all partitions of the topics, those added later too; `Consumer()` and then
-    `assign` reads chosen ones.
+    `assign` reads chosen ones. `Consumer("clicks", group_id="billing")` shares them with the group's other consumers.
     """
 
     def __init__(self, *topics: str, **settings: Any) -> None:
@@ -49,17 +46,25 @@ class Consumer:
         Raises:
             ConfigError: an unknown setting or a value out of range.
             NoBrokersAvailableError: no address answered.
-            UnknownTopicError: one of the topics is not there.
+            UnknownTopicError: one of the topics is not there; a group waits for it.
         """
-        self._set_up(topics, settings, Fetcher)
+        self._set_up(topics, settings, Fetcher, GroupSession)
         try:
-            drive(self._open(), self._fetcher.perform)
+            self._do(self._open())
             self._fetcher.start()
         except BaseException:
             self._fetcher.close()
             raise
+        if self._group is not None:
+            self._session.start()
 
-    def _set_up(self, topics: Sequence[str], settings: Mapping[str, Any], make_fetcher: Callable[..., Fetcher]) -> None:
+    def _set_up(
+        self,
+        topics: Sequence[str],
+        settings: Mapping[str, Any],
+        make_fetcher: Callable[..., Fetcher],
+        make_session: Callable[..., GroupLoops],
+    ) -> None:
         """Check the settings; asks nobody yet."""
         self._config = build(ConsumerConfig, settings)
         if not all(isinstance(topic, str) and topic for topic in topics):
@@ -72,6 +77,13 @@ class Consumer:
             auto_offset_reset=self._config.auto_offset_reset,
             on_metadata=self._take_new_partitions,
         )
+        self._group: GroupMember | None = None
+        if self._config.group_id:
+            if not topics and not self._config.topic_pattern:
+                raise ConfigError("a consumer of a group names no topic", action="Name topics or set topic_pattern.")
+            self._group = GroupMember(
+                self._config, topics, self._fetcher, make_session, lambda: self._current, self._forget_open
+            )
         self._chunk: Chunk | None = None
         self._segments: Iterator[Segment] = iter(())
         self._rest: Segment | None = None
@@ -79,7 +91,9 @@ class Consumer:
 
     def _open(self) -> Steps[None]:
         """Find where to start."""
-        if self._topics:
+        if self._group is not None:
+            yield from self._fetcher.read_metadata(set())
+        elif self._topics:
             counts = yield from self._fetcher.read_metadata(set(self._topics))
             yield from self._assign([TopicPartition(name, n) for name, count in counts.items() for n in range(count)])
 
@@ -89,21 +103,34 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Close it; leaving the block without an error says that everything received was dealt with."""
+        self._close(CLOSE_TIMEOUT_S, finish=kind is None)
+
+    def _do(self, steps: Steps[Any]) -> Any:
+        return drive(steps, self._fetcher.perform if self._group is None else self._session.perform)
+
+    @property
+    def _session(self) -> GroupSession:
+        assert self._group is not None
+        assert isinstance(self._group.session, GroupSession)
+        return self._group.session
 
     # --- records ---
 
     def __iter__(self) -> Iterator[Record]:
         """Give records one by one, for ever; waits where there is none."""
         while True:
-            yield from drive(self._next_records(), self._fetcher.perform)
+            yield from self._do(self._next_records())
 
     def _next_records(self) -> Steps[Iterator[Record]]:
         """Wait for the next records; the iterator is at their first, and `position` moves with it."""
         self._settle()  # Also what an earlier loop was left in the middle of.
+        self._ask()
         segment = yield from self._next_segment(None, None)
         assert segment is not None, "a wait without end ends with a segment or an error"
-        self._current = _Current(segment, self._generation_of(segment))
+        stopper = None if self._group is None else self._group.stopper()
+        self._current = _Current(segment, self._generation_of(segment), stopper)
+        self._gave()
         return self._current.records()
 
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
@@ -119,12 +146,14 @@ class Consumer:
             OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
             WakeupError: another thread called `wakeup`.
         """
-        return drive(self._poll(timeout, max_records), self._fetcher.perform)
+        batch: RecordBatch = self._do(self._poll(timeout, max_records))
+        return batch
 
     def _poll(self, timeout: float | None, max_records: int | None) -> Steps[RecordBatch]:
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records} is not at least 1")
         self._settle()
+        self._ask()
         segments: list[Segment] = []
         left = max_records
         wait = timeout
@@ -146,9 +175,12 @@ class Consumer:
             with self._fetcher.changing() as positions:
                 generation = self._generation_of(segment)
                 positions.deliver(segment.source, generation, segment.end_offset, segment.leader_epoch)
+            if self._group is not None:
+                self._group.touched(segment.source, segment.end_offset, segment.leader_epoch)
             if left is not None:
                 left -= segment.end - segment.start
             wait = 0
+        self._gave()
         return RecordBatch(segments)
 
     # --- positions ---
@@ -158,11 +190,13 @@ class Consumer:
 
         Raises:
             UnknownTopicError, UnknownPartitionError: one is not there.
-            ConfigError: the consumer was made with topics.
+            ConfigError: the consumer was made with topics, or for a group.
         """
-        drive(self._assign_only(partitions), self._fetcher.perform)
+        self._do(self._assign_only(partitions))
 
     def _assign_only(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> Steps[None]:
+        if self._group is not None:
+            raise ConfigError("this consumer reads what its group assigns", action="Leave out group_id to assign.")
         if self._topics:
             raise ConfigError("this consumer reads all partitions of its topics", action="Use Consumer() and assign().")
         wanted = [TopicPartition(*where) for where in partitions]
@@ -200,18 +234,20 @@ class Consumer:
         with self._fetcher.changing() as positions:
             self._require(positions, where)
             positions.seek(where, offset)
+        if self._group is not None:
+            self._group.sought(where, offset)
 
     def seek_to_timestamp(self, when: datetime | float, *partitions: TopicPartition) -> None:
         """Go on from the first record at or after `when` (a datetime, or ms since 1970) in some partitions, or all."""
-        drive(self._seek_to(when, partitions), self._fetcher.perform)
+        self._do(self._seek_to(when, partitions))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Go on from the log start of some partitions, or of all."""
-        drive(self._seek_to("earliest", partitions), self._fetcher.perform)
+        self._do(self._seek_to("earliest", partitions))
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Go on from what comes next in some partitions, or in all."""
-        drive(self._seek_to("latest", partitions), self._fetcher.perform)
+        self._do(self._seek_to("latest", partitions))
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Receive nothing of some partitions until `resume`; their positions stay."""
@@ -247,6 +283,71 @@ class Consumer:
             found[where] = None if behind is None else max(0, behind - ahead)
         return found
 
+    # --- offsets of the group ---
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None, timeout: float = 30.0
+    ) -> None:
+        """Store offsets for the group and wait until they are.
+
+        Args:
+            offsets: the next record to read, by partition; None: behind all that was received, the record at hand too.
+            timeout: in seconds; when it is up, the commit is still being tried.
+
+        Raises:
+            NotOwnerError: a partition is another member's by now; the others are stored.
+            UnknownMemberError: the session was over before they were stored; nothing was, as far as is known.
+            TimedOutError: not known yet.
+        """
+        self._do(self._commit(offsets, timeout))
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        callback: CommitCallback | None = None,
+    ) -> None:
+        """Store offsets in the background; `callback(offsets, error or None)` is called when records are asked for."""
+        group = self._in_group()
+        self._settle()
+        group.queue(offsets, callback)
+
+    def committed(
+        self, *partitions: TopicPartition, timeout: float = 30.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Ask what the group has stored of some partitions, or of all that are read; None: nothing.
+
+        Raises:
+            HeadraceError: no coordinator answered in time.
+        """
+        found: dict[TopicPartition, OffsetAndMetadata | None] = self._do(self._committed(partitions, timeout))
+        return found
+
+    def assignment_epoch(self, where: TopicPartition) -> int:
+        """Give the fencing token of a partition: it is larger for every later owner.
+
+        Raises:
+            NotOwnerError: this consumer does not read it.
+        """
+        group = self._in_group()
+        with group.session.lock:
+            holding = group.membership.holding(where)
+        if holding is None:
+            raise NotOwnerError(f"{where} is not this consumer's")
+        return holding.assignment_epoch
+
+    def _commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Steps[None]:
+        group = self._in_group()
+        self._settle()
+        yield from group.commit(offsets, timeout)
+
+    def _committed(self, partitions: Sequence[TopicPartition], timeout: float) -> Steps[Any]:
+        return (yield from self._in_group().committed(partitions or self.assignment(), timeout))
+
+    def _in_group(self) -> GroupMember:
+        if self._group is None:
+            raise ConfigError("this consumer has no group", action="Set group_id.")
+        return self._group
+
     # --- life ---
 
     def health(self) -> ConsumerHealth:
@@ -263,23 +364,44 @@ class Consumer:
         limit_ms = self._config.request_timeout_ms + self._config.fetch_wait_ms
         if not problem and assigned and silent_ms > limit_ms and len(self.paused()) < assigned:
             problem = f"no broker has answered a fetch for {silent_ms} ms"
-        return ConsumerHealth(not problem, problem, assigned, silent_ms)
+        if self._group is None:
+            return ConsumerHealth(not problem, problem, assigned, silent_ms)
+        return self._group.health(problem, assigned, silent_ms)
 
     def wakeup(self) -> None:
         """End the current or the next wait of the reading thread with a WakeupError. Any thread."""
         self._fetcher.wakeup()
 
-    def close(self) -> None:
-        """End fetching and close the connections; returns within seconds. Again: nothing. Any thread."""
-        self._fetcher.close()
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """End fetching and close the connections; returns within seconds. Again: nothing. Any thread.
+
+        A consumer of a group commits what it has finished with, which what was received last is not (`commit` before,
+        or leave the `with` block, says that it is), calls on_revoked and leaves, within `timeout` seconds; call it from
+        the thread that reads.
+        """
+        self._close(timeout, finish=False)
+
+    def _close(self, timeout: float, *, finish: bool) -> None:
+        try:
+            if self._group is not None and self._group.begins_to_close():
+                self._settle()
+                self._do(self._group.closing(timeout, finish=finish))
+        finally:
+            self._fetcher.close()
 
     # --- inside ---
 
     def _next_segment(self, timeout: float | None, most: int | None, *, first: bool = True) -> Steps[Segment | None]:
         """The next records, at most `most`; waits for the first only; None: nothing came in time."""
+        group = self._group
+        deadline = None if timeout is None else monotonic() + timeout
         while True:
-            segment, self._rest = self._rest, None
-            if segment is None:
+            is_held = False
+            if group is not None and first:
+                yield from group.follow()
+                is_held = group.is_held()
+            segment, self._rest = (None, self._rest) if is_held else (self._rest, None)
+            if segment is None and not is_held:
                 segment = self._decode_next()
             if segment is not None:
                 if most is not None and segment.end - segment.start > most:
@@ -288,12 +410,36 @@ class Consumer:
                 return segment
             if not first and (most is None or not self._has_chunks()):
                 return None  # What one fetch brought is given; more is another poll's.
-            if self._fetcher.positions.is_empty():
+            if group is not None:
+                left = None if deadline is None else max(0.0, deadline - monotonic())
+                chunk = yield from self._next_chunk_of_group(left)
+                if chunk is None and left != 0:
+                    continue
+            elif self._fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
-            self._chunk = yield NextChunk(timeout)
-            if self._chunk is None:
+            else:
+                chunk = yield NextChunk(timeout)
+            if chunk is None:
                 return None
+            self._chunk = chunk
             self._segments = segments_of(self._chunk, self._deserializers, self._config.max_payload_bytes)
+
+    @staticmethod
+    def _next_chunk_of_group(timeout: float | None) -> Steps[Chunk | None]:
+        """The next chunk; None: not yet, and the group may have news. A deleted topic is taken away by the group."""
+        try:
+            chunk: Chunk | None = yield NextChunk(timeout)
+        except (UnknownTopicError, UnknownTopicIdError):
+            return None
+        return chunk
+
+    def _ask(self) -> None:
+        if self._group is not None:
+            self._group.ask()
+
+    def _gave(self) -> None:
+        if self._group is not None:
+            self._group.gave()
 
     def _has_chunks(self) -> bool:
         with self._fetcher.changing() as positions:
@@ -335,6 +481,8 @@ class Consumer:
             position = segment.base_offset + delivered
             positions.deliver(segment.source, current.generation, position, segment.leader_epoch)
             stale = not current.is_current(positions)
+        if self._group is not None and delivered and not stale:
+            self._group.touched(segment.source, position, segment.leader_epoch)
         if delivered < segment.end - segment.start and not stale:
             self._rest = segment.cut(delivered, segment.end - segment.start)
 
@@ -371,7 +519,7 @@ class Consumer:
 
     def _take_new_partitions(self, topic: str, partitions: int) -> Steps[None]:
         """Read partitions that were added to a topic, from their beginning: nothing in them is skipped."""
-        if topic not in self._topics:
+        if topic not in self._topics or self._group is not None:
             return
         with self._fetcher.changing() as positions:
             new = [TopicPartition(topic, n) for n in range(partitions) if TopicPartition(topic, n) not in positions]
@@ -392,30 +540,43 @@ class _Current:
     """A segment that `for record in consumer` is in the middle of.
 
     The records are made by C loops that take one offset a record off a list's iterator. How many have been taken says
-    how many records were handed out; emptying the list ends the loop.
+    how many records were handed out; emptying the list ends the loop, and so does `stopper`, an iterator, with its own.
     """
 
-    __slots__ = ("_iterator", "_offsets", "generation", "segment")
+    __slots__ = ("_ended", "_iterator", "_offsets", "_stopper", "generation", "segment")
 
-    def __init__(self, segment: Segment, generation: int) -> None:
+    def __init__(self, segment: Segment, generation: int, stopper: Iterator[Any] | None = None) -> None:
         self.segment = segment
         self.generation = generation
         self._offsets = list(segment.offsets())
         self._iterator = iter(self._offsets)
+        self._stopper = stopper
+        self._ended: int | None = None
 
     def records(self) -> Iterator[Record]:
-        return self.segment.records(self._iterator)
+        if self._stopper is None:
+            return self.segment.records(self._iterator)
+        return self.segment.records(map(itemgetter(1), zip(self._stopper, self._iterator, strict=False)))
 
     def delivered(self) -> int:
-        return len(self.segment.offsets()) - length_hint(self._iterator)
+        left = length_hint(self._iterator)
+        return self.segment.end - self.segment.start - left if self._ended is None else self._ended
 
     def position(self) -> int:
         return self.segment.base_offset + self.delivered()
+
+    def finished(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
+        """Behind the last record but one that was handed out: the last one may be in work. Any thread."""
+        delivered = self.delivered()
+        if delivered < 2:
+            return None
+        position = self.segment.base_offset + delivered - 1
+        return self.segment.source, OffsetAndMetadata(position, self.segment.leader_epoch)
 
     def is_current(self, positions: Any) -> bool:
         return bool(positions.generation(self.segment.source) == self.generation)
 
     def end(self) -> int:
-        delivered = self.delivered()
+        self._ended = delivered = self.delivered()  # Before the list is empty: others may ask meanwhile.
         self._offsets.clear()
         return delivered

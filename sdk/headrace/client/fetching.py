@@ -84,11 +84,16 @@ class Fetcher:
         self._look_at_ms = 0
         self._failure: Exception | None = None
         self._wakeup = False
+        self._nudged = False
         self._closed = False
         self._forked = False
         self._fork_guard = ForkGuard(self._after_fork)
         self.positions = Positions(config, self._backoff)
         self.admin = AdminSteps(config, self._cluster)
+        self.holds: Callable[[], bool] | None = None
+        """While it says so, nothing is handed out."""
+        self.tells_missing = True
+        """Whether the application is told that a topic was deleted under it."""
         self.last_error: HeadraceError | None = None
         """What keeps metadata from being read, or None while it works."""
         self.last_answer_ms = now_ms()
@@ -114,6 +119,13 @@ class Fetcher:
         if isinstance(step, NextChunk):
             return self.next_chunk(step.timeout)
         return self._connections.perform(step)
+
+    def read_topics(self, topics: set[str]) -> None:
+        """Keep the metadata of these topics from now on; asks for what is new soon."""
+        with self._lock:
+            self.positions.stale_topics.update(topics - self._topics)
+            self._topics = set(topics)
+            self._wake_engine()
 
     def start(self) -> None:
         """Begin to fetch."""
@@ -141,7 +153,7 @@ class Fetcher:
         self._data.notify()
 
     def next_chunk(self, timeout: float | None) -> Chunk | None:
-        """Wait for the next chunk; None when the time is up or all partitions have reached their end.
+        """Wait for the next chunk; None when the time is up, after a `nudge`, or when all have reached their end.
 
         Raises:
             WakeupError: another thread called `wakeup`.
@@ -155,7 +167,7 @@ class Fetcher:
                 if chunk is not None:
                     return chunk
                 left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or self.positions.is_finished():
+                if (left is not None and left <= 0) or self._take_nudge() or self.positions.is_finished():
                     return None
                 self._data.wait(left)
 
@@ -165,16 +177,29 @@ class Fetcher:
         if self._wakeup:
             self._wakeup = False
             raise WakeupError
+        if self.holds is not None and self.holds():
+            return None
         chunk = self.positions.pop(now_ms())
         if chunk is not None:
             self._wake_engine()
         return chunk
+
+    def _take_nudge(self) -> bool:
+        """Whether the wait is to end because of `nudge`. Under the lock."""
+        nudged, self._nudged = self._nudged, False
+        return nudged
 
     def wakeup(self) -> None:
         """End the wait of the application's thread, now or the next."""
         with self._lock:
             self._wakeup = True
             self._data.notify_all()
+
+    def nudge(self) -> None:
+        """End the wait of the application's thread, now or the next, without an error."""
+        with self._lock:
+            self._nudged = True
+            self._wake_application()
 
     def check(self) -> None:
         """Raise where the owner is closed, was forked away, or has failed."""
@@ -184,6 +209,10 @@ class Fetcher:
             raise ClosedError(self._what)
         if self._failure is not None:
             raise InternalError(f"the {self._what} has failed: {self._failure!r}", fatal=True) from self._failure
+
+    def is_usable(self) -> bool:
+        """Whether it is neither closed nor forked away."""
+        return not self._closed and not self._forked
 
     def close(self) -> None:
         """End all fetches and the thread; returns within seconds whatever the servers do. Again: nothing."""
@@ -351,12 +380,14 @@ class Fetcher:
         """Tell the application of a topic that was deleted under it."""
         for where in self.positions.assigned():
             error = self._routes.error(where.topic) if where.topic in topics else None
-            if error is not None and not error.retriable:
+            if error is not None and not error.retriable and self.tells_missing:
                 self.positions.fail(where, error, now_ms())
                 self._wake_application()
 
     def _ask_metadata(self, topics: set[str]) -> Steps[cluster_pb2.GetMetadataResponse]:
-        request = cluster_pb2.GetMetadataRequest(topics=[by_name(name) for name in sorted(topics)])
+        request = cluster_pb2.GetMetadataRequest(
+            topics=[by_name(name) for name in sorted(topics)], brokers_only=not topics
+        )
         return self._cluster.metadata(request, self._config.request_timeout_ms / 1000)
 
     def _find_position(self, where: TopicPartition) -> Steps[None]:

@@ -53,11 +53,24 @@ class Positions:
 
     # --- what is read ---
 
-    def assign(self, where: TopicPartition, offset: int, end_offset: int | None = None) -> None:
-        """Read a partition from `offset` (up to `end_offset`); replaces what was known of it."""
+    def assign(
+        self,
+        where: TopicPartition,
+        offset: int,
+        end_offset: int | None = None,
+        *,
+        topic_id: bytes = b"",
+        leader_epoch: int = NO_EPOCH,
+    ) -> None:
+        """Read a partition from `offset` (up to `end_offset`); replaces what was known of it.
+
+        `leader_epoch` is that of the batch before `offset`, where it is known, in this life of the topic.
+        """
         self.drop(where)
         self._generation += 1
-        self._partitions[where] = ReadPosition(where, offset, offset, end_offset, self._generation)
+        partition = ReadPosition(where, offset, offset, end_offset, self._generation, topic_id)
+        partition.epoch = partition.fetch_epoch = leader_epoch
+        self._partitions[where] = partition
         self._turn.append(where)
 
     def drop(self, where: TopicPartition) -> None:

@@ -10,11 +10,14 @@ from datetime import datetime
 from typing import Any
 
 from headrace.client.consumer import Consumer as BlockingConsumer
-from headrace.client.consumer import ConsumerHealth
+from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.errors import ConfigError
+from headrace.client.group_member import CLOSE_TIMEOUT_S
+from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.loop.fetching import LoopFetcher
+from headrace.client.loop.group_session import LoopGroupSession
 from headrace.client.records import Record, RecordBatch
-from headrace.client.steps import Steps
+from headrace.client.steps import Steps, drive_async
 from headrace.wire.ids import TopicPartition
 
 
@@ -46,14 +49,17 @@ class Consumer:
             try:
                 await self._core.engine.run(self._core._open())
             except BaseException:
-                await self.close()
+                await self._core.engine.shut()
                 raise
             self._is_open = True
             self._core.engine.begin()
+            if self._core.session is not None:
+                self._core.session.begin()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        """Close it; leaving the block without an error says that everything received was dealt with."""
+        await self._close(CLOSE_TIMEOUT_S, finish=kind is None)
 
     def __aiter__(self) -> "Consumer":
         return self
@@ -135,6 +141,33 @@ class Consumer:
         """Give, by partition, how many records are still ahead, as far as the last fetch tells; None: not known yet."""
         return self._core.lag()
 
+    async def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None, timeout: float = 30.0
+    ) -> None:
+        """Store offsets for the group and wait until they are; see `headrace.Consumer.commit`."""
+        await self._run(self._core._commit(offsets, timeout))
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        callback: CommitCallback | None = None,
+    ) -> None:
+        """Store offsets in the background; `callback(offsets, error or None)` is called when records are asked for."""
+        self._core.commit_async(offsets, callback)
+
+    async def committed(
+        self, *partitions: TopicPartition, timeout: float = 30.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Ask what the group has stored of some partitions, or of all that are read; None: nothing."""
+        found: dict[TopicPartition, OffsetAndMetadata | None] = await self._run(
+            self._core._committed(partitions, timeout)
+        )
+        return found
+
+    def assignment_epoch(self, where: TopicPartition) -> int:
+        """Give the fencing token of a partition: it is larger for every later owner."""
+        return self._core.assignment_epoch(where)
+
     def health(self) -> ConsumerHealth:
         """Say whether this consumer can work; cheap."""
         return self._core.health()
@@ -143,9 +176,25 @@ class Consumer:
         """End the current or the next wait of the reading task with a WakeupError. From this loop."""
         self._core.wakeup()
 
-    async def close(self) -> None:
-        """End fetching and close the connections; what waits raises ClosedError. Again: nothing."""
-        await self._core.engine.shut()
+    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """End fetching and close the connections; what waits raises ClosedError. Again: nothing.
+
+        A consumer of a group commits what it has finished with and leaves, as `headrace.Consumer.close` says.
+        """
+        await self._close(timeout, finish=False)
+
+    async def _close(self, timeout: float, *, finish: bool) -> None:
+        core = self._core
+        try:
+            if self._is_open and core._group is not None and core._group.begins_to_close():
+                core._settle()
+                assert core.session is not None
+                await drive_async(core._group.closing(timeout, finish=finish), core.session.perform)
+        finally:
+            if core.session is not None:
+                core.session.end()
+                await core.session.ended()
+            await core.engine.shut()
 
     async def _read(self, steps: Steps[Any]) -> Any:
         """Drive steps that receive records: one task's at a time, else each would receive what the other should."""
@@ -163,6 +212,8 @@ class Consumer:
             with contextlib.closing(steps):
                 self._core._fetcher.check()
                 raise ConfigError("this Consumer is not open", action="Write `async with Consumer(...) as consumer:`.")
+        if self._core.session is not None:
+            return await drive_async(steps, self._core.session.perform)
         return await self._core.engine.run(steps)
 
 
@@ -170,7 +221,19 @@ class _Core(BlockingConsumer):
     """The blocking consumer over the loop's engine; only its steps and what does not wait are used."""
 
     def __init__(self, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
-        self._set_up(topics, settings, LoopFetcher)
+        self._set_up(topics, settings, LoopFetcher, self._make_session)
+
+    def _make_session(self, *arguments: Any, perform: Any, **rest: Any) -> LoopGroupSession:
+        engine = self.engine
+        return LoopGroupSession(*arguments, perform=engine.perform_async, answer=engine.answer, **rest)
+
+    @property
+    def session(self) -> LoopGroupSession | None:
+        """The session with the group, if there is one."""
+        if self._group is None:
+            return None
+        assert isinstance(self._group.session, LoopGroupSession)
+        return self._group.session
 
     @property
     def engine(self) -> LoopFetcher:

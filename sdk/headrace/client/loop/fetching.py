@@ -46,6 +46,10 @@ class LoopFetcher(Fetcher):
             return await self.wait_chunk(step.timeout)
         return await self._channels.perform(step)
 
+    async def answer(self, call: Any) -> Any:
+        """Await a call that was only started."""
+        return await self._channels.answer(call)
+
     async def wait_chunk(self, timeout: float | None) -> Chunk | None:
         """Wait for the next chunk, as `Fetcher.next_chunk`; with timeout 0 it awaits nothing.
 
@@ -58,7 +62,7 @@ class LoopFetcher(Fetcher):
             if chunk is not None:
                 return chunk
             left = None if deadline is None else deadline - time.monotonic()
-            if (left is not None and left <= 0) or self.positions.is_finished():
+            if (left is not None and left <= 0) or self._take_nudge() or self.positions.is_finished():
                 return None
             try:
                 async with asyncio.timeout(left):

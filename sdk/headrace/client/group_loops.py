@@ -1,0 +1,431 @@
+"""A consumer's session with its group: heartbeats, commits and look-ups of starts, each in the background.
+
+Three loops, written as steps: one heartbeats, one commits, one finds where to start in what was assigned. A shell runs
+each on a thread (`group_session`) or as a task (`loop.group_session`). The application's thread is told by `on_news`
+that there is something for it, takes `news`, and is never called from here.
+"""
+
+import logging
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+
+from headrace.client.admin_steps import AdminSteps
+from headrace.client.cluster_calls import ClusterCalls, error_of_call
+from headrace.client.config import ConsumerConfig, RebalanceCallback
+from headrace.client.errors import ClosedError
+from headrace.client.group_calls import CoordinatorChoice
+from headrace.client.group_offsets import CommitQueue, CommitTicket, OffsetAndMetadata
+from headrace.client.group_starts import GroupStarts
+from headrace.client.membership import Membership, Phase
+from headrace.client.retry import Backoff
+from headrace.client.steps import Call, Pause, Steps
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import (
+    FencedMemberEpochError,
+    HeadraceError,
+    MetastoreUnavailableError,
+    UnknownMemberError,
+)
+from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.consumer")
+
+COMMIT_TIMEOUT_S = 10.0
+TRY_TIMEOUT_S = 3.0
+"""For one try of a call that another coordinator may answer."""
+LEAVE_TIMEOUT_S = 3.0
+IDLE_S = 60.0
+
+
+class Beat(NamedTuple):
+    """A step: a call that waits for news at its coordinator, and that `speak` ends. Answered with None if it did."""
+
+    call: Call
+
+
+class Rest(NamedTuple):
+    """A step: wait for an event, which is then cleared, or until the time is up."""
+
+    event: Any
+    seconds: float
+
+
+class Notify(NamedTuple):
+    """A step: call the application back, on its own thread."""
+
+    callback: RebalanceCallback
+    partitions: list[TopicPartition]
+
+
+class AwaitCommit(NamedTuple):
+    """A step: wait until a commit is resolved; answered with whether it was in time."""
+
+    ticket: CommitTicket
+    timeout: float
+
+
+class GroupLoops:
+    """Owned by one consumer. Its parts are used under `lock`. A shell makes the events and performs the steps."""
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        topics: Iterable[str],
+        *,
+        perform: Callable[[Any], Any],
+        admin: AdminSteps,
+        finished: Callable[[], Mapping[TopicPartition, OffsetAndMetadata]],
+        on_news: Callable[[], None],
+        stalled: Callable[[], bool],
+    ) -> None:
+        """`perform` does steps that are not this module's own; `finished` gives what the application is done with;
+        `stalled` says that it has stopped asking, and the member is to leave.
+        """
+        self._config = config
+        self._perform = perform
+        self._finished = finished
+        self._on_news = on_news
+        self._stalled = stalled
+        self._cluster = ClusterCalls(config)
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+        self._beat_now = self._make_event()
+        self._commit_now = self._make_event()
+        self._start_now = self._make_event()
+        self._commit_at_ms = boot_ms() + config.auto_commit_interval_ms
+        self._ends = False
+        self.lock = threading.RLock()
+        self.membership = Membership(
+            config, topics, socket.gethostname(), lambda: secrets.token_bytes(16), now_ms=boot_ms()
+        )
+        self.commits = CommitQueue(config.client_id, config.group_id)
+        self.starts = GroupStarts(config, admin)
+        self.etcd_reachable = True
+        self.coordinator_reachable = True
+        self.failure: Exception | None = None
+        """What ended a loop that nobody foresaw."""
+
+    # --- for the consumer, under the lock ---
+
+    def speak(self) -> None:
+        """Send a heartbeat soon if there is something to say; also one that waits is ended for it."""
+        if self.membership.is_to_speak:
+            self._beat_now.set()
+            self._interrupt()
+
+    def put(self, ticket: CommitTicket) -> None:
+        """Queue a commit of partitions that are held; see `CommitTicket`."""
+        topic_ids = {}
+        for where in ticket.offsets:
+            holding = self.membership.holding(where)
+            assert holding is not None, "checked by the consumer"
+            topic_ids[where] = holding.topic_id
+        self.commits.put(ticket, topic_ids)
+        self._commit_now.set()
+
+    def auto_commit(self, *, only: Iterable[TopicPartition] | None = None) -> None:
+        """Queue what the application has finished with and is not stored, of all partitions or of some."""
+        wanted = None if only is None else set(only)
+        offsets = {
+            where: value
+            for where, value in self._finished().items()
+            if (wanted is None or where in wanted)
+            and self.membership.holding(where) is not None
+            and _differs(self.commits.latest(where), value)
+        }
+        if offsets:
+            self.put(CommitTicket(offsets))
+
+    def settle(self) -> None:
+        """Release what can be, after any change, and tell whoever has to do with it."""
+        membership = self.membership
+        held = {holding.where: holding for holding in membership.owned()}
+        membership.release(self._release)
+        for where in list(self.commits.committed):
+            if where not in held and membership.holding(where) is None:
+                self.commits.drop(where)
+        if membership.to_start():
+            self._start_now.set()
+        self.speak()
+        self._tell_waiters()
+        if membership.news() or membership.failure is not None or self.commits.has_done():
+            self._on_news()
+
+    def _release(self, where: TopicPartition) -> bool:
+        """Whether a partition that was given up has nothing unresolved; remembers its last commit."""
+        if not self.commits.is_resolved(where):
+            return False
+        holding = self.membership.holding(where)
+        committed = self.commits.committed.get(where)
+        if holding is not None and committed is not None:
+            self.starts.remember(holding, committed)
+        return True
+
+    def lose_all(self) -> None:
+        """Be no member any more; what was not committed is not."""
+        self.membership.lose_all()
+        self.commits.drop_all()
+        self._beat_now.set()
+        self.settle()
+
+    # --- the loops ---
+
+    def heartbeats(self) -> Steps[None]:
+        """Join, and stay a member until the end."""
+        choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
+        while not self._has_ended():
+            if self._stalled():
+                yield from self._go_away(choice)
+            with self.lock:
+                if self.membership.is_over:
+                    return
+                is_away = self.membership.phase is Phase.AWAY
+            if is_away:
+                yield Rest(self._beat_now, IDLE_S)
+                continue
+            with self.lock:
+                request = self.membership.request()
+                timeout = (request.max_wait_ms + self.membership.grace_ms) / 1000
+            sent_ms = boot_ms()
+            error = None
+            try:
+                answer = yield Beat((yield from choice.call("Heartbeat", request, timeout)))
+            except ClosedError:
+                return
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+            if self._has_ended():
+                return
+            if error is not None:
+                yield from self._heartbeat_failed(choice, error, request)
+                continue
+            if answer is None:
+                with self.lock:
+                    self.membership.heartbeat_ended(request)
+                continue
+            choice.answered()
+            with self.lock:
+                self.etcd_reachable = self.coordinator_reachable = True
+                if request.member_id != self.membership.member_id or self.membership.is_over:
+                    continue
+                was_over = sent_ms >= self.membership.session_ends_ms()
+                before = self.membership.revision
+                self.membership.heartbeat_answered(answer, sent_ms)
+                is_news = self.membership.revision != before
+                self.settle()
+                if was_over:
+                    self._on_news()  # What was held back may go on.
+            if not is_news and boot_ms() - sent_ms < request.max_wait_ms // 2:
+                yield Rest(self._beat_now, self.membership.interval_ms / 2000)  # Its view is behind: not again at once.
+
+    def _heartbeat_failed(
+        self, choice: CoordinatorChoice, error: HeadraceError, request: groups_pb2.HeartbeatRequest
+    ) -> Steps[None]:
+        is_final = not error.retriable
+        with self.lock:
+            self.coordinator_reachable = is_final or isinstance(error, MetastoreUnavailableError)
+            self.etcd_reachable = not isinstance(error, MetastoreUnavailableError)
+            if request.member_id != self.membership.member_id:
+                return
+            self.membership.heartbeat_failed(error, request)
+            if is_final:
+                log.warning("group %s: membership is over: %s", self._config.group_id, error)
+                self.commits.drop_all()
+            self.settle()
+        if is_final:
+            choice.answered()
+            yield Rest(self._beat_now, self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
+            return
+        choice.failed()
+        log.info("group %s: no heartbeat (%d): %s", self._config.group_id, choice.failures, error)
+        delay_ms = self._backoff.delay_ms(choice.failures, error.retry_after_ms)
+        yield Rest(self._beat_now, delay_ms / 1000)
+
+    def committing(self) -> Steps[None]:
+        """Commit what is queued, and what the application has finished with, until the end."""
+        choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
+        while not self._has_ended():
+            with self.lock:
+                now = boot_ms()
+                if self._config.enable_auto_commit and now >= self._commit_at_ms:
+                    self._commit_at_ms = now + self._config.auto_commit_interval_ms
+                    self.auto_commit()
+                membership = self.membership
+                request = None
+                if membership.phase is Phase.MEMBER:
+                    request = self.commits.request(membership.member_id, membership.member_epoch)
+                wait_s = (self._commit_at_ms - now) / 1000 if self._config.enable_auto_commit else IDLE_S
+            if request is None:
+                yield Rest(self._commit_now, max(0.001, wait_s))
+                continue
+            timeout = min(COMMIT_TIMEOUT_S, self._config.request_timeout_ms / 1000)
+            try:
+                answer = yield (yield from choice.call("CommitOffsets", request, timeout))
+            except ClosedError:
+                return
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+                yield from self._commit_failed(choice, error, request)
+                continue
+            choice.answered()
+            with self.lock:
+                if not self.commits.is_flying(request):
+                    continue
+                for where in self.commits.answered(answer):
+                    self.membership.lose(where)
+                retries = self.commits.last_error is not None
+                self.settle()
+            if retries:
+                yield Rest(self._commit_now, self._backoff.delay_ms(1) / 1000)
+
+    def _commit_failed(
+        self, choice: CoordinatorChoice, error: HeadraceError, request: groups_pb2.CommitOffsetsRequest
+    ) -> Steps[None]:
+        with self.lock:
+            if not self.commits.is_flying(request):
+                return
+            if isinstance(error, UnknownMemberError | FencedMemberEpochError):
+                # The coordinator's view may be behind: the next heartbeat says whether we are a member (H63).
+                self.membership.is_asked()
+                self.speak()
+            elif not error.retriable:
+                choice.answered()
+                self.commits.failed(error)
+                self.settle()
+                return
+            self.commits.last_error = error
+        choice.failed()
+        log.info("group %s: offsets are not committed yet (%d): %s", self._config.group_id, choice.failures, error)
+        yield Rest(self._commit_now, self._backoff.delay_ms(choice.failures, error.retry_after_ms) / 1000)
+
+    def starting(self) -> Steps[None]:
+        """Find where to start in what was assigned, until the end."""
+        choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
+        while not self._has_ended():
+            with self.lock:
+                holdings = self.membership.to_start()
+            if not holdings:
+                yield Rest(self._start_now, IDLE_S)
+                continue
+            try:
+                found = yield from self.starts.find(choice, holdings)
+            except ClosedError:
+                return
+            with self.lock:
+                for holding, start in found:
+                    self.membership.started(holding, start)
+                    if start.is_committed:
+                        self.commits.committed.setdefault(
+                            holding.where, OffsetAndMetadata(start.offset, start.leader_epoch, start.metadata)
+                        )
+                waits = bool(self.membership.to_start())
+                self.settle()
+                if self.starts.problem is not None:
+                    self._on_news()
+            if waits:
+                yield Rest(self._start_now, self._backoff.delay_ms(max(1, choice.failures + 1)) / 1000)
+
+    def _go_away(self, choice: CoordinatorChoice) -> Steps[None]:
+        """Leave until the application comes back."""
+        with self.lock:
+            member_id = self.membership.member_id
+            self.membership.lose_all()
+            self.commits.drop_all()
+            self.membership.phase = Phase.AWAY
+            self.settle()
+        yield from self._leave(choice, member_id, LEAVE_TIMEOUT_S)
+
+    def come_back(self) -> None:
+        """Join again after the application had stalled. Under the lock."""
+        if self.membership.phase is Phase.AWAY:
+            self.membership.phase = Phase.JOINING
+            self._beat_now.set()
+
+    def leaving(self, seconds: float) -> Steps[None]:
+        """Tell the group that this member is gone; one that names its place keeps it until its session is over."""
+        with self.lock:
+            was_member = self.membership.phase in (Phase.MEMBER, Phase.JOINING)
+            member_id = self.membership.member_id
+            self.membership.leave()
+        if was_member and not self._config.group_instance_id:
+            choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
+            yield from self._leave(choice, member_id, seconds)
+
+    def _leave(self, choice: CoordinatorChoice, member_id: bytes, seconds: float) -> Steps[None]:
+        request = groups_pb2.LeaveGroupRequest(
+            client_id=self._config.client_id, group_id=self._config.group_id, member_id=member_id
+        )
+        try:
+            yield from self._ask(choice, "LeaveGroup", request, seconds)
+        except ClosedError:
+            return
+        except HeadraceError as error:
+            log.info("group %s: left without an answer: %s", self._config.group_id, error)
+
+    def ask(self, method: str, request: Any, seconds: float) -> Steps[Any]:
+        """Make a call that may be repeated, of whichever coordinator answers in time.
+
+        Raises:
+            HeadraceError: what one answered, or the last failure when the time was up.
+        """
+        choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
+        return (yield from self._ask(choice, method, request, seconds))
+
+    def _ask(self, choice: CoordinatorChoice, method: str, request: Any, seconds: float) -> Steps[Any]:
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                return (yield (yield from choice.call(method, request, min(left, TRY_TIMEOUT_S))))
+            except ClosedError:
+                raise
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+                if not error.retriable or time.monotonic() >= deadline:
+                    raise error from failed
+                choice.failed()
+            yield Pause(self._backoff.delay_ms(choice.failures) / 1000)
+
+    # --- the shell's part ---
+
+    def _fail(self, error: Exception) -> None:
+        log.error("a consumer of group %s has failed", self._config.group_id, exc_info=error)
+        with self.lock:
+            self.failure = error
+            self._tell_waiters()
+        self._on_news()
+
+    def _has_ended(self) -> bool:
+        return self._ends
+
+    def shutting(self, seconds: float) -> Steps[None]:
+        """End the loops, then leave."""
+        raise NotImplementedError
+
+    def _interrupt(self) -> None:
+        """End a heartbeat that waits. Under the lock."""
+        raise NotImplementedError
+
+    def _tell_waiters(self) -> None:
+        """Commits may be resolved. Under the lock."""
+        raise NotImplementedError
+
+    def _make_event(self) -> Any:
+        """Give an event with `set`, `clear` and `wait`."""
+        raise NotImplementedError
+
+
+def boot_ms() -> int:
+    """Milliseconds of a clock that never goes back and counts while the machine sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(clock) // 1_000_000
+
+
+def _differs(known: OffsetAndMetadata | None, value: OffsetAndMetadata) -> bool:
+    return known is None or known.offset != value.offset

@@ -1,0 +1,387 @@
+"""What a consumer of a group does beyond one that reads alone: follows its assignment, commits, leaves.
+
+The consumer's own thread (or task) calls it, between records: callbacks run there, partitions come and go there, and
+those that stay are not touched. What the application has finished with is what it had received when it asked for more;
+the background commits that, and never more (`finished`).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from headrace.client.config import ConsumerConfig
+from headrace.client.consumer_health import ConsumerHealth
+from headrace.client.fetching import Fetcher
+from headrace.client.group_loops import AwaitCommit, GroupLoops, Notify, boot_ms
+from headrace.client.group_offsets import CommitCallback, CommitTicket, OffsetAndMetadata
+from headrace.client.membership import Holding, Membership, Phase
+from headrace.client.steps import Steps
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import NotOwnerError, Outcome, TimedOutError
+from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.consumer")
+
+CLOSE_TIMEOUT_S = 10.0
+
+
+class Handed(Protocol):
+    """What an iteration is in the middle of."""
+
+    def finished(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
+        """Give what of it the application has asked past; any thread."""
+
+
+class GroupMember:
+    """Owned by one consumer. `finished` may be called by any thread under the session's lock."""
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        topics: Iterable[str],
+        fetcher: Fetcher,
+        make_session: Callable[..., GroupLoops],
+        handed: Callable[[], Handed | None],
+        forget: Callable[[TopicPartition], None],
+    ) -> None:
+        """`handed` gives what the iteration is in the middle of; `forget` drops what is open of a partition."""
+        self._config = config
+        self._fetcher = fetcher
+        self._handed = handed
+        self._forget = forget
+        self._touched: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._finished: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._interrupt: list[None] = []
+        self._asks = False
+        self._asked_ms = boot_ms()
+        self._seen: tuple[TopicPartition, OffsetAndMetadata] | None = None
+        self._is_stalled = False
+        self._is_closing = False
+        self.finishes_by_asking = True
+        """False: `finish` alone says what is finished."""
+        self.on_revoked: Callable[[list[Holding]], bool] | None = None
+        """Asked before partitions are given up; False: not yet, ask again after the next `nudge`."""
+        fetcher.holds = self.is_held if config.stop_on_session_loss else None
+        fetcher.tells_missing = False
+        self.session = make_session(
+            config,
+            topics,
+            perform=fetcher.perform,
+            admin=fetcher.admin,
+            finished=self.finished,
+            on_news=self._nudge,
+            stalled=self._watch,
+        )
+
+    @property
+    def membership(self) -> Membership:
+        """What the group says of this consumer; use it under the session's lock."""
+        return self.session.membership
+
+    # --- between records ---
+
+    def ask(self) -> None:
+        """The application asks for records: it has finished with what it was given."""
+        with self.session.lock:
+            if self.finishes_by_asking:
+                self._finish_all()
+            self._asks = True
+            self._asked_ms = boot_ms()
+            if self._is_stalled:
+                self._is_stalled = False
+                self.session.come_back()
+
+    def gave(self) -> None:
+        """The application is given records, or told that there are none."""
+        self._asks = False
+        self._asked_ms = boot_ms()
+
+    def _finish_all(self) -> None:
+        self._finished.update(self._touched)
+        self._touched.clear()
+
+    def touched(self, where: TopicPartition, position: int, leader_epoch: int) -> None:
+        """The application is given the records below `position`."""
+        self._touched[where] = OffsetAndMetadata(position, leader_epoch)
+
+    def sought(self, where: TopicPartition, offset: int) -> None:
+        """The application chose where to go on."""
+        with self.session.lock:
+            self._touched.pop(where, None)
+            self._finished[where] = OffsetAndMetadata(offset)
+
+    def finish(self, where: TopicPartition, value: OffsetAndMetadata) -> None:
+        """The application is done with the records below an offset."""
+        with self.session.lock:
+            self._finished[where] = value
+
+    def finished(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Give what may be committed."""
+        finished = dict(self._finished)
+        handed = self._handed() if self.finishes_by_asking else None
+        current = None if handed is None else handed.finished()
+        if current is not None:
+            finished[current[0]] = current[1]
+        return finished
+
+    def stopper(self) -> Iterator[Any]:
+        """Give an iterator that ends when the iteration is to stop between two records, made in C where it can be."""
+        if self._config.stop_on_session_loss:
+            return iter(lambda: bool(self._interrupt) or self.is_held(), True)
+        return iter(self._interrupt.__len__, 1)
+
+    def is_held(self) -> bool:
+        """Whether nothing is handed out because others may own the partitions by now (H66)."""
+        return self._config.stop_on_session_loss and boot_ms() >= self.membership.session_ends_ms()
+
+    def _nudge(self) -> None:
+        """Bring the application's thread to `follow`."""
+        if not self._interrupt:
+            self._interrupt.append(None)
+        self._fetcher.nudge()
+
+    def follow(self) -> Steps[None]:
+        """Take in what the group has changed; nothing, and at once, where it has not.
+
+        Raises:
+            FencedInstanceError, InvalidRequestError, GroupTooLargeError: the group refuses this consumer for good.
+            HeadraceError: a partition has no start.
+        """
+        while self._interrupt:
+            self._interrupt.clear()
+            with self.session.lock:
+                news = self.membership.news()
+                done = self.session.commits.take_done()
+                failure = self.session.failure or self.membership.failure
+                problem, self.session.starts.problem = self.session.starts.problem, None
+            for ticket in done:
+                if ticket.callback is not None:
+                    ticket.callback(ticket.offsets, ticket.error)
+            yield from self._lose(list(news.lost))
+            yield from self._revoke(list(news.revoked))
+            yield from self._take(list(news.assigned))
+            if failure is not None or problem is not None:
+                self._interrupt.append(None)  # Nothing is handed out but the next error.
+                raise failure or problem  # type: ignore[misc]
+
+    def _lose(self, lost: list[TopicPartition]) -> Steps[None]:
+        if not lost:
+            return
+        self._stop_reading(lost)
+        with self.session.lock:
+            self.membership.told_lost(lost)
+            self._again_if_news()
+        log.warning("group %s: lost %s", self._config.group_id, ", ".join(map(str, lost)))
+        if self._config.on_lost is not None:
+            yield Notify(self._config.on_lost, lost)
+
+    def _revoke(self, revoked: list[Holding]) -> Steps[None]:
+        if not revoked or (self.on_revoked is not None and not self.on_revoked(revoked)):
+            return
+        partitions = [holding.where for holding in revoked]
+        try:
+            if self._config.enable_auto_commit:
+                with self.session.lock:
+                    self.session.auto_commit(only=partitions)
+            if self._config.on_revoked is not None:
+                yield Notify(self._config.on_revoked, partitions)
+        finally:
+            self._stop_reading(partitions)
+            with self.session.lock:
+                self.membership.told_revoked(revoked)
+                self.session.settle()
+
+    def _take(self, assigned: list[Holding]) -> Steps[None]:
+        if not assigned:
+            return
+        with self.session.lock:
+            taken = self.membership.told_assigned(assigned)
+            self._fetcher.read_topics(self.membership.topic_names())
+        with self._fetcher.changing() as positions:
+            for holding in taken:
+                start = holding.start
+                assert start is not None
+                positions.assign(
+                    holding.where, start.offset, topic_id=holding.topic_id, leader_epoch=start.leader_epoch
+                )
+        with self.session.lock:
+            for holding in taken:
+                assert holding.start is not None
+                if not holding.start.is_committed:  # So that a restart before the first record begins here, too.
+                    self._finished.setdefault(holding.where, OffsetAndMetadata(holding.start.offset))
+        if taken and self._config.on_assigned is not None:
+            yield Notify(self._config.on_assigned, [holding.where for holding in taken])
+
+    def _stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
+        for where in partitions:
+            self._forget(where)
+            with self._fetcher.changing() as positions:
+                positions.drop(where)
+            with self.session.lock:
+                self._touched.pop(where, None)
+                self._finished.pop(where, None)
+
+    def _again_if_news(self) -> None:
+        if self.membership.news():
+            self._nudge()
+
+    # --- offsets ---
+
+    def commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Steps[None]:
+        """Store offsets and wait for it; None: of all that was received.
+
+        Raises:
+            NotOwnerError: another member owns one of the partitions by now; the others are stored.
+            TimedOutError: the outcome is not known yet; it is still being tried.
+        """
+        ticket = self.queue(offsets, None)
+        in_time = yield AwaitCommit(ticket, timeout)
+        if not in_time:
+            cause = self.session.commits.last_error
+            raise TimedOutError(
+                f"the offsets were not stored within {timeout:g} s" + (f": {cause}" if cause else ""),
+                outcome=Outcome.UNKNOWN,
+                action="It is still being tried; look at health().",
+            ) from cause
+        if ticket.error is not None:
+            raise ticket.error
+
+    def queue(self, offsets: Mapping[TopicPartition, Any] | None, callback: CommitCallback | None) -> CommitTicket:
+        """Queue a commit; `callback` is called on the application's thread."""
+        self._fetcher.check()
+        with self.session.lock:
+            self._check_failure()
+            if offsets is None:
+                wanted = {**self._finished, **self._touched}
+                wanted = {where: value for where, value in wanted.items() if self.membership.holding(where)}
+            else:
+                wanted = {TopicPartition(*where): _as_offset(value) for where, value in offsets.items()}
+                for where in wanted:
+                    if self.membership.holding(where) is None:
+                        raise NotOwnerError(f"{where} is not this consumer's")
+                self._finished.update({where: value for where, value in wanted.items() if where in self._finished})
+            ticket = CommitTicket(wanted, callback)
+            self.session.put(ticket)
+            if callback is not None and ticket.is_done:
+                self._nudge()
+            return ticket
+
+    def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> Steps[Any]:
+        """Ask what is stored of some partitions; None where nothing is."""
+        wanted = [TopicPartition(*where) for where in partitions]
+        request = groups_pb2.FetchOffsetsRequest(
+            client_id=self._config.client_id, group_id=self._config.group_id, min_revision=self.membership.revision
+        )
+        answer = yield from self.session.ask("FetchOffsets", request, timeout)
+        stored = {
+            TopicPartition(topic.name, each.partition): OffsetAndMetadata(each.offset, each.leader_epoch, each.metadata)
+            for topic in answer.topics
+            for each in topic.partitions
+            if each.offset >= 0
+        }
+        return {where: stored.get(where) for where in wanted}
+
+    def _check_failure(self) -> None:
+        failure = self.session.failure or self.membership.failure
+        if failure is not None:
+            raise failure
+
+    # --- life ---
+
+    def closing(self, timeout: float, *, finish: bool) -> Steps[None]:
+        """Give up everything and say so; `finish`: the application is done with all that it received."""
+        deadline = time.monotonic() + timeout
+        try:
+            with self.session.lock:
+                if finish and self.finishes_by_asking:
+                    self._finish_all()
+                news = self.membership.news()
+                owned = list(self.membership.owned())
+                is_over = self.session.failure is not None
+            yield from self._lose(list(news.lost))
+            if not is_over:
+                yield from self._give_up(owned, deadline)
+        finally:
+            yield from self.session.shutting(max(0.5, deadline - time.monotonic()))
+
+    def _give_up(self, owned: list[Holding], deadline: float) -> Steps[None]:
+        partitions = [holding.where for holding in owned]
+        with self.session.lock:
+            if self._config.enable_auto_commit:
+                self.session.auto_commit(only=partitions)
+        if owned and self._config.on_revoked is not None:
+            yield Notify(self._config.on_revoked, partitions)
+        with self.session.lock:
+            ticket = self.session.commits.last_ticket()
+        if ticket is not None and not (yield AwaitCommit(ticket, max(0.0, deadline - time.monotonic()))):
+            log.warning("group %s: closed before the last commit was stored", self._config.group_id)
+
+    def _watch(self) -> bool:
+        """Whether the application has stopped asking for so long that this member is to leave. The heartbeats ask."""
+        now = boot_ms()
+        handed = self._handed()
+        seen = None if handed is None else handed.finished()
+        if seen != self._seen:
+            self._seen, self._asked_ms = seen, now
+        silent_ms = self.silent_ms(now)
+        if self._is_stalled or silent_ms < self._config.processing_timeout_ms:
+            return False
+        self._is_stalled = True
+        log.warning("group %s: nothing was asked for for %d ms", self._config.group_id, silent_ms)
+        return self._config.leave_on_processing_timeout
+
+    def silent_ms(self, now: int) -> int:
+        """How long the application has not asked for a record, in milliseconds; 0 while it waits for one."""
+        return 0 if self._asks else now - self._asked_ms
+
+    def begins_to_close(self) -> bool:
+        """Whether it is to be closed now: it was not before, and this process made it."""
+        is_first, self._is_closing = not self._is_closing, True
+        return is_first and self._fetcher.is_usable()
+
+    def health(self, problem: str, assigned: int, silent_ms: int) -> ConsumerHealth:
+        """Say how this consumer is; `problem` is what its fetching says."""
+        now = boot_ms()
+        wrong, notices = self._reasons(now)
+        if problem:
+            notices.append(problem)
+        membership, session = self.membership, self.session
+        return ConsumerHealth(
+            not wrong,
+            "; ".join(wrong),
+            assigned,
+            silent_ms,
+            ready=not wrong and membership.phase is Phase.MEMBER and now < membership.session_ends_ms(),
+            notices=tuple(notices),
+            since_last_heartbeat_ms=now - membership.heard_ms,
+            since_last_poll_ms=self.silent_ms(now),
+            coordinator_reachable=session.coordinator_reachable,
+            etcd_reachable=session.etcd_reachable,
+        )
+
+    def _reasons(self, now: int) -> tuple[list[str], list[str]]:
+        """What is wrong with this consumer, and what starting it again would not mend."""
+        session = self.session
+        wrong, notices = [], []
+        failure = session.failure or self.membership.failure
+        if failure is not None:
+            wrong.append(str(failure))
+        silent_ms = self.silent_ms(now)
+        if silent_ms >= self._config.processing_timeout_ms:
+            wrong.append(f"the application has asked for nothing for {silent_ms} ms")
+        if not session.etcd_reachable:
+            notices.append("the coordinators do not reach etcd")
+        elif not session.coordinator_reachable:
+            notices.append("no coordinator answers")
+        if session.commits.last_error is not None:
+            notices.append(f"offsets are not committed: {session.commits.last_error}")
+        if now >= self.membership.session_ends_ms():
+            notices.append("the session with the group may be over")
+        return wrong, notices
+
+
+def _as_offset(value: Any) -> OffsetAndMetadata:
+    if isinstance(value, OffsetAndMetadata):
+        return value
+    return OffsetAndMetadata(value) if isinstance(value, int) else OffsetAndMetadata(*value)

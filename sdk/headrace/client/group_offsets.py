@@ -1,0 +1,217 @@
+"""Which offsets are to be committed, one commit in flight. Pure: no I/O, no clock; its owner holds a lock.
+
+Commits that come while one is in flight become one: the newest offset of each partition. A commit whose outcome is not
+known is sent again unchanged until it is, so that it can never take effect after a later one (PROTOCOL H64, I26).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import (
+    HeadraceError,
+    NotOwnerError,
+    UnknownMemberError,
+    UnknownPartitionError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+    from_detail,
+)
+from headrace.wire.ids import TopicPartition
+
+MAX_COMMIT_PARTITIONS = 1_000
+"""Of one commit; more follow in the next one."""
+
+
+class OffsetAndMetadata(NamedTuple):
+    """An offset to be committed, or one that was."""
+
+    offset: int
+    """The next record to read."""
+    leader_epoch: int = -1
+    """Of the batch before it; -1: not known."""
+    metadata: str = ""
+    """The application's, at most 4 KiB."""
+
+
+Commits = Mapping[TopicPartition, OffsetAndMetadata]
+CommitCallback = Callable[[Commits, HeadraceError | None], object]
+"""Told what was to be committed, and the first error or None."""
+
+
+class CommitTicket:
+    """What somebody waits for: all its offsets, or later ones, are stored or refused. Changed by `CommitQueue`."""
+
+    __slots__ = ("callback", "errors", "offsets", "pending")
+
+    def __init__(self, offsets: Commits, callback: CommitCallback | None = None) -> None:
+        self.offsets = dict(offsets)
+        self.callback = callback
+        self.pending = set(offsets)
+        self.errors: dict[TopicPartition, HeadraceError] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything is resolved."""
+        return not self.pending
+
+    @property
+    def error(self) -> HeadraceError | None:
+        """The first refusal, by partition."""
+        return self.errors[min(self.errors)] if self.errors else None
+
+
+@dataclass(slots=True)
+class _Wanted:
+    value: OffsetAndMetadata
+    topic_id: bytes
+    tickets: list[CommitTicket] = field(default_factory=list)
+
+
+class CommitQueue:
+    """See the module for who may call it."""
+
+    def __init__(self, client_id: str, group_id: str) -> None:
+        self._client_id = client_id
+        self._group_id = group_id
+        self._wanted: dict[TopicPartition, _Wanted] = {}
+        self._flying: dict[TopicPartition, _Wanted] = {}
+        self._request: groups_pb2.CommitOffsetsRequest | None = None
+        self._done: list[CommitTicket] = []  # with a callback
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        """What is known to be stored, of partitions that are owned."""
+        self.last_error: HeadraceError | None = None
+
+    def put(self, ticket: CommitTicket, topic_ids: Mapping[TopicPartition, bytes]) -> None:
+        """Queue the offsets of a ticket; `topic_ids` names the topics' lives."""
+        for where, value in ticket.offsets.items():
+            before = self._wanted.get(where)
+            tickets = [] if before is None else before.tickets
+            self._wanted[where] = _Wanted(value, topic_ids[where], [*tickets, ticket])
+        if ticket.is_done and ticket.callback is not None:
+            self._done.append(ticket)
+
+    def latest(self, where: TopicPartition) -> OffsetAndMetadata | None:
+        """Give what will be stored when all is resolved; None: nothing is known."""
+        for queue in (self._wanted, self._flying):
+            if where in queue:
+                return queue[where].value
+        return self.committed.get(where)
+
+    def is_resolved(self, where: TopicPartition) -> bool:
+        """Whether nothing of a partition is queued or in flight."""
+        return where not in self._wanted and where not in self._flying
+
+    def is_flying(self, request: groups_pb2.CommitOffsetsRequest) -> bool:
+        """Whether this commit is the one in flight."""
+        return self._request is request
+
+    def has_done(self) -> bool:
+        """Whether `take_done` gives something."""
+        return bool(self._done)
+
+    def last_ticket(self) -> CommitTicket | None:
+        """Give a ticket that is done when all that is queued or in flight is resolved; None: nothing is."""
+        waiting = {**self._flying, **self._wanted}
+        if not waiting:
+            return None
+        ticket = CommitTicket({where: wanted.value for where, wanted in waiting.items()})
+        for where in ticket.offsets:
+            (self._wanted.get(where) or self._flying[where]).tickets.append(ticket)
+        return ticket
+
+    def request(self, member_id: bytes, member_epoch: int) -> groups_pb2.CommitOffsetsRequest | None:
+        """Make the next commit, or give the unresolved one again; None: there is nothing to commit."""
+        if self._request is not None:
+            return self._request
+        if not self._wanted:
+            return None
+        request = groups_pb2.CommitOffsetsRequest(
+            client_id=self._client_id, group_id=self._group_id, member_id=member_id, member_epoch=member_epoch
+        )
+        topics: dict[bytes, groups_pb2.TopicOffsets] = {}
+        for where in sorted(self._wanted)[:MAX_COMMIT_PARTITIONS]:
+            wanted = self._flying[where] = self._wanted.pop(where)
+            if wanted.topic_id not in topics:
+                topics[wanted.topic_id] = request.topics.add(topic_id=wanted.topic_id, name=where.topic)
+            topics[wanted.topic_id].partitions.add(
+                partition=where.partition,
+                offset=wanted.value.offset,
+                leader_epoch=wanted.value.leader_epoch,
+                metadata=wanted.value.metadata,
+            )
+        self._request = request
+        return request
+
+    def answered(self, answer: groups_pb2.CommitOffsetsResponse) -> list[TopicPartition]:
+        """Take in what became of the commit in flight; gives the partitions that another member owns.
+
+        What a retry may mend is queued again, behind a newer offset of the same partition.
+        """
+        assert self._request is not None
+        errors = {
+            TopicPartition(asked.name, given.partition): from_detail(given.error) if given.HasField("error") else None
+            for asked, topic in zip(self._request.topics, answer.topics, strict=True)
+            for given in topic.partitions
+        }
+        flying, self._flying, self._request = self._flying, {}, None
+        self.last_error = None
+        lost = []
+        for where, wanted in flying.items():
+            error = errors.get(where)
+            if error is None:
+                self.committed[where] = wanted.value
+            elif error.retriable and not isinstance(error, _GONE):
+                self.last_error = error
+                newer = self._wanted.get(where)
+                if newer is None:
+                    self._wanted[where] = wanted
+                else:
+                    newer.tickets[:0] = wanted.tickets
+                continue
+            elif isinstance(error, NotOwnerError):
+                lost.append(where)
+            self._resolve(where, wanted, error)
+        return lost
+
+    def failed(self, error: HeadraceError) -> None:
+        """Take in that the commit in flight was refused as a whole, for good."""
+        flying, self._flying, self._request = self._flying, {}, None
+        self.last_error = error
+        for where, wanted in flying.items():
+            self._resolve(where, wanted, error)
+
+    def drop(self, where: TopicPartition) -> None:
+        """Forget what is known and queued of a partition that is not owned any more."""
+        self.committed.pop(where, None)
+        wanted = self._wanted.pop(where, None)
+        if wanted is not None:
+            self._resolve(where, wanted, NotOwnerError(f"{where} belongs to another member of the group"))
+
+    def drop_all(self) -> None:
+        """Forget everything: membership is lost. A commit in flight may still be stored, and is not asked about."""
+        self.committed.clear()
+        lost = UnknownMemberError("the member's session was over before the commit was stored")
+        for where, wanted in [*self._flying.items(), *self._wanted.items()]:
+            self._resolve(where, wanted, lost)
+        self._flying, self._wanted, self._request = {}, {}, None
+
+    def take_done(self) -> Sequence[CommitTicket]:
+        """Give the tickets that were resolved since the last call and have a callback."""
+        done, self._done = self._done, []
+        return done
+
+    def _resolve(self, where: TopicPartition, wanted: _Wanted, error: HeadraceError | None) -> None:
+        for ticket in wanted.tickets:
+            if where not in ticket.pending:
+                continue
+            ticket.pending.discard(where)
+            if error is not None:
+                ticket.errors[where] = error
+            if ticket.is_done and ticket.callback is not None:
+                self._done.append(ticket)
+
+
+_GONE = (UnknownTopicError, UnknownTopicIdError, UnknownPartitionError)
+"""The topic was deleted: there is nothing left to commit, whatever else a retry would mend."""
