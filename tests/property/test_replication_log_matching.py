@@ -17,7 +17,7 @@ from headrace.wire.errors import (
     OutOfOrderSequenceError,
     UnknownProducerError,
 )
-from headrace_broker.core.messages import ProposalUnanswered, Propose
+from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered, Propose
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, FetchRequest
 from headrace_broker.storage.memory_filesystem import Loss
@@ -229,6 +229,19 @@ class ReplicationModel(RuleBasedStateMachine):
         """An administrator's act, where nobody can be elected cleanly."""
         self.partition.elect(unclean=broker)
 
+    @rule(durable=st.booleans())
+    def configure(self, durable: bool) -> None:
+        """The topic's durability changes: the key promises nothing any more before anybody stops flushing (H30)."""
+        state = self.partition.state
+        if not durable and state.durable:
+            self.partition.write(change(state, leader=state.leader, in_sync=state.in_sync, durable=False))
+        self.partition.durable = durable
+
+    @rule(broker=BROKERS)
+    def see_settings(self, broker: int) -> None:
+        if self.node(broker).replica.flushes != self.partition.durable:
+            self.node(broker).handle(DurabilityChanged(self.partition.durable))
+
     # --- proposals ---
 
     @rule(broker=BROKERS, by_ms=st.sampled_from([10, 500, 20_000]), heard=st.sets(BROKERS))
@@ -317,6 +330,8 @@ def test_long_walks_lose_nothing(seed: int, durable: bool, minimum: int) -> None
         (1, model.all_see),
         (1, lambda: model.control(which() < 500)),
         (1, lambda: model.lead(broker())),
+        (0.3, lambda: model.configure(which() < 500)),
+        (0.6, lambda: model.see_settings(broker())),
         (1, lambda: model.elect_uncleanly(broker())),
         (1.5, lambda: model.tick(broker(), chance.choice([10, 500, 20_000]), {broker()})),
         (3, lambda: model.write(broker(), chance.choice(fates))),

@@ -6,7 +6,7 @@ KIP-101, KIP-279, KAFKA-7128, KAFKA-13790, KIP-966, and the hazards of PROTOCOL 
 from __future__ import annotations
 
 from headrace.wire.ids import Offset
-from headrace_broker.core.messages import ProposalUnanswered
+from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import CutTo, Diverged, FetchAnswer
 from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
@@ -364,3 +364,26 @@ def test_a_cut_takes_the_sequences_with_it() -> None:
     assert partition[A].replica.check_batch(7, 0, 2, 2) is None
     partition[B].produce(2, producer=(7, 0, 2))
     settle(partition, B, A)
+
+
+def test_a_topic_that_turned_to_fsync_promises_it_only_once_it_is_so() -> None:
+    """H30, I3: what was committed in page caches is not on disks because the settings changed; then power fails."""
+    partition = both(durable=False)
+    partition[A].produce(token=1)
+    partition.fetch(B, A)
+    partition.fetch(B, A)
+    assert partition[A].acknowledged == [1]
+    partition.durable = True
+    for broker in (A, B):
+        partition[broker].handle(DurabilityChanged(True))
+    partition[A].flush()
+    partition[A].tick(heard=(B,))
+    for proposal in partition[A].proposals:
+        partition[A].handle(partition.apply(proposal))
+    for broker in (A, B):
+        partition.kill(broker, Loss.ALL)
+    partition.register(B)
+    partition.elect()
+    partition.see_all()
+    assert partition.state.leader is None, "B lost it: only an administrator may let B lead"
+    partition.check()
