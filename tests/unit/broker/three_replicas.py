@@ -52,7 +52,7 @@ from headrace_broker.core.replica_fetch import (
     next_step,
 )
 from headrace_broker.runtime.producer_state import rebuild_producers
-from headrace_broker.storage import DataDirectory, DiskLimits, LogDamagedError, LogSettings
+from headrace_broker.storage import DataDirectory, DiskLimits, LogSettings
 from headrace_broker.storage.log import PartitionLog
 from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
 from headrace_coordinator.core.control import sweep
@@ -88,8 +88,8 @@ class Node:
         self.left = False  # it asked to be taken out of the key
         self.open()
 
-    def open(self, *, cut_at_damage: bool = False) -> None:
-        """Open the log as a process that starts does."""
+    def open(self) -> None:
+        """Open the log as a process does that starts after its machine."""
         directory = DataDirectory.open(
             "/data",
             cluster_id="c",
@@ -99,7 +99,7 @@ class Node:
             limits=LIMITS,
             filesystem=self.disk,
         )
-        self.log: PartitionLog = directory.open_log(TOPIC_ID, 0, SETTINGS, cut_at_damage=cut_at_damage)
+        self.log: PartitionLog = directory.open_log(TOPIC_ID, 0, SETTINGS)
         self.replica = PartitionReplica(
             BrokerId(self.broker_id),
             log_start_offset=self.log.log_start_offset,
@@ -314,11 +314,7 @@ class ThreeReplicas:
         node = self.nodes[broker_id]
         self._end_session(broker_id, clean=loss is Loss.NOTHING)
         node.disk.crash(loss, random.Random(seed))
-        try:
-            node.open()
-        except LogDamagedError:
-            node.disk.crash(Loss.NOTHING, random.Random(0))
-            node.open(cut_at_damage=True)
+        node.open()
 
     def _end_session(self, broker_id: int, *, clean: bool) -> None:
         before = self.live.pop(broker_id, None)
