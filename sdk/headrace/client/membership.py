@@ -101,6 +101,7 @@ class Membership:
         self._assigned: dict[tuple[bytes, int], tuple[str, int]] = {}
         self._lost: dict[TopicPartition, None] = {}
         self._is_to_speak = False
+        self._says_owned = False
         self._told_interval_ms = config.heartbeat_interval_ms
         self.phase = Phase.JOINING
         self.failure: HeadraceError | None = None
@@ -157,14 +158,14 @@ class Membership:
             max_wait_ms=self.interval_ms if waits else 0,
             host=self._host,
         )
-        if self._is_to_speak:
+        if self._is_to_speak or self._says_owned:
             request.owned.SetInParent()
             by_topic: dict[bytes, groups_pb2.GroupTopicPartitions] = {}
             for (topic_id, number), holding in sorted(self._holdings.items()):
                 if topic_id not in by_topic:
                     by_topic[topic_id] = request.owned.topics.add(topic_id=topic_id, name=holding.where.topic)
                 by_topic[topic_id].partitions.append(number)
-        self._is_to_speak = False
+        self._is_to_speak = self._says_owned = False
         return request
 
     def heartbeat_answered(self, answer: groups_pb2.HeartbeatResponse, sent_ms: int) -> None:
@@ -180,6 +181,7 @@ class Membership:
             return
         self.revision = answer.revision
         self.member_epoch = answer.member_epoch
+        self._says_owned = True  # What it was granted and never heard of, it may be asked to give up.
         self._assigned = {
             (topic.topic_id, number): (topic.name, epoch)
             for topic in answer.assigned
@@ -217,7 +219,7 @@ class Membership:
         self._assigned.clear()
         self.member_id = self._draw_id()
         self.member_epoch = self.revision = 0
-        self._is_to_speak = False
+        self._is_to_speak = self._says_owned = False
         self.phase = Phase.JOINING
 
     def lose(self, where: TopicPartition) -> None:
