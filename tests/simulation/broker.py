@@ -143,6 +143,8 @@ class BrokerNode:
         self.broker: Broker | None = None
         self.wanted = True
         """Whether the operator wants it to run: a process that exits by itself is started again."""
+        self.restart_due = False
+        """It will be, soon."""
 
     @property
     def running(self) -> Broker | None:
@@ -473,9 +475,13 @@ class Broker:
         """Exit by itself; the operator starts it again."""
         self.node.kill(loss)
         cluster = self.cluster
+        if self.node.restart_due:
+            return
+        self.node.restart_due = True
         cluster.world.after(500 + self.disk_chance.randrange(500), cluster.operator, "", self._restart)
 
     def _restart(self) -> None:
+        self.node.restart_due = False
         if self.node.wanted:
             self.node.start()
 
