@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace_coordinator.core.control import change_partition, new_sessions
-from headrace_coordinator.core.election import Session, elect_uncleanly, electable, sessions_of
+from headrace_coordinator.core.election import Session, elect_uncleanly, electable, is_session, sessions_of
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import PartitionKey
 from headrace_server.metastore.api import (
@@ -260,6 +260,19 @@ class Coordinator:
         after = change(state, leader=state.leader, in_sync=state.in_sync, move=move)
         self.world.count("moves begun")
         spawn(self.process, self.administrate(number, state, after, entry.mod_revision, f"move to {list(target)}"))
+
+    def move_leader(self, number: int, chosen: int) -> None:
+        """Let a member of the in-sync set lead, by its place (H24)."""
+        entry = self.metadata.view.partition(self.cluster.topic_id, number)
+        if entry is None or not entry.state.in_sync:
+            return
+        state = entry.state
+        leader = state.in_sync[chosen % len(state.in_sync)]
+        if leader == state.leader or not is_session(leader, self.sessions()):
+            return
+        after = change(state, leader=leader, in_sync=state.in_sync)
+        self.world.count("leaders moved")
+        spawn(self.process, self.administrate(number, state, after, entry.mod_revision, f"leader to {leader}"))
 
     def elect_uncleanly(self, number: int) -> None:
         """Let whoever is there lead, where nobody can cleanly (H21)."""

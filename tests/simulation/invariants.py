@@ -263,6 +263,8 @@ class Checks:
         self._shadow(host).acknowledged[request.follower] = offset
         follower = self.partitions[host.partition].replicas.get(request.follower.broker_id)
         mine = self._shadow(host)
+        if request.leader_epoch != host.replica.leader_epoch:
+            raise SimulationError("I8", f"{_name(host)} counts a fetch of epoch {request.leader_epoch} (H4)")
         if request.offset > mine.end:
             raise SimulationError("I7", f"{_name(host)} takes a follower at {request.offset} beyond its end {mine.end}")
         if follower is not None:

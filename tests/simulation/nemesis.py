@@ -40,10 +40,12 @@ class Nemesis:
             "pause": self._pause,
             "cut link": self._cut_link,
             "isolate": self._isolate,
+            "deaf leader": self._deafen_leader,
             "swizzle": self._swizzle,
             "break streams": self._break_streams,
             "etcd away": self._etcd_away,
             "etcd leader change": self._etcd_leader_change,
+            "answers lost": self._lose_answers,
             "lease ends early": self._end_lease,
             "coordinator dies": self._coordinator_dies,
             "disk error": self._disk_error,
@@ -51,6 +53,7 @@ class Nemesis:
             "damage": self._damage,
             "clock jump": self._clock_jump,
             "drain": self._drain,
+            "move leader": self._move_leader,
             "move": self._move,
             "delete records": self._delete_records,
             "unclean election": self._elect_uncleanly,
@@ -153,12 +156,14 @@ class Nemesis:
     def _names(self) -> list[str]:
         return [node.name for node in self.cluster.brokers.values()] + ["c1", "c2", "etcd"]
 
-    def _cut(self, links: list[tuple[str, str]], chance: random.Random, *, swizzle: bool = False) -> bool:
+    def _cut(
+        self, links: list[tuple[str, str]], chance: random.Random, *, swizzle: bool = False, until_ms: int = 0
+    ) -> bool:
         for source, target in links:
             self.cluster.network.block(source, target)
         if swizzle:
             chance.shuffle(links)
-        until_ms = _duration(chance)
+        until_ms = until_ms or _duration(chance)
         for source, target in links:
             until_ms += chance.randrange(300) if swizzle else 0
             self._later(until_ms, partial(self.cluster.network.unblock, source, target))
@@ -184,6 +189,22 @@ class Nemesis:
             others = ["etcd"]
         return self._cut([link for other in others for link in ((node.name, other), (other, node.name))], chance)
 
+    def _deafen_leader(self, chance: random.Random) -> bool:
+        """A follower goes and comes back; before or after it went the leader hears nothing from etcd (H11, H12)."""
+        leader = self.cluster.leader_host(chance.choice(self.cluster.partitions))
+        if leader is None:
+            return False
+        name = leader.broker.process.name
+        followers = [f"b{each}" for each in self.cluster.state(leader.partition).replicas if f"b{each}" != name]
+        if followers:
+            follower = chance.choice(followers)
+            self._cut([(name, follower), (follower, name)], chance, until_ms=2_200 + chance.randrange(800))
+        self._later(
+            chance.choice((0, 2_000, 2_200)),
+            lambda: self._cut([("etcd", name)], chance, until_ms=1_000 + _duration(chance)),
+        )
+        return True
+
     def _swizzle(self, chance: random.Random) -> bool:
         names = [name for name in self._names() if chance.random() < 0.5]
         links = [(a, b) for a in names for b in names if a != b]
@@ -202,6 +223,10 @@ class Nemesis:
         """A pause, and every lease has its time anew (H75)."""
         self.cluster.etcd.away_until_ms = self.world.now_ms + 200 + chance.randrange(800)
         self.cluster.etcd.store.prolong_leases(1_000 + chance.randrange(3_000))
+        return True
+
+    def _lose_answers(self, chance: random.Random) -> bool:
+        self.cluster.etcd.lose_next_answers = 1 + chance.randrange(4)
         return True
 
     def _end_lease(self, chance: random.Random) -> bool:
@@ -279,6 +304,13 @@ class Nemesis:
             return False
         coordinator.drain(broker_id, undo=False)
         self._later(_duration(chance), lambda: self.cluster.undrain(broker_id))
+        return True
+
+    def _move_leader(self, chance: random.Random) -> bool:
+        coordinator = self.cluster.coordinator()
+        if coordinator is None:
+            return False
+        coordinator.move_leader(chance.choice(self.cluster.partitions), chance.randrange(8))
         return True
 
     def _move(self, chance: random.Random) -> bool:

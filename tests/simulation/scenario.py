@@ -14,9 +14,11 @@ from headrace.wire.columns import encode_batch
 from headrace.wire.errors import HeadraceError
 from headrace_broker.core.replica_fetch import FetchAnswer
 from headrace_broker.storage.memory_filesystem import Loss
+from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, change
 
 from tests.simulation.cluster import Cluster
+from tests.simulation.etcd import run_now
 from tests.simulation.history import OK, UNKNOWN, Send
 from tests.simulation.host import FETCH_BYTES, Host
 from tests.simulation.plan import Plan
@@ -151,7 +153,15 @@ class Scenario:
         """Send one record to the broker, whether or not it leads; its answer comes later."""
         sent = Sent(FIRST_PRODUCER + len(self._sent), acks, self.cluster.next_order())
         self._sent.append(sent)
+        self._attempt(sent, to, value)
+        return sent
 
+    def send_again(self, sent: Sent, *, to: int, value: bytes = b"0") -> None:
+        """Send a record again, as its producer does where the outcome is unknown."""
+        sent.offset, sent.error, sent.answered = -1, None, False
+        self._attempt(sent, to, value)
+
+    def _attempt(self, sent: Sent, to: int, value: bytes) -> None:
         def reply(result: int | HeadraceError) -> None:
             sent.answered = True
             if isinstance(result, HeadraceError):
@@ -162,8 +172,7 @@ class Scenario:
         batch = encode_batch(
             [value], base_timestamp_ms=0, producer_id=sent.producer_id, producer_epoch=0, base_sequence=0
         )
-        self.host(to).produce(batch, -1, acks, reply)
-        return sent
+        self.host(to).produce(batch, -1, sent.acks, reply)
 
     def produce(self, *, to: int, value: bytes = b"0") -> Sent:
         """Send one record and wait until it is acknowledged by all."""
@@ -211,9 +220,10 @@ class Scenario:
         """End `mute`."""
         self.cluster.network.unblock(f"b{broker_id}", "etcd")
 
-    def kill(self, broker_id: int) -> None:
-        """Kill -9, and let its registration end at once."""
-        self.end_session(broker_id)
+    def kill(self, broker_id: int, *, noticed: bool = True) -> None:
+        """Kill -9, and let its registration end at once, or, not `noticed`, when its lease does."""
+        if noticed:
+            self.end_session(broker_id)
         self.cluster.brokers[broker_id].kill(Loss.NOTHING)
 
     def lose_power(self, broker_id: int, loss: Loss = Loss.ALL) -> None:
@@ -233,6 +243,14 @@ class Scenario:
         node.wanted = False
         broker.stop()
         self.until(lambda: node.broker is None, f"b{broker_id} has stopped")
+
+    def announce_stop(self, broker_id: int) -> None:
+        """Let a broker say that it is about to stop, and take its time."""
+        broker = self.host(broker_id).broker
+        broker._live.draining = True
+        put = Put(self.cluster.keyspace.live(broker_id), broker._live.SerializeToString(), broker._lease_id)
+        run_now(self.cluster.etcd.store.txn([], [put]))
+        self.run_for(50)  # coordinators have heard of it
 
     def pause(self, broker_id: int) -> None:
         """SIGSTOP; its registration ends at once."""
@@ -260,6 +278,14 @@ class Scenario:
         rates.late_apply_rate = 1.0
         self.until(lambda: count.get("writes applied late", 0) > before, "somebody writes")
         rates.late_apply_rate = 0.0
+
+    def serve_stale_reads(self) -> None:
+        """Every read of etcd, from now on, is answered with an older revision."""
+        self.cluster.etcd.rates.stale_read_rate = 1.0
+
+    def serve_fresh_reads(self) -> None:
+        """End `serve_stale_reads`."""
+        self.cluster.etcd.rates.stale_read_rate = 0.0
 
     def slow_disks(self) -> None:
         """Every fsync of those who run takes long from now on, and happens at the end of that time."""
