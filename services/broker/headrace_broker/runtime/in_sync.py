@@ -92,12 +92,11 @@ class InSyncWriter:
         while True:
             try:
                 found = (await self._metastore.get(key)).key_value
-                if found is None:
-                    return
-                left = leave_failed(decode(found.value), self._broker_id, damaged=damaged)
-                unchanged = [ModRevisionIs(key, found.mod_revision)]
+                state = None if found is None else decode(found.value)
+                left = None if state is None else leave_failed(state, self._broker_id, damaged=damaged)
+                unchanged = [ModRevisionIs(key, 0 if found is None else found.mod_revision)]
                 if left is None:
-                    # A read may be old; only a compare says how the key stands (C4).
+                    # A read may be old, also one that finds no key; only a compare says how it stands (C4).
                     if (await self._metastore.txn(unchanged, success=[Get(key)])).succeeded:
                         return
                     continue
