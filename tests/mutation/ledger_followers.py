@@ -44,7 +44,7 @@ FOLLOWERS = (
         "        if epoch != request.last_epoch or end_offset < offset:\n",
         "        if end_offset < offset:\n",
         "A follower whose last epoch the leader never had is taken for a copy.",
-        Scenario("test_kip_279.py::test_the_follower_has_less_of_the_epoch_that_both_know"),
+        Scenario("test_kip_279.py::test_the_follower_ends_within_the_epoch_that_both_know"),
         also=((FETCH, "    return None if is_copy else _one_batch_back(log, request)\n", "    return None\n"),),
         second_line="Where epochs are not compared, the chain of the last batch does not fit either.",
     ),
@@ -89,7 +89,10 @@ FOLLOWERS = (
         "    if follower.broker_epoch < replica.followers.last_session(follower.broker_id):\n",
         "    if follower.broker_epoch < -1:\n",
         "A fetch that a broker sent in a session before replaces what it said in this one.",
-        Simulation(200),
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::test_what_the_leader_refuses",
+            "What a session that is over acknowledges counts for nobody: progress is kept by session.",
+        ),
     ),
     Mutant(
         "late-answer-used",
@@ -160,7 +163,7 @@ FOLLOWERS = (
         "        if self.role is not Role.FOLLOWING or high_watermark <= self.high_watermark:\n",
         "        if self.role is not Role.FOLLOWING or high_watermark == self.high_watermark:\n",
         "A follower takes back what it has shown to readers, at the word of a new leader that knows less.",
-        Simulation(100),
+        Scenario("test_kafka_7128.py::test_a_follower_keeps_the_high_watermark_that_it_has_shown"),
     ),
     Mutant(
         "replicated-sequences-forgotten",

@@ -147,7 +147,10 @@ LEADERS = (
         "        if event.may_join:\n",
         "        if True:\n",
         "A broker that stops is taken into the in-sync set that it is leaving.",
-        Simulation(200),
+        Test(
+            "tests/unit/broker/test_broker_core_in_sync.py::test_who_stops_or_is_not_registered_does_not_join",
+            "It comes and goes until the broker has stopped, which is late and loses nothing.",
+        ),
     ),
     Mutant(
         "own-unflushed-records-count",
@@ -192,6 +195,9 @@ LEADERS = (
         '        if self.high_watermark < self.start_offset:\n            raise OffsetNotAvailableError("the high',
         '        if False:\n            raise OffsetNotAvailableError("the high',
         "A new leader names a high watermark that lies below what readers have seen.",
-        Simulation(100),
+        Test(
+            "tests/unit/broker/test_broker_replica.py::test_reads_are_bounded_by_the_log_and_not_by_the_high_watermark",
+            "The simulator's consumers ask for records, not for the latest offset.",
+        ),
     ),
 )

@@ -46,7 +46,7 @@ MEMBERS = (
         "        barred = members | set(doubtful) |",
         "        barred = members |",
         "A replica whose log is damaged stays eligible.",
-        Simulation(300, changes={"faults": ["damage", "kill", "pause", "isolate"], "replication_factor": 3}),
+        Scenario("test_last_replica_standing.py::test_who_left_an_in_sync_set_below_its_minimum_may_lead"),
     ),
     Mutant(
         "epoch-of-the-same-broker-stays",
@@ -76,7 +76,7 @@ MEMBERS = (
         "        elif (session.clean and _is_continued(entry, session)) or (durable and",
         "        elif True or (durable and",
         "A broker that came back counts as the one that was in sync, whatever it lost.",
-        Simulation(100),
+        Scenario("test_lost_disk.py::test_a_broker_with_an_empty_directory_is_nobody"),
     ),
     Mutant(
         "another-directory-counts",
@@ -103,7 +103,10 @@ MEMBERS = (
         "    present = [entry for entry in in_sync if is_session(entry, live)]\n",
         "    present = in_sync\n",
         "Under a leader that lives, members whose session is over stay in sync.",
-        Scenario("test_last_replica_standing.py::test_nobody_is_eligible_while_enough_are_in_sync"),
+        Test(
+            "tests/unit/coordinator/test_control.py::test_the_dead_leave_while_the_leader_lives",
+            "The leader takes them out as well, once they are late.",
+        ),
     ),
     Mutant(
         "move-finished-before-it-is-copied",
@@ -136,8 +139,7 @@ MEMBERS = (
         "\n",
         "A replica that was moved away may be elected.",
         Test(
-            "tests/unit/coordinator/test_control.py::"
-            "test_whatever_the_key_the_controller_comes_to_rest_and_breaks_nothing",
+            "tests/unit/common/test_partition_state.py::test_who_is_moved_away_is_in_no_set",
             "A move waits until enough are in sync without those that go, so that nobody is eligible then.",
         ),
     ),
@@ -158,10 +160,7 @@ MEMBERS = (
         "    return 2 if session.stopping else int(session.drained)\n",
         "    return int(session.drained)\n",
         "A broker that is about to end is elected though another one could be.",
-        Test(
-            "tests/unit/coordinator/test_election.py::test_a_draining_broker_leads_only_where_nobody_else_can",
-            "It is the longer way to the same end: the broker stops, and another one is elected.",
-        ),
+        Scenario("test_stop.py::test_a_broker_that_stops_is_not_elected"),
     ),
     Mutant(
         "unclean-election-without-a-mark",
@@ -191,6 +190,9 @@ MEMBERS = (
         "        return on_others and self.flushed_offset >= committed\n",
         "        return True\n",
         "The key says that members have everything on stable storage while some have it in their page cache.",
-        Simulation(100),
+        Test(
+            "tests/unit/broker/test_broker_core_in_sync.py::test_the_key_says_durable_once_every_member_is",
+            "The simulator's topics keep their durability from the beginning to the end.",
+        ),
     ),
 )

@@ -27,7 +27,10 @@ METADATA = (
         "        if not item.events or item.revision <= self._revision:\n",
         "        if not item.events:\n",
         "An event that comes twice, or late, undoes a newer one.",
-        Simulation(60, buggy_etcd=True),
+        Test(
+            "tests/unit/common/test_prefix_view.py::test_an_event_that_the_list_has_is_not_applied_again",
+            "What the simulator's etcd doubles, it doubles at once: the second time changes nothing.",
+        ),
     ),
     Mutant(
         "registered-beside-another",
@@ -74,7 +77,7 @@ METADATA = (
         "                    continue\n",
         "                    return\n",
         "A broker with a damaged log believes a read of the past by which nobody counts on it.",
-        Simulation(300, buggy_etcd=True, changes={"faults": ["damage", "kill", "pause"], "replication_factor": 3}),
+        Scenario("test_stale_read.py::test_a_damaged_replica_leaves_though_it_reads_that_it_has_left"),
     ),
     Mutant(
         "damaged-last-member-stays",
@@ -128,6 +131,6 @@ METADATA = (
         "        return self._beat_pending and",
         "        return False and",
         "The lease of a process whose event loop hangs is renewed for ever.",
-        Test("tests/unit/common/test_lease_keeper.py::test_a_dead_event_loop_is_not_kept_alive", NO_THREADS),
+        Test("tests/unit/common/test_lease_keeper.py::test_a_dead_event_loop_is_not_kept_alive[True]", NO_THREADS),
     ),
 )

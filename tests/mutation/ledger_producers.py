@@ -54,7 +54,7 @@ PRODUCERS = (
         "WINDOW_RANGES = 1\n",
         "Of several batches in flight only the last one's offset is remembered.",
         Test(
-            "tests/unit/broker/test_broker_producers.py::test_a_retry_is_answered_with_the_first_offset",
+            "tests/unit/broker/test_broker_producers.py::test_sequences_wrap",
             "A forgotten offset is answered as unknown, which is allowed.",
         ),
     ),

@@ -14,7 +14,6 @@ CHECKPOINT = f"{STORAGE}/checkpoint.py"
 SCAN = f"{STORAGE}/scan.py"
 LOSING = {"faults": ["power", "power all", "kill"], "durable": True}
 """Faults that take what was not fsynced."""
-DIVERGING = {"faults": ["power", "power all", "kill", "isolate", "pause"], "durable": True, "min_insync_replicas": 1}
 
 STORAGE_RULES = (
     Mutant(
@@ -58,7 +57,10 @@ STORAGE_RULES = (
         "        self._filesystem.truncate(descriptor, size_bytes)\n        self._filesystem.fsync(descriptor)\n",
         "        self._filesystem.truncate(descriptor, size_bytes)\n",
         "Old blocks come back behind new ones after a power loss.",
-        Simulation(300, changes=DIVERGING),
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
+            "The simulator's segments are smaller than a block of its disks, and the chain finds what comes back.",
+        ),
     ),
     Mutant(
         "mark-not-lowered-before-the-cut",
@@ -67,7 +69,10 @@ STORAGE_RULES = (
         "            durability.write_checkpoint(both=True)\n            for later",
         "            for later",
         "A crash while a log is cut leaves a mark that lies beyond its end.",
-        Simulation(200, changes=DIVERGING),
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
+            "The simulator's brokers die between events, and a truncation is one.",
+        ),
     ),
     Mutant(
         "cut-keeps-epochs",
@@ -76,7 +81,10 @@ STORAGE_RULES = (
         "            if self._epochs.cut_end(cut.offset):\n",
         "            if False:\n",
         "After a truncation the epoch file names epochs that the log has not.",
-        Simulation(100),
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_truncation_forgets_the_epochs_it_cuts",
+            "What is appended next makes the epochs behind its offset give way.",
+        ),
     ),
     Mutant(
         "cut-keeps-snapshots",
@@ -85,7 +93,7 @@ STORAGE_RULES = (
         "            self._snapshots.drop_above(cut.offset)\n",
         "",
         "After a truncation a snapshot of the producers knows of records that are gone.",
-        Simulation(100),
+        Scenario("test_retries.py::test_a_record_that_was_cut_is_no_duplicate"),
     ),
     Mutant(
         "chain-not-checked",
@@ -98,24 +106,6 @@ STORAGE_RULES = (
             "tests/unit/storage/test_storage_log.py::test_replica_refuses_what_does_not_fit",
             "Truncations are synced, so that no old block is ever behind a new one.",
         ),
-    ),
-    Mutant(
-        "spliced-tail-accepted",
-        "H32",
-        SCAN,
-        "    if header.previous_crc != before.crc:\n",
-        "    if False:\n",
-        "Old blocks come back behind new ones, and recovery takes them for the rest of the log.",
-        Simulation(300, changes=DIVERGING),
-        also=(
-            (
-                LOG_END,
-                "        self._filesystem.truncate(descriptor, size_bytes)\n"
-                "        self._filesystem.fsync(descriptor)\n",
-                "        self._filesystem.truncate(descriptor, size_bytes)\n",
-            ),
-        ),
-        second_line="The truncation is synced before the next append.",
     ),
     Mutant(
         "damaged-batch-accepted",
@@ -133,7 +123,10 @@ STORAGE_RULES = (
         "            self.offline_error = failure\n",
         "            pass\n",
         "After a failed fsync the log goes on, and the next fsync says that all is well.",
-        Simulation(200, changes={"faults": ["disk error", "power", "kill"], "durable": True}),
+        Test(
+            "tests/unit/storage/test_storage_faults.py::test_io_error_takes_the_log_offline_for_ever",
+            "The broker has taken the replica out of service by then, and exits.",
+        ),
     ),
     Mutant(
         "part-of-a-batch-stays",
@@ -142,7 +135,10 @@ STORAGE_RULES = (
         "            self._cut_back(segment)\n",
         "",
         "A batch that the disk had no room for stays in part, with the next one behind it.",
-        Simulation(100, changes={"faults": ["disk full", "power", "kill"], "durable": True}),
+        Test(
+            "tests/unit/storage/test_storage_faults.py::test_full_disk_mid_append_leaves_no_trace",
+            "The next append goes over it; only a crash before that shows it, as a torn tail.",
+        ),
     ),
     Mutant(
         "new-segment-without-its-name",
@@ -161,7 +157,7 @@ STORAGE_RULES = (
         "        filesystem.close(descriptor)\n    filesystem.rename",
         "        pass\n    finally:\n        filesystem.close(descriptor)\n    filesystem.rename",
         "A small file is renamed into place before its content is durable.",
-        Simulation(200, changes=LOSING),
+        Scenario("test_power_loss.py::test_what_is_acknowledged_outlives_the_power_of_all"),
     ),
     Mutant(
         "replaced-without-its-name",
@@ -192,7 +188,8 @@ STORAGE_RULES = (
         "    if len(slot) < _SLOT_BYTES:\n",
         "A damaged slot says where the log starts and what of it is durable.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_one_bad_checkpoint_slot_costs_only_work",
+            "tests/unit/storage/test_storage_recovery.py::"
+            "test_both_checkpoint_slots_bad_scans_all_and_refuses_only_a_bad_tail",
             "The simulator damages logs, and its writes of one slot are never torn.",
         ),
     ),
@@ -282,7 +279,22 @@ STORAGE_RULES = (
         "        while self._starts and self._starts[-1] >= start_offset:\n",
         "        while False:\n",
         "An epoch in which nothing was appended stays in the epoch file, beside the one that begins at its offset.",
-        Simulation(60),
+        Test(
+            "tests/unit/storage/test_storage_epochs.py::test_an_epoch_without_records_gives_way",
+            "Both end at the same offset, so that no fetch is judged in another way.",
+        ),
+    ),
+    Mutant(
+        "epoch-not-persisted",
+        "H2",
+        LOG,
+        "            changed = self._epochs.assign(leader_epoch, self._state.end.offset)\n",
+        "            changed = not self._epochs.assign(leader_epoch, self._state.end.offset)\n",
+        "A leader serves before the start of its epoch is durable.",
+        Test(
+            "tests/unit/storage/test_storage_epochs.py::test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be",
+            "An epoch without a record decides nothing but where the next one begins.",
+        ),
     ),
     Mutant(
         "end-of-an-unknown-epoch",

@@ -71,3 +71,25 @@ def test_a_follower_at_the_lagging_high_watermark_stays_out() -> None:
     story.reunite(3, 1)
     story.start(1)
     story.finish()
+
+
+def test_a_follower_keeps_the_high_watermark_that_it_has_shown() -> None:
+    """b3 knows of a committed record, its new leader b2 not yet: b3 takes nothing back from its readers."""
+    story = Scenario()
+    story.produce(to=1)
+    story.until(lambda: story.high_watermark(2) == story.high_watermark(3) == 1, "all know that it is committed")
+    held = story.hold_answers(2)
+    story.send(to=1)
+    story.until(lambda: bool(held.answers), "the record is on its way to b2")
+    story.block(1, 2)
+    held.release()
+    held.deliver()
+    story.until(lambda: story.high_watermark(3) == 2, "b3 knows that the second one is committed")
+    assert story.high_watermark(2) == 1
+
+    story.separate(1, 3)
+    story.elect(2)
+    story.send(to=2, acks=1)
+    story.until_end(3, 3)
+    assert (story.high_watermark(2), story.high_watermark(3)) == (1, 2)
+    story.finish()

@@ -39,6 +39,15 @@ def test_the_follower_has_less_of_the_epoch_that_both_know() -> None:
     story.finish()
 
 
+def test_the_follower_ends_within_the_epoch_that_both_know() -> None:
+    """The follower's end lies before the leader's end of the common epoch, and belongs to another one."""
+    story = _two_quick_changes(copied_by_b3=2, written_by_b2=1, written_by_b3=1)
+    story.start(2)
+    story.until(lambda: story.epochs(2) == story.epochs(3), "b2 has b3's log")
+    story.start(1)
+    story.finish()
+
+
 def test_the_follower_has_more_than_the_leader() -> None:
     """The epoch that the leader does not know reaches beyond the leader's end."""
     story = _two_quick_changes(copied_by_b3=0, written_by_b2=3, written_by_b3=1)

@@ -100,3 +100,25 @@ def test_an_input_output_error_leaves_the_last_one_named() -> None:
     story.start(3)
     story.until_in_sync(1, 2, 3)
     story.finish()
+
+
+def test_a_damaged_replica_is_not_eligible() -> None:
+    """b2 and b1 are in sync when b2 finds its log damaged: below the minimum it would be eligible, with nothing."""
+    story = Scenario()
+    story.kill(3)
+    story.until_in_sync(1, 2)
+    story.produce(to=1)
+    story.cluster.brokers[2].suspects[0] = None
+    story.separate(2, 1)
+    story.kill(2, noticed=False)
+    story.start(2)
+    story.until_in_sync(1)
+    story.until(lambda: story.end(2) == 0, "b2 begins anew")
+    assert story.state.eligible_leaders == ()
+    story.kill(1)
+    story.run_for(3_000)
+    assert story.state.leader is None
+    story.start(1)
+    story.until_leads(1)
+    story.start(3)
+    story.finish()

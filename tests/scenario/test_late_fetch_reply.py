@@ -62,12 +62,10 @@ def test_an_answer_of_an_old_leader_is_not_used() -> None:
     story.send(to=1)
     story.until(lambda: bool(held.answers), "b1 answers b3 with the second record")
     story.block(2, 3)
-    story.kill(1)
-    story.until_leads(2)
+    story.elect(2)
     story.until(lambda: story.host(3).replica.leader_epoch == story.state.leader_epoch, "b3 follows b2")
     held.deliver(0)
     assert story.end(3) == 1
     held.release()
     story.unblock(2, 3)
-    story.start(1)
     story.finish()

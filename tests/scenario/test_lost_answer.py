@@ -52,7 +52,26 @@ def test_while_the_answer_is_awaited_who_is_proposed_counts() -> None:
 
 
 def test_an_unknown_outcome_is_settled_by_another_write() -> None:
-    """b1 hears of etcd again but for that answer: it writes once more on the same version, loses, and knows."""
+    """The write that takes b3 in was lost on its way, which b1 cannot know: it settles it by another one."""
+    story = Scenario(min_insync_replicas=1)
+    story.separate(3, 1, 2)
+    story.until_in_sync(1, 2)
+    story.until_known(1)
+    story.mute(1)
+    story.reunite(3, 1, 2)
+    story.until(lambda: story.host(1).replica.proposals.under_way, "b1 takes b3 in")
+    story.kill(3)
+    story.run_for(20)
+    story.unmute(1)
+    sent = story.send(to=1)
+    story.until(lambda: sent.acknowledged, "b1 knows that b3 is out")
+    assert story.in_sync == [1, 2]
+    story.start(3)
+    story.finish()
+
+
+def test_a_lost_answer_is_learnt_from_the_key() -> None:
+    """The write that takes b3 in happened; b1 sees it in the key, and the write counts no more."""
     story = Scenario(min_insync_replicas=1)
     story.separate(3, 1, 2)
     story.until_in_sync(1, 2)

@@ -1,0 +1,18 @@
+"""A broker that stops in order lets others lead first, and is chosen by nobody (H18, KIP-841)."""
+
+from tests.simulation.scenario import Scenario
+
+
+def test_a_broker_that_stops_is_not_elected() -> None:
+    """b2 begins to stop, and b1 dies: b3 leads, though b2 comes before it."""
+    story = Scenario()
+    story.produce(to=1)
+    story.announce_stop(2)
+    story.kill(1)
+    story.until(lambda: story.state.leader_epoch > 0 and story.state.leader is not None, "somebody is elected")
+    assert story.state.leader is not None
+    assert story.state.leader.broker_id == 3
+    story.kill(2)
+    story.start(2)
+    story.start(1)
+    story.finish()
