@@ -17,12 +17,14 @@ STEPS ?= 2000
 JOBS ?= 1
 SIM_FLAGS ?=
 BENCH_FLAGS ?=
+CHAOS_SECONDS ?= 60
+CHAOS_SEED ?= 1
 
 BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test sim mutants check proto check-proto proto-baseline lock docs bench clean
+.PHONY: help set-up demo up down status test sim mutants check proto check-proto proto-baseline lock docs bench chaos clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -81,6 +83,11 @@ docs: set-up ## write the reference pages that are generated from code and proto
 
 bench: set-up ## what headrace moves beside plain gRPC calls with the same bytes (BENCH_FLAGS=--help)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
+
+chaos: set-up ## real processes under faults drawn by a seed, etcd away for a minute (CHAOS_SECONDS=60 CHAOS_SEED=1)
+	HEADRACE_TEST_CHAOS_SECONDS=$(CHAOS_SECONDS) HEADRACE_TEST_CHAOS_SEED=$(CHAOS_SEED) HEADRACE_TEST_OUTAGE_SECONDS=60 \
+	HEADRACE_TEST_KILLS=10 $(BIN)/pytest -s -k "at_random or away_while or one_after" tests/integration/test_replication_chaos.py \
+	tests/integration/test_replication_etcd.py tests/integration/test_replication_failover.py
 
 clean: ## remove environments, caches and the local cluster's data
 	-@[ ! -x $(BIN)/python ] || $(BIN)/python -m headrace_devcluster down --quiet

@@ -49,7 +49,7 @@ BROKER_SETTINGS: dict[str, object] = {
     "retention_interval_ms": 100,
     "metrics_listen": "127.0.0.1:0",
 }
-PACE = 40
+PACE = 20
 """Records that a writer sends in 10 ms at most: the machine has more to do."""
 REPLICA_FETCH = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
 
