@@ -26,7 +26,7 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.partition_state import Move, PartitionState, change, encode
 
-from tests.simulation.etcd import EtcdClient
+from tests.simulation.etcd import EtcdClient, describe_state
 from tests.simulation.metadata import Metadata
 from tests.simulation.world import NodeClock, WallClock, sleep, spawn
 
@@ -214,12 +214,7 @@ class Coordinator:
             CreateRevisionIs(keyspace.controller(), epoch),
             *self._registered(before, after),
         ]
-        leader = "none" if after.leader is None else f"b{after.leader.broker_id}"
-        what = (
-            f"p{number} {why}: leader {leader} epoch {after.leader_epoch} "
-            f"in sync {[each.broker_id for each in after.in_sync]} "
-            f"eligible {[each.broker_id for each in after.eligible_leaders]}"
-        )
+        what = f"p{number} {why}: {describe_state(after)}"
         written = False
         with contextlib.suppress(MetastoreUnavailableError):
             result = await self.etcd.txn(compares, [Put(key, encode(after))], what=what, controller_epoch=epoch)

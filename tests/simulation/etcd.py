@@ -21,6 +21,7 @@ from headrace_server.metastore.api import (
     LeaseGrant,
     MetastoreUnknownOutcomeError,
     Operation,
+    Put,
     PutEvent,
     RangeResult,
     TxnResult,
@@ -28,6 +29,7 @@ from headrace_server.metastore.api import (
     WatchEvents,
 )
 from headrace_server.metastore.memory import MemoryMetastore
+from headrace_server.partition_state import PartitionState, decode
 
 from tests.simulation.network import Network, Stream
 from tests.simulation.world import NodeClock, Process, Wait, WallClock, World
@@ -202,7 +204,7 @@ class EtcdClient:
         success: Sequence[Operation],
         failure: Sequence[Operation] = (),
         *,
-        what: str = "txn",
+        what: str = "",
         controller_epoch: int = 0,
     ) -> TxnResult:
         """See `Metastore.txn`; `what` is for the trace, `controller_epoch` for the check that follows (I14)."""
@@ -215,7 +217,7 @@ class EtcdClient:
                 etcd.on_controlled_write(controller_epoch)
             return result
 
-        return await self._call(what, serve, writes=True, is_txn=True)
+        return await self._call(what or describe(success), serve, writes=True, is_txn=True)
 
     async def grant_lease(self, ttl_ms: int) -> LeaseGrant:
         """See `Metastore.grant_lease`."""
@@ -371,6 +373,29 @@ class _Watch:
         times = 2 if rates.doubled_event_rate and etcd.chance.random() < rates.doubled_event_rate else 1
         for _ in range(times):
             self._stream.send(etcd.process, "", lambda: self._on_events(item))
+
+
+def describe(operations: Sequence[Operation]) -> str:
+    """Say for the trace what a transaction writes, where that concerns a partition or a registration."""
+    said = []
+    for operation in operations:
+        if not isinstance(operation, Put):
+            continue
+        family, _, rest = operation.key.split("/", 4)[-1].partition("/")
+        if family == "part":
+            said.append(f"p{rest.rpartition('/')[2]} becomes {describe_state(decode(operation.value))}")
+        elif family == "live":
+            said.append(f"registration of b{rest}")
+    return ", ".join(said)
+
+
+def describe_state(state: PartitionState) -> str:
+    """Say what a partition's key holds."""
+    leader = "nobody" if state.leader is None else f"b{state.leader.broker_id}"
+    text = f"leader {leader} epoch {state.leader_epoch}, in sync {[each.broker_id for each in state.in_sync]}"
+    if state.eligible_leaders:
+        text += f", eligible {[each.broker_id for each in state.eligible_leaders]}"
+    return text
 
 
 def _key(event: WatchEvent) -> str:

@@ -89,6 +89,9 @@ class Plan:
         possible = FAULTS if durable else tuple(each for each in FAULTS if each not in _LOSSY)
         if replication_factor < 3 or minimum < 2:  # Where one replica may be the only one that has a record.
             possible = tuple(each for each in possible if each != "damage")
+        faults = tuple(each for each in possible if chance.random() < (0.08 if each in _RARE else 0.4))
+        if chance.random() < 0.3:  # One or two kinds alone reach what a storm of all hides.
+            faults = tuple(chance.sample(possible, chance.choice((1, 2))))
         acks = chance.choice(((-1,), (-1, -1), (-1, 1), (-1, -1, 0)))
         return cls(
             seed=seed,
@@ -99,7 +102,7 @@ class Plan:
             min_insync_replicas=minimum,
             durable=durable,
             buggy_etcd=buggy_etcd,
-            faults=tuple(each for each in possible if chance.random() < (0.08 if each in _RARE else 0.4)),
+            faults=faults,
             fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
             rates=tuple(each for each in RATES if chance.random() < 0.4),
             rate=chance.choice((0.005, 0.02, 0.08)),
