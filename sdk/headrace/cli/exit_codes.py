@@ -28,7 +28,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.FAILED: "The cluster refused it, or some of it failed; the message says what to do.",
     ExitCode.USAGE: "The command line or its input is wrong; nothing was sent.",
     ExitCode.UNREACHABLE: "No broker or coordinator could be reached, or no local cluster runs.",
-    ExitCode.NOT_FOUND: "The topic, partition or broker is not there.",
+    ExitCode.NOT_FOUND: "The topic, partition, broker or group is not there.",
     ExitCode.UNHEALTHY: "`cluster health` found something wrong.",
     ExitCode.TIMED_OUT: "No answer in time, or what was waited for did not come; a change may still take effect.",
     ExitCode.ALREADY_EXISTS: "The topic is there already.",
@@ -41,6 +41,7 @@ _BY_ERROR_CODE: dict[ErrorCode, ExitCode] = {
     ErrorCode.UNKNOWN_TOPIC_ID: ExitCode.NOT_FOUND,
     ErrorCode.UNKNOWN_PARTITION: ExitCode.NOT_FOUND,
     ErrorCode.UNKNOWN_BROKER: ExitCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_GROUP: ExitCode.NOT_FOUND,
     ErrorCode.TOPIC_ALREADY_EXISTS: ExitCode.ALREADY_EXISTS,
     ErrorCode.TIMED_OUT: ExitCode.TIMED_OUT,
 }

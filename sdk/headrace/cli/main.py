@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from headrace.cli import broker, cluster, consume, local, partition, produce, topic
+from headrace.cli import broker, cluster, consume, group, local, partition, produce, topic
 from headrace.cli.completion import PROGRAM, completion
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.help_topics import help_command
@@ -40,6 +40,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(partition.app, name="partition")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.add_typer(group.app, name="group")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(broker.app, name="broker")
 app.add_typer(local.app, name="local")

@@ -38,6 +38,8 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import TopicPartition
 
+from tests.unit.cli.fake_groups import FakeGroup, FakeGroupMethods
+
 CREATED_MS = 1_700_000_000_000
 
 
@@ -65,6 +67,9 @@ class FakeTopics:
     offline: dict[tuple[TopicPartition, int], str] = field(default_factory=dict)
     # Why a partition cannot be changed.
     refused: dict[TopicPartition, HeadraceError] = field(default_factory=dict)
+    groups: dict[str, FakeGroup] = field(default_factory=dict)
+    # Log starts of partitions whose first records were deleted.
+    starts: dict[TopicPartition, int] = field(default_factory=dict)
     # What the administrator changed: (method, arguments).
     changes: list[tuple[str, Any]] = field(default_factory=list)
     # Settings of every object made.
@@ -132,7 +137,7 @@ class FakeContext:
         pass
 
 
-class FakeAdmin(FakeContext):
+class FakeAdmin(FakeGroupMethods, FakeContext):
     def create_topic(
         self, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], *, validate_only: bool
     ) -> TopicDescription:
@@ -336,7 +341,7 @@ class FakeAdmin(FakeContext):
         for where, log in sorted(self.held.records.items()):
             if where.topic != topic or (partitions is not None and where.partition not in partitions):
                 continue
-            offset = {"earliest": 0, "latest": len(log)}.get(str(at))
+            offset = {"earliest": self.held.starts.get(where, 0), "latest": len(log)}.get(str(at))
             if offset is None:
                 offset = next((each.offset for each in log if each.timestamp_ms >= int(at)), len(log))
             found[where] = OffsetAt(offset, -1)
@@ -347,6 +352,7 @@ class FakeAdmin(FakeContext):
             raise self.held.etcd_failure
         keys = {f"topics/{name}": f'{{"name": "{name}"}}' for name in self.held.topics}
         keys |= {f"drain/{each}": "{}" for each in self.held.drained}
+        keys |= {f"live/{each.broker_id}": "{}" for each in self.held.brokers}
         for key, value in sorted(keys.items()):
             if key.startswith(prefix):
                 yield MetadataEntry(f"/headrace/c1/1/{key}", value, 1, 2, 3, 0)

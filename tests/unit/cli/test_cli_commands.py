@@ -53,9 +53,10 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
     """The promise of the guide, for the whole tree."""
     reads = {("topic", "list"), ("topic", "describe"), ("consume",), ("broker", "list"), ("version",)}
     reads |= {("cluster", name) for name in ("describe", "health", "dump")}
-    reads |= {("broker", "describe"), ("partition", "list")}
+    reads |= {("broker", "describe"), ("partition", "list"), ("group", "list"), ("group", "describe")}
     changes = {("topic", name) for name in ("create", "alter", "delete")} | {("produce",)}
-    changes |= {("broker", "drain"), ("broker", "undrain"), ("partition", "elect")}
+    changes |= {("broker", "drain"), ("broker", "undrain"), ("partition", "elect"), ("group", "delete")}
+    planned = {("partition", "move"), ("group", "reset"), ("group", "seek")}
     for path in command_paths():
         command: Any = typer.main.get_command(app)
         for name in path:
@@ -64,7 +65,7 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
         if path in reads | changes:
             assert "--output" in options, path
         assert ("--dry-run" in options) == (path in changes), path
-        assert ("--execute" in options) == (path == ("partition", "move")), "what moves data is dry without a word"
+        assert ("--execute" in options) == (path in planned), "what is computed is dry without a word"
 
 
 def test_topic_life(headrace: Any, held: Any) -> None:

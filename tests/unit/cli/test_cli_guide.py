@@ -15,12 +15,13 @@ from headrace.cli.record_json import parse_json_line
 GUIDES = Path(__file__).resolve().parents[3] / "docs" / "guides"
 GUIDE = (GUIDES / "command-line.md").read_text("utf-8")
 OPERATIONS = (GUIDES / "operations-replicas.md").read_text("utf-8")
+GROUPS = (GUIDES / "operations-groups.md").read_text("utf-8")
 
 
 def shown_command_lines() -> list[str]:
     """Every `headrace ...` in the shell blocks, without comments, pipes and redirections."""
     found = []
-    for block in re.findall(r"^```sh\n(.*?)^```", GUIDE + OPERATIONS, re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```sh\n(.*?)^```", GUIDE + OPERATIONS + GROUPS, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             found += re.findall(r"headrace [^|<#)\"]+", line.partition("  #")[0])
     return found
