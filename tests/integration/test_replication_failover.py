@@ -27,8 +27,8 @@ from tests.integration.replicated import (
 pytestmark = pytest.mark.xdist_group("replication_failover")
 
 SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
-ROUNDS = int(os.environ.get("HEADRACE_TEST_KILLS", "2"))
-"""How many leaders are killed one after another."""
+ROUNDS = int(os.environ.get("HEADRACE_TEST_KILLS", "0"))
+"""How many leaders are killed one after another, by `make chaos`."""
 
 
 @pytest.mark.parametrize("durability", ["fsync", "async"])
@@ -138,6 +138,7 @@ def test_all_brokers_at_once_without_fsync(replicated: Replicated, power: bool) 
     assert replicated.values(1, topic) == [*values, b"after"]
 
 
+@pytest.mark.skipif(not ROUNDS, reason="HEADRACE_TEST_KILLS says how many; see make chaos")
 @pytest.mark.timeout(120 + 30 * ROUNDS)
 def test_kills_one_after_another(replicated: Replicated) -> None:
     """I15, L1: each broker is killed while it leads and comes back in sync before the next one goes."""
