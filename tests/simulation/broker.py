@@ -1,4 +1,4 @@
-"""A broker: the machine with its disk and clock, and one life after another of the process on it.
+"""A broker's process, one life of it.
 
 The counterpart of `headrace_broker.app` and its runtime: opens the data directory, registers (by the shipped
 `Registration`), follows the metadata, keeps one stream to each leader it copies from, ticks, stops in order or dies.
@@ -6,21 +6,20 @@ The counterpart of `headrace_broker.app` and its runtime: opens the data directo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from headrace.wire.errors import HeadraceError, MetastoreUnavailableError, NotLeaderError, Outcome
+from headrace.wire.errors import HeadraceError, MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateSeen, Ticked
 from headrace_broker.core.replica import Role
-from headrace_broker.core.replica_fetch import FetchAnswer, FetchRequest
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime import in_sync, registration
 from headrace_broker.runtime.in_sync import InSyncWriter
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.storage import DataDirectory, DiskLimits, LogDamagedError, LogId, LogSettings
-from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
+from headrace_broker.storage.memory_filesystem import Loss
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import LiveKey, PartitionKey
 from headrace_server.metastore.api import CreateRevisionIs, Delete, LeaseNotFoundError, Put
@@ -29,11 +28,12 @@ from prometheus_client import CollectorRegistry
 
 from tests.simulation.etcd import EtcdClient
 from tests.simulation.host import Host
+from tests.simulation.links import ReplicaLink
 from tests.simulation.metadata import Metadata
-from tests.simulation.world import NodeClock, Process, VirtualAsyncio, WallClock, sleep, spawn
+from tests.simulation.world import NodeClock, VirtualAsyncio, sleep, spawn
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster import Cluster
+    from tests.simulation.machine import BrokerNode
 
 LEASE_TTL_MS = 3_000
 TICK_MS = 400
@@ -51,138 +51,6 @@ _METRICS = BrokerMetrics(CollectorRegistry())  # Counted and never looked at.
 
 for _module in (in_sync, registration):
     _module.asyncio = VirtualAsyncio()  # type: ignore[attr-defined]
-
-
-class ReplicaLink:
-    """One `ReplicaFetch` stream from a follower's broker to a leader's."""
-
-    def __init__(self, follower: Broker, leader: Broker) -> None:
-        self.follower = follower
-        self.leader = leader
-        self.identity = Replica(follower.broker_id, follower.broker_epoch)
-        self.heard_by_follower_ms = self.heard_by_leader_ms = follower.cluster.world.now_ms
-        self._stream = follower.cluster.network.open_stream(follower.process, leader.process, self._broke)
-        leader.peers.append(self)
-
-    def fetch(self, host: Host, request: FetchRequest, *, found_damage: bool) -> None:
-        """Send a follower's fetch."""
-        partition, follower = host.partition, self.follower
-        self._stream.send(
-            follower.process,
-            f"{host.name} fetch {request.token} of b{follower.broker_id} at {request.offset}/{request.durable_offset} "
-            f"last epoch {request.last_epoch} in epoch {request.leader_epoch}",
-            lambda: self._arrive(partition, request, found_damage),
-        )
-
-    def _arrive(self, partition: int, request: FetchRequest, found_damage: bool) -> None:
-        self.heard_by_leader_ms = self.leader.cluster.world.now_ms
-        host = self.leader.hosts.get(partition)
-        if host is None:
-            error = NotLeaderError("no replica here", outcome=Outcome.NOT_APPLIED)
-            self._send(partition, request, error, "no replica here")
-        else:
-            host.take_fetch(self, request, found_damage=found_damage)
-
-    def answer(self, host: Host, request: FetchRequest, answer: FetchAnswer | HeadraceError) -> None:
-        """Send the leader's answer."""
-        if isinstance(answer, HeadraceError):
-            said = type(answer).__name__
-        elif answer.verdict is not None:
-            said = str(answer.verdict)
-        else:
-            said = f"{len(answer.batches)} bytes, high watermark {answer.high_watermark}"
-        self._send(host.partition, request, answer, said)
-
-    def _send(self, partition: int, request: FetchRequest, answer: FetchAnswer | HeadraceError, said: str) -> None:
-        self._stream.send(
-            self.leader.process,
-            f"p{partition} answer {request.token} of b{self.leader.broker_id}: {said}",
-            lambda: self._return(partition, request, answer),
-        )
-
-    def _return(self, partition: int, request: FetchRequest, answer: FetchAnswer | HeadraceError) -> None:
-        self.heard_by_follower_ms = self.follower.cluster.world.now_ms
-        host = self.follower.hosts.get(partition)
-        if host is not None:
-            host.take_answer(answer, request.token, request.leader_epoch)
-
-    def give_signs_of_life(self, side: Broker) -> None:
-        """Send an empty message."""
-        self._stream.send(side.process, "", lambda: self._hear(side))
-
-    def _hear(self, sender: Broker) -> None:
-        now_ms = self.follower.cluster.world.now_ms
-        if sender is self.follower:
-            self.heard_by_leader_ms = now_ms
-        else:
-            self.heard_by_follower_ms = now_ms
-
-    def _broke(self, side: Process) -> None:
-        if side is self.follower.process:
-            self.follower.link_broke(self)
-        else:
-            self.leader.peer_broke(self)
-
-    def close(self, side: Process) -> None:
-        """End it from one side."""
-        self._stream.close(side)
-
-
-class BrokerNode:
-    """The machine: what outlives the process."""
-
-    def __init__(self, cluster: Cluster, broker_id: int) -> None:
-        self.cluster = cluster
-        self.broker_id = broker_id
-        self.name = f"b{broker_id}"
-        self.filesystem = MemoryFileSystem()
-        self.wall = WallClock(cluster.world.chance("skew").randrange(-5_000, 5_000))
-        self.suspects: dict[int, None] = {}
-        """Partitions in whose log damage was found: set aside at the next start."""
-        self.boot_id = f"{self.name} boot 0"
-        self.broker: Broker | None = None
-        self.wanted = True
-        """Whether the operator wants it to run: a process that exits by itself is started again."""
-        self.restart_due = False
-        """It will be, soon."""
-
-    @property
-    def running(self) -> Broker | None:
-        """The process, where one is alive and not paused."""
-        broker = self.broker
-        return broker if broker is not None and not broker.process.paused else None
-
-    def start(self) -> None:
-        """Start a process, where none runs."""
-        if self.broker is None:
-            self.wanted = True
-            self.broker = Broker(self)
-            self.broker.start()
-
-    @contextmanager
-    def sound_disk(self) -> Iterator[None]:
-        """For the simulator's own look at the disk: faults that wait for the next call wait on."""
-        faults, self.filesystem._faults = self.filesystem._faults, []
-        yield
-        self.filesystem._faults = faults
-
-    def kill(self, loss: Loss) -> None:
-        """End the process: `Loss.NOTHING` is kill -9, the others are the machine without power."""
-        broker, self.broker = self.broker, None
-        if broker is None:
-            return
-        self.cluster.world.note(self.name, f"dies, losing {loss.value} of what was not fsynced")
-        broker.process.alive = False
-        if loss is not Loss.NOTHING:
-            self.boot_id = f"{self.name} boot {self.cluster.world.now_ms}"
-        self.cluster.checks.died(broker, loss)
-        self.cluster.network.process_died(broker.process, silently=loss is not Loss.NOTHING)
-        self.filesystem.crash(loss, self.cluster.world.chance(f"loss/{self.name}"))
-
-    def ended(self, broker: Broker) -> None:
-        """The process has stopped in order."""
-        if self.broker is broker:
-            self.kill(Loss.NOTHING)
 
 
 class Broker:
@@ -208,7 +76,7 @@ class Broker:
         """By the leader's broker id."""
         self.peers: list[ReplicaLink] = []
         """Streams of brokers that follow this one."""
-        self.broker_epoch = 0
+        self.broker_epoch: int = 0
         self.registered = False
         self.stopping = False
         self._lease_id = 0

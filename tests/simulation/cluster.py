@@ -16,13 +16,14 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, Replica, encode
 
-from tests.simulation.broker import Broker, BrokerNode
+from tests.simulation.broker import Broker
 from tests.simulation.clients import Consumer, Producer
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
 from tests.simulation.etcd import Etcd, EtcdRates, run_now
 from tests.simulation.history import Final, Poll, Send, check
 from tests.simulation.host import Host
 from tests.simulation.invariants import Checks
+from tests.simulation.machine import BrokerNode
 from tests.simulation.metadata import Metadata
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan

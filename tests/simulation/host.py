@@ -67,7 +67,8 @@ from headrace_server.partition_state import Replica
 from tests.simulation.world import SimulationError, spawn
 
 if TYPE_CHECKING:
-    from tests.simulation.broker import Broker, ReplicaLink
+    from tests.simulation.broker import Broker
+    from tests.simulation.links import ReplicaLink
 
 FETCH_BYTES = 700
 READ_BYTES = 900

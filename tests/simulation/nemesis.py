@@ -14,9 +14,9 @@ from functools import partial
 from headrace_broker.core.replica import Role
 from headrace_broker.storage.memory_filesystem import Loss
 
-from tests.simulation.broker import BrokerNode
 from tests.simulation.cluster import Cluster
 from tests.simulation.host import Host
+from tests.simulation.machine import BrokerNode
 
 LOSSES = (Loss.ALL, Loss.PREFIX, Loss.BLOCKS)
 

@@ -1,0 +1,91 @@
+"""What a log holds, as the simulator knows it without reading the disk: batches, with a digest over all before each.
+
+Two logs are one up to a batch if that batch has one digest in both. Owned by `invariants.Checks`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_server.partition_state import PartitionState, Replica
+
+if TYPE_CHECKING:
+    from tests.simulation.host import Host
+
+
+class Entry(NamedTuple):
+    """One batch in a log; `digest` covers it and all before it."""
+
+    base: int
+    end: int
+    epoch: int
+    crc: int
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+    digest: int
+
+
+@dataclass(slots=True)
+class Shadow:
+    """What a replica's log holds."""
+
+    broker_id: int
+    host: Host | None = None
+    start: int = 0
+    """Where the log starts, and where its batches do."""
+    bases: list[int] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    flushed: int = 0
+    """Everything below was fsynced, as somebody was told."""
+    certain: bool = True
+    """The disk holds exactly this; False after a loss, until the log is opened again."""
+    damaged: bool = False
+    """The simulator damaged the disk on purpose."""
+    acknowledged: dict[Replica, int] = field(default_factory=dict)
+    """While it leads: what each follower has, by its fetches of this epoch."""
+    high_watermark: int = -1
+    """While it leads: its last."""
+
+    @property
+    def end(self) -> int:
+        """The log end."""
+        return self.entries[-1].end if self.entries else self.start
+
+    def find(self, base: int) -> Entry | None:
+        """The batch that begins at `base`."""
+        at = bisect_left(self.bases, base)
+        return self.entries[at] if at < len(self.bases) and self.bases[at] == base else None
+
+    def cut(self, end: int) -> None:
+        """Drop the batches that end above `end`."""
+        at = bisect_right(self.bases, end - 1) if end > self.start else 0
+        while at and self.entries[at - 1].end > end:
+            at -= 1
+        del self.bases[at:], self.entries[at:]
+
+    def add(self, entry: Entry) -> None:
+        """Append one."""
+        self.bases.append(entry.base)
+        self.entries.append(entry)
+
+
+class Partition:
+    """What is known of one partition."""
+
+    def __init__(self) -> None:
+        self.committed = Shadow(broker_id=-1)
+        self.digests: dict[tuple[int, int], tuple[int, int]] = {}
+        """(base, epoch): crc and digest, for ever (I7)."""
+        self.sessions: dict[int, Replica] = {}
+        """Who was elected for each leader epoch (I5)."""
+        self.sequences: dict[int, tuple[int, int]] = {}
+        """(producer epoch, next sequence) of what is committed (I20)."""
+        self.state: PartitionState | None = None
+        self.replicas: dict[int, Shadow] = {}
+        self.unclean = False
+        self.unclean_epoch = 0
+        self.lost: list[tuple[int, int]] = []
+        """Offset ranges that an unclean election gave up."""
