@@ -238,7 +238,8 @@ class _Coordinator:
         """Serve consumer groups; what looks after them is to be run."""
         source, metrics, clock = self._groups_view, self._metrics, self._clock
         groups = GroupView(view.keyspace, source)
-        rounds = GroupRounds(self._metastore, source, groups, AssignableTopics(view).get, metrics, clock)
+        topics = AssignableTopics(view)
+        rounds = GroupRounds(self._metastore, source, groups, topics.get, metrics, clock)
         offsets = GroupOffsets(self._metastore, source, groups, metrics, clock)
         servicer = GroupServicer(
             self._metastore,
@@ -257,6 +258,7 @@ class _Coordinator:
             groups,
             rounds,
             offsets,
+            topics,
             metrics,
             clock,
             coordinator_id=self._settings.coordinator_id,

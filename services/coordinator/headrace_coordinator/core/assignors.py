@@ -100,121 +100,166 @@ def _assign_balanced(
     """Keep what is owned, give what is free to who has least, then level out between the fullest and the emptiest."""
     members = _ordered(subscribers)
     takers = {
-        topic.topic_id: [member.member_id for member in members if topic.topic_id in member.topics] for topic in topics
+        topic.topic_id: {member.member_id: None for member in members if topic.topic_id in member.topics}
+        for topic in topics
     }
-    partitions = [
-        (topic.topic_id, number)
-        for topic in sorted(topics, key=lambda topic: (len(takers[topic.topic_id]), topic.name))
-        for number in range(topic.partitions)
-        if takers[topic.topic_id]
-    ]
-    near = _near(members, topics) if prefer_rack else {}
-    held: dict[bytes, dict[TopicPartition, None]] = {member.member_id: {} for member in members}
-    allowed = {topic_id: frozenset(ids) for topic_id, ids in takers.items()}
+    balance = _Balance([member.member_id for member in members], takers, _near(members, topics) if prefer_rack else {})
     free: list[TopicPartition] = []
-    for partition in partitions:
-        owner = current.get(partition)
-        if owner is not None and owner in allowed[partition[0]] and _is_near_enough(partition, owner, near):
-            held[owner][partition] = None
-        else:
-            free.append(partition)
+    total = 0
+    for topic in sorted(topics, key=lambda topic: (len(takers[topic.topic_id]), topic.name)):
+        if not takers[topic.topic_id]:
+            continue
+        total += topic.partitions
+        for number in range(topic.partitions):
+            partition = (topic.topic_id, number)
+            owner = current.get(partition)
+            if owner in takers[topic.topic_id]:
+                balance.give(partition, owner)
+            else:
+                free.append(partition)
     if len({member.topics for member in members}) == 1:
-        free += _trim(held, len(partitions))
-    rank = {member.member_id: index for index, member in enumerate(members)}
-
-    def load(member_id: bytes) -> tuple[int, int]:
-        return len(held[member_id]), rank[member_id]
-
+        free += balance.trim(total)
     for partition in free:
-        among = takers[partition[0]]
-        closest = [member_id for member_id in among if member_id in near.get(partition, ())]
-        held[min(closest or among, key=load)][partition] = None
-    _level(held, takers, rank, near)
-    return {partition: member_id for member_id, owned in held.items() for partition in owned}
+        balance.give(partition, balance.best_taker(partition))
+    balance.level()
+    while balance.bring_near() and balance.level():
+        pass  # Each round lowers the sum of squares of the loads.
+    return {partition: member_id for member_id, owned in balance.held.items() for partition in owned}
 
 
-def _trim(held: dict[bytes, dict[TopicPartition, None]], total: int) -> list[TopicPartition]:
-    """Where all subscribe to the same: take what is beyond each member's share; the fullest keep the larger shares."""
-    share, larger = divmod(total, len(held))
-    excess: list[TopicPartition] = []
-    for position, member_id in enumerate(sorted(held, key=lambda member_id: -len(held[member_id]))):
-        size = share + (position < larger)
-        while len(held[member_id]) > size:
-            excess.append(held[member_id].popitem()[0])
-    return excess
+Members = Mapping[bytes, None]
+"""Ids of members in their order, as a set."""
 
 
-def _near(members: Sequence[Subscriber], topics: Sequence[AssignableTopic]) -> dict[TopicPartition, frozenset[bytes]]:
-    """The members in a rack of each partition's replicas, where there are any."""
-    by_rack: dict[str, list[Subscriber]] = {}
-    for member in members:
-        if member.rack:
-            by_rack.setdefault(member.rack, []).append(member)
-    near: dict[TopicPartition, frozenset[bytes]] = {}
+def _near(members: Sequence[Subscriber], topics: Sequence[AssignableTopic]) -> dict[TopicPartition, Members]:
+    """The members in a rack of each partition's replicas, where there are any; the same object for the same racks."""
+    near: dict[TopicPartition, Members] = {}
     for topic in topics:
+        takers = [member for member in members if topic.topic_id in member.topics]
+        by_racks: dict[frozenset[str], Members] = {}
         for number, racks in enumerate(topic.racks):
-            found = frozenset(
-                member.member_id
-                for rack in racks
-                for member in by_rack.get(rack, ())
-                if topic.topic_id in member.topics
-            )
-            if found:
-                near[(topic.topic_id, number)] = found
+            if racks not in by_racks:
+                by_racks[racks] = {member.member_id: None for member in takers if member.rack and member.rack in racks}
+            if by_racks[racks]:
+                near[(topic.topic_id, number)] = by_racks[racks]
     return near
 
 
-def _is_near_enough(partition: TopicPartition, owner: bytes, near: Mapping[TopicPartition, frozenset[bytes]]) -> bool:
-    return partition not in near or owner in near[partition]
+class _Balance:
+    """Who holds what while an assignment is computed."""
 
+    def __init__(
+        self, members: Sequence[bytes], takers: Mapping[bytes, Members], near: Mapping[TopicPartition, Members]
+    ) -> None:
+        """`takers`: who may have partitions of each topic; `near`: who is near to which partition; both in order."""
+        self.held: dict[bytes, dict[TopicPartition, None]] = {member_id: {} for member_id in members}
+        self._loads = dict.fromkeys(members, 0)
+        self._takers = takers
+        self._near = near
 
-def _level(
-    held: dict[bytes, dict[TopicPartition, None]],
-    takers: Mapping[bytes, Sequence[bytes]],
-    rank: Mapping[bytes, int],
-    near: Mapping[TopicPartition, frozenset[bytes]],
-) -> None:
-    """Move partitions to members that have at least two fewer, the nearest first, until nobody has.
+    def give(self, partition: TopicPartition, member_id: bytes) -> None:
+        self.held[member_id][partition] = None
+        self._loads[member_id] += 1
 
-    Each move lowers the sum of squares of the loads, so that it ends.
-    """
-    moved = True
-    while moved:
+    def take(self, partition: TopicPartition, member_id: bytes) -> None:
+        del self.held[member_id][partition]
+        self._loads[member_id] -= 1
+
+    def best_taker(self, partition: TopicPartition) -> bytes:
+        """The emptiest of those near to it, or else of those that may have it; of equals the first."""
+        return self._emptiest(self._near.get(partition) or self._takers[partition[0]])
+
+    def _emptiest(self, members: Members) -> bytes:
+        return min(members, key=self._loads.__getitem__)
+
+    def _is_near(self, partition: TopicPartition, member_id: bytes) -> bool:
+        """Whether a member could not be nearer to a partition."""
+        near = self._near.get(partition)
+        return near is None or member_id in near
+
+    def trim(self, total: int) -> list[TopicPartition]:
+        """Where all subscribe to the same: take what is beyond the shares; the fullest keep the larger shares."""
+        share, larger = divmod(total, len(self.held))
+        excess: list[TopicPartition] = []
+        for position, member_id in enumerate(sorted(self.held, key=lambda member_id: -self._loads[member_id])):
+            size = share + (position < larger)
+            if self._loads[member_id] <= size:
+                continue
+            by_worth = sorted(self.held[member_id], key=lambda partition: not self._is_near(partition, member_id))
+            for partition in reversed(by_worth[size:]):
+                self.take(partition, member_id)
+                excess.append(partition)
+        return excess
+
+    def level(self) -> bool:
+        """Move partitions to members that have at least two fewer, the nearest first, until nobody has.
+
+        Says whether anything was moved. Each move lowers the sum of squares of the loads, so that it ends.
+        """
+        ever, moved = False, True
+        while moved:
+            moved = False
+            for giver in sorted(self.held, key=lambda member_id: -self._loads[member_id]):
+                if self._loads[giver] < min(self._loads.values()) + 2:
+                    break
+                moved |= self._relieve(giver)
+            ever |= moved
+        return ever
+
+    def _relieve(self, giver: bytes) -> bool:
+        """Move what levels out from one member, to the emptiest that may have it; whether anything was moved."""
+        alike: dict[tuple[bytes, int], list[TopicPartition]] = {}
+        for partition in self.held[giver]:
+            alike.setdefault((partition[0], id(self._near.get(partition))), []).append(partition)
         moved = False
-        for giver in sorted(held, key=lambda member_id: (-len(held[member_id]), rank[member_id])):
-            while (best := _best_move(giver, held, takers, rank, near)) is not None:
-                partition, taker = best
-                del held[giver][partition]
-                held[taker][partition] = None
-                moved = True
+        while True:
+            best: tuple[tuple[int, bool], TopicPartition, bytes] | None = None
+            for kind in alike.values():
+                if not kind:
+                    continue
+                taker = self.best_taker(kind[-1])
+                if self._loads[taker] > self._loads[giver] - 2:
+                    taker = self._emptiest(self._takers[kind[-1][0]])
+                worth = self._loads[taker], not self._is_near(kind[-1], taker)
+                if self._loads[taker] <= self._loads[giver] - 2 and (best is None or worth < best[0]):
+                    best = worth, kind[-1], taker
+            if best is None:
+                return moved
+            _, partition, taker = best
+            alike[(partition[0], id(self._near.get(partition)))].pop()
+            self.take(partition, giver)
+            self.give(partition, taker)
+            moved = True
 
+    def bring_near(self) -> bool:
+        """Move or exchange partitions where that brings more of them near and leaves the loads as even as they are.
 
-def _best_move(
-    giver: bytes,
-    held: Mapping[bytes, Mapping[TopicPartition, None]],
-    takers: Mapping[bytes, Sequence[bytes]],
-    rank: Mapping[bytes, int],
-    near: Mapping[TopicPartition, frozenset[bytes]],
-) -> tuple[TopicPartition, bytes] | None:
-    """The emptiest member that may take something of `giver`, and what it takes; None: that would balance nothing."""
-    size = len(held[giver])
-    if size < 2:
-        return None
-    emptiest: dict[bytes, bytes] = {}
-    best: tuple[tuple[int, int, int], TopicPartition, bytes] | None = None
-    for position, partition in enumerate(reversed(list(held[giver]))):
-        topic_id = partition[0]
-        if partition not in near and topic_id in emptiest:
-            continue  # Another partition of this topic stands for it already.
-        among = takers[topic_id]
-        closest = [member_id for member_id in among if member_id in near.get(partition, ())] or among
-        taker = min(closest, key=lambda member_id: (len(held[member_id]), rank[member_id]))
-        if len(held[taker]) > size - 2 and closest is not among:
-            taker = min(among, key=lambda member_id: (len(held[member_id]), rank[member_id]))
-        emptiest[topic_id] = taker
-        if len(held[taker]) > size - 2:
-            continue
-        key = (len(held[taker]), partition in near and taker not in near[partition], position)
-        if best is None or key < best[0]:
-            best = key, partition, taker
-    return None if best is None else (best[1], best[2])
+        Says whether anything was moved. Each step brings one partition more near, so that it ends, and an assignment
+        that stands is left as it is.
+        """
+        ever, moved = False, bool(self._near)
+        while moved:
+            moved = False
+            far = [(p, m) for m, owned in self.held.items() for p in owned if not self._is_near(p, m)]
+            for partition, owner in sorted(far):
+                if partition in self.held[owner]:
+                    moved |= self._bring_one_near(partition, owner)
+            ever |= moved
+        return ever
+
+    def _bring_one_near(self, partition: TopicPartition, owner: bytes) -> bool:
+        near = self._near[partition]
+        emptiest = self._emptiest(near)
+        if self._loads[emptiest] < self._loads[owner]:
+            self.take(partition, owner)
+            self.give(partition, emptiest)
+            return True
+        for taker in near:
+            for given in self.held[taker]:
+                if owner in self._takers[given[0]] and (self._is_near(given, owner) or not self._is_near(given, taker)):
+                    self.take(given, taker)
+                    self.give(given, owner)
+                    self.take(partition, owner)
+                    self.give(partition, taker)
+                    return True
+        return False

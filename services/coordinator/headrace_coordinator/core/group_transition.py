@@ -3,7 +3,9 @@
 `transition` takes all heartbeats and departures that wait for a group and gives the next state, which the runtime
 writes in one transaction that compares the version it was computed from (H60, "one heartbeat round, one transaction").
 A partition is granted only when nobody owns it, and taken only when its owner says that it gave it up, is gone, or had
-its time (I24, I25). Source: KIP-848; PROTOCOL section 1.3.
+its time (I24, I25). What a member says that it owns counts only where it was said of its present assignment: whoever is
+asked to give something up gets a new epoch, so that a heartbeat that was delayed frees nothing. Source: KIP-848;
+PROTOCOL section 1.3.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from headrace_coordinator.core.group_state import (
 
 MAX_STATE_BYTES = 1 << 20
 MAX_OPERATIONS = 120
-"""Of one transaction, of the 128 that etcd takes; what is left follows in the next one."""
+"""Of one transaction, of the 128 that etcd takes, and as many compares; what is left follows in the next one."""
+MAX_ASSIGNMENT_BYTES = 256 << 10
+"""Of the assignments that one transaction writes beside the state; what is left follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,18 @@ class Transition:
     """Members that were put out because their lease is gone: the transaction compares that it is."""
     ended: tuple[bytes, ...]
     """Members that left, were replaced or had their time: their lease's key is deleted in the transaction."""
+    dropped_topics: tuple[bytes, ...] = ()
+    """Topics that somebody owned partitions of and that are gone: the transaction compares that they are (H72)."""
     errors: Mapping[bytes, HeadraceError] = field(default_factory=dict)
     """Heartbeats that are refused, by member; they have changed nothing."""
     deferred: frozenset[bytes] = frozenset()
     """Members whose heartbeat or departure did not fit any more: they go into the next round."""
     more: bool = False
     """Assignments are left to be written: ask again at once."""
+
+    def changes(self, before: Group) -> bool:
+        """Whether anything is to be written, where `before` is what it was computed from."""
+        return bool(self.assignments or self.gone) or self.group != before
 
     @property
     def gone(self) -> tuple[bytes, ...]:
@@ -96,7 +106,7 @@ def transition(
         round_.end(member_id)
     for heartbeat in sorted(heartbeats, key=lambda heartbeat: heartbeat.member.member_id):
         try:
-            round_.take(heartbeat)
+            round_.hear(heartbeat)
         except HeadraceError as error:
             round_.errors[heartbeat.member.member_id] = error
     round_.follow_topics()
@@ -128,7 +138,10 @@ class _Round:
         self._ended: list[bytes] = []
         self._shrunk: dict[bytes, None] = {}  # members that own less: whoever gets it next may not be told before them
         self._deferred: set[bytes] = set()
+        self._dropped_topics: list[bytes] = []
         self._operations = 1
+        self._compares = 1
+        self._more = False
         self.errors: dict[bytes, HeadraceError] = {}
 
     # --- who is a member ---
@@ -137,19 +150,22 @@ class _Round:
         """Remove members whose lease is gone, and those that did not give up in time what they were to give up."""
         for member_id, member in sorted(self._members.items()):
             if member_id not in self._live:
-                if self._spend(1):
+                if self._spend(1, compares=1):
                     self._absent.append(member_id)
                     self._remove(member_id)
+                else:
+                    self._more = True
             elif member.revoking_since_ms and (
                 self._now_ms - member.revoking_since_ms >= member.rebalance_timeout_ms > 0
             ):
                 self.end(member_id)
 
-    def _spend(self, operations: int) -> bool:
-        """Whether so many operations more fit into the transaction; if so they are counted."""
-        if self._operations + operations > MAX_OPERATIONS:
+    def _spend(self, operations: int, compares: int = 0) -> bool:
+        """Whether so many operations and compares more fit into the transaction; if so they are counted."""
+        if self._operations + operations > MAX_OPERATIONS or self._compares + compares > MAX_OPERATIONS:
             return False
         self._operations += operations
+        self._compares += compares
         return True
 
     def end(self, member_id: bytes) -> None:
@@ -168,9 +184,12 @@ class _Round:
         self._shrunk.pop(member_id, None)
         self._is_stale = True
 
-    def take(self, heartbeat: MemberHeartbeat) -> None:
+    def hear(self, heartbeat: MemberHeartbeat) -> None:
         """Let a member join or say what it owns and wants; raises what its heartbeat is refused for."""
         said = heartbeat.member
+        if said.member_id in self._absent or said.member_id in self._ended:
+            self._deferred.add(said.member_id)  # One transaction cannot delete its keys and put them.
+            return
         known = self._members.get(said.member_id)
         if heartbeat.assignor and heartbeat.assignor not in ASSIGNORS:
             raise InvalidRequestError(
@@ -178,7 +197,7 @@ class _Round:
             )
         if known is None:
             if heartbeat.member_epoch != 0:
-                raise self._unknown(said)
+                raise no_member(self._members, said.member_id, said.instance_id)
             if self._spend(4):
                 self._join(heartbeat)
             else:
@@ -193,31 +212,19 @@ class _Round:
             rack=said.rack,
             topics=said.topics,
             topic_pattern=said.topic_pattern,
-            session_timeout_ms=said.session_timeout_ms,
             rebalance_timeout_ms=said.rebalance_timeout_ms,
         )
         if (updated.topics, updated.topic_pattern, updated.rack) != (known.topics, known.topic_pattern, known.rack):
             self._is_stale = True
         self._members[said.member_id] = updated
-        if heartbeat.owned is not None:
+        if heartbeat.owned is not None and heartbeat.member_epoch == known.member_epoch:
             self._give_up(said.member_id, heartbeat.owned)
-
-    def _unknown(self, said: Member) -> HeadraceError:
-        holder = self._holder(said.instance_id)
-        if holder is not None:
-            return FencedInstanceError(f"another member has taken the place {said.instance_id!r}")
-        return UnknownMemberError(f"the group has no member {said.member_id.hex()}: its session is over")
-
-    def _holder(self, instance_id: str) -> Member | None:
-        if not instance_id:
-            return None
-        return next((member for member in self._members.values() if member.instance_id == instance_id), None)
 
     def _join(self, heartbeat: MemberHeartbeat) -> None:
         if not self._members and heartbeat.assignor:
             self._assignor = heartbeat.assignor
         said = replace(heartbeat.member, member_epoch=0, revoking_since_ms=0)
-        holder = self._holder(said.instance_id)
+        holder = _holder(self._members, said.instance_id)
         if holder is not None and not self._is_stale and _wants_the_same(holder, said):
             self._replace(holder, said)
             return
@@ -268,25 +275,41 @@ class _Round:
         """Take in topics and partitions that came or went since the target was computed."""
         wanted = self._subscribed_topics()
         now = {topic.topic_id: GroupTopic(topic.topic_id, topic.name, topic.partitions) for topic in wanted}
-        if now != self._group_topics:
+        targeted = {topic_id for topic_id, _ in self._target}
+        if now != {topic_id: topic for topic_id, topic in self._group_topics.items() if topic_id in targeted}:
             self._is_stale = True
-        for partition in [p for p in self._owners if p[0] not in now or p[1] >= now[p[0]].partitions]:
-            topic = next((topic for topic in self._topics.values() if topic.topic_id == partition[0]), None)
-            if topic is not None and partition[1] < topic.partitions:
-                continue  # The topic is there, nobody subscribes to it any more: its owner is to give it up.
-            self._raise_epoch(self._owners.pop(partition).member_id)
+        existing = {topic.topic_id for topic in self._topics.values()}
+        for topic_id in dict.fromkeys(topic_id for topic_id, _ in self._owners):
+            if topic_id not in existing:
+                self._drop_topic(topic_id)
         self._wanted_topics = wanted
-        kept = {partition[0] for partition in self._owners}
+        kept = {topic_id for topic_id, _ in self._owners}
         self._group_topics = {
             **{topic_id: topic for topic_id, topic in self._group_topics.items() if topic_id in kept},
             **now,
         }
 
+    def _drop_topic(self, topic_id: bytes) -> None:
+        """Take the partitions of a topic that is gone from their owners, who need not be asked."""
+        if not self._spend(0, compares=1):
+            self._more = True
+            return
+        self._dropped_topics.append(topic_id)
+        for partition in [partition for partition in self._owners if partition[0] == topic_id]:
+            self._raise_epoch(self._owners.pop(partition).member_id)
+
     def _subscribed_topics(self) -> list[AssignableTopic]:
         names: dict[str, None] = {}
         for member in self._members.values():
             names.update(dict.fromkeys(_matching(member, self._topics)))
-        return [self._topics[name] for name in sorted(names)]
+        topics = []
+        for name in sorted(names):
+            topic = self._topics[name]
+            known = self._group_topics.get(topic.topic_id)
+            if known is not None and known.partitions > topic.partitions:
+                topic = replace(topic, partitions=known.partitions)  # Topics never shrink: this coordinator is behind.
+            topics.append(topic)
+        return topics
 
     def retarget(self) -> None:
         """Compute the target anew where anything that it rests on has changed."""
@@ -327,13 +350,19 @@ class _Round:
     def finish(self, stored: Mapping[bytes, bytes]) -> Transition:
         """Put together what came of it: first the assignments that shrank, then the others as far as there is room."""
         revoking = {
-            owner.member_id
+            partition: owner.member_id
             for partition, owner in self._owners.items()
             if self._target.get(partition) != owner.member_id
         }
+        revoking_members = frozenset(revoking.values())
+        asked = {member_id for partition, member_id in revoking.items() if self._is_asked_now(partition, member_id)}
         for member_id, member in self._members.items():
-            since_ms = 0 if member_id not in revoking else member.revoking_since_ms or self._now_ms
+            since_ms = 0 if member_id not in revoking_members else member.revoking_since_ms or self._now_ms
             epoch = member.member_epoch or self._assignment_epoch
+            if member_id in asked:
+                known = self._before.members.get(member_id)
+                assert known is None or known.member_epoch < self._assignment_epoch
+                epoch = self._assignment_epoch
             if (since_ms, epoch) != (member.revoking_since_ms, member.member_epoch):
                 self._members[member_id] = replace(member, revoking_since_ms=since_ms, member_epoch=epoch)
         group = Group(
@@ -349,11 +378,12 @@ class _Round:
         derived = {member_id: message.SerializeToString() for member_id, message in assignments_of(group).items()}
         written = {member_id: derived[member_id] for member_id in self._shrunk}
         new = [member_id for member_id in sorted(self._members) if member_id not in self._before.members]
-        more = False
+        more, size = False, 0
         for member_id in (*new, *sorted(derived)):
             if member_id in written or stored.get(member_id) == derived[member_id]:
                 continue
-            if member_id in new or self._spend(1):
+            size += len(derived[member_id])
+            if member_id in new or (size <= MAX_ASSIGNMENT_BYTES and self._spend(1)):
                 written[member_id] = derived[member_id]
             else:
                 more = True
@@ -362,10 +392,32 @@ class _Round:
             written,
             tuple(self._absent),
             tuple(self._ended),
+            tuple(self._dropped_topics),
             self.errors,
             frozenset(self._deferred),
-            more or bool(self._deferred),
+            more or self._more or bool(self._deferred),
         )
+
+    def _is_asked_now(self, partition: TopicPartition, member_id: bytes) -> bool:
+        """Whether the owner of a partition is asked to give it up since this round."""
+        owner = self._before.owners.get(partition)
+        was_asked = (
+            owner is not None and owner.member_id == member_id and self._before.target.get(partition) != member_id
+        )
+        return not was_asked
+
+
+def no_member(members: Mapping[bytes, Member], member_id: bytes, instance_id: str) -> HeadraceError:
+    """The error for who is no member: its session is over, or another life of the instance took its place (H69)."""
+    if _holder(members, instance_id) is not None:
+        return FencedInstanceError(f"another member has taken the place {instance_id!r}")
+    return UnknownMemberError(f"the group has no member {member_id.hex()}: its session is over")
+
+
+def _holder(members: Mapping[bytes, Member], instance_id: str) -> Member | None:
+    if not instance_id:
+        return None
+    return next((member for member in members.values() if member.instance_id == instance_id), None)
 
 
 def check_size(group: Group) -> None:

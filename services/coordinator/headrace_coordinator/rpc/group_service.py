@@ -29,7 +29,7 @@ from headrace_server.rpc import unary
 
 from headrace_coordinator.core.assignors import TopicPartition
 from headrace_coordinator.core.group_state import Member
-from headrace_coordinator.core.group_transition import MemberHeartbeat
+from headrace_coordinator.core.group_transition import MemberHeartbeat, no_member
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_messages import (
@@ -97,15 +97,17 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         else:
             await self._stay(request, member, deadline)
         self._metrics.heartbeat_seconds.observe(asyncio.get_running_loop().time() - started)
-        wait_until = min(deadline, started + request.max_wait_ms / 1000)
+        wait_until = min(deadline, started + min(request.max_wait_ms, _interval_ms(request)) / 1000)
         await self._wait_for_news(request, wait_until)
         return self._answer(request)
 
     async def _join(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
         """Let a member in: its lease first, its key with the group's state."""
         present = self._groups.entry(request.group_id).live.get(member.member_id)
-        if present is not None and await self._renew(present.lease_id):
-            lease_id = present.lease_id  # The join was done already; its answer was lost.
+        if present is not None:  # The join was done already; its answer was lost.
+            if not await self._renew(request.group_id, member.member_id, present.lease_id):
+                raise UnknownMemberError(f"the session of member {member.member_id.hex()} is over")
+            lease_id = present.lease_id
         else:
             lease_id = (await self._metastore.grant_lease(member.session_timeout_ms)).lease_id
         joining = replace(member, lease_id=lease_id, joined_ms=self._clock.now_ms())
@@ -116,6 +118,9 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             if error.outcome is Outcome.NOT_APPLIED and present is None:
                 await self._give_back(lease_id)
             raise
+        joined = self._groups.entry(request.group_id).group.members.get(member.member_id)
+        if joined is not None and joined.lease_id != lease_id:
+            await self._give_back(lease_id)  # It had joined already, at another coordinator.
 
     async def _give_back(self, lease_id: int) -> None:
         try:
@@ -127,20 +132,23 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 
     async def _stay(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
         """Renew a member's lease, and hold a round where it says something new."""
-        entry = await self._find(request.group_id, member.member_id, request.known_revision)
+        entry = await self._find(request.group_id, request.known_revision)
         known = entry.group.members.get(member.member_id)
         owned = read_owned(request)
-        if known is not None and not await self._renew(known.lease_id):
-            raise UnknownMemberError(f"the session of member {member.member_id.hex()} is over")
+        if known is not None and not await self._renew(request.group_id, member.member_id, known.lease_id):
+            raise no_member(entry.group.members, member.member_id, "")
         if known is not None and not _says_something_new(entry, known, member, request.member_epoch, owned):
             return
         heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, owned)
         await self._rounds.heartbeat(request.group_id, heartbeat, deadline)
 
-    async def _find(self, group_id: str, member_id: bytes, known_revision: int) -> GroupEntry:
-        """The group once this coordinator's view shows the member, which may have joined at another one."""
-        entry = self._groups.entry(group_id)
-        if member_id not in entry.group.members and known_revision > self._groups.source.revision:
+    async def _find(self, group_id: str, known_revision: int) -> GroupEntry:
+        """The group once this coordinator's view shows what the member was told, perhaps at another coordinator.
+
+        Raises:
+            MetastoreUnavailableError: it does not show it in time; nothing is said of the member (H73).
+        """
+        if known_revision > self._groups.source.revision:
             loop = asyncio.get_running_loop()
             try:
                 await self._offsets.wait_for(known_revision, loop.time() + BEHIND_SECONDS)
@@ -148,14 +156,16 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 raise MetastoreUnavailableError(
                     "this coordinator's metadata is behind", outcome=Outcome.NOT_APPLIED
                 ) from None
-            entry = self._groups.entry(group_id)
-        return entry
+        return self._groups.entry(group_id)
 
-    async def _renew(self, lease_id: int) -> bool:
+    async def _renew(self, group_id: str, member_id: bytes, lease_id: int) -> bool:
+        """Renew a session; False: it is over, though this coordinator's view may not show it yet (H73, H76)."""
+        key = self._groups.keyspace.group_member(group_id, member_id)
         try:
-            return await self._metastore.renew_lease(lease_id) > 0
+            left_ms, live = await asyncio.gather(self._metastore.renew_lease(lease_id), self._metastore.get(key))
         except LeaseNotFoundError:
             return False
+        return left_ms > 0 and live.key_value is not None and live.key_value.lease_id == lease_id
 
     async def _wait_for_news(self, request: groups_pb2.HeartbeatRequest, wait_until: float) -> None:
         """Return when the member's assignment is another than it knows, or it is no member any more, or in time."""
@@ -179,11 +189,12 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     def _answer(self, request: groups_pb2.HeartbeatRequest) -> groups_pb2.HeartbeatResponse:
         entry = self._groups.entry(request.group_id)
         stored = entry.assignments.get(request.member_id)
-        if stored is None or request.member_id not in entry.group.members:
-            raise UnknownMemberError(f"the session of member {request.member_id.hex()} is over")
+        if stored is None or request.member_id not in entry.group.members or request.member_id not in entry.live:
+            others = {m: member for m, member in entry.group.members.items() if m != request.member_id}
+            raise no_member(others, request.member_id, request.instance_id)
         response = groups_pb2.HeartbeatResponse(
             revision=stored.mod_revision,
-            heartbeat_interval_ms=min(LONGEST_INTERVAL_MS, request.session_timeout_ms // HEARTBEATS_A_SESSION),
+            heartbeat_interval_ms=_interval_ms(request),
             assignor=entry.group.assignor,
             group_epoch=entry.group.group_epoch,
         )
@@ -235,9 +246,11 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             request.member_epoch,
             list(commits.values()),
             self._answers.deadline(0, context.time_remaining()),
+            commit_number=request.commit_number,
         )
-        for partition, refusal in refused.items():
-            self._answers.put_error(places[partition], refusal)
+        for (topic_id, number), refusal in refused.items():
+            is_gone = self._view.topic_by_id(topic_id) is None
+            self._answers.put_error(places[(topic_id, number)], _no_topic(topic_id) if is_gone else refusal)
         return response
 
     def _read_commit(
@@ -250,10 +263,11 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 raise UnknownTopicError(f"there is no topic named {topic.name[:249]!r}")
             topic_id = found.topic_id
         known = self._view.topic_by_id(topic_id)
-        if known is None:
-            raise UnknownTopicIdError(f"there is no topic with id {topic_id.hex()}")
-        if not 0 <= asked.partition < known.partitions:
-            raise InvalidRequestError(f"topic {known.name} has no partition {asked.partition}")
+        if not by_member:  # What a member owns is there, though this coordinator may not have heard of it yet.
+            if known is None:
+                raise _no_topic(topic_id)
+            if not 0 <= asked.partition < known.partitions:
+                raise InvalidRequestError(f"topic {known.name} has no partition {asked.partition}")
         if asked.offset < (0 if by_member else -1):
             raise InvalidRequestError(f"offset {asked.offset} is negative")
         if len(asked.metadata.encode()) > MAX_METADATA_BYTES:
@@ -389,6 +403,15 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         return {bytes(topic.topic_id): topic.name for topic in self._view.topics.values()}
 
 
+def _no_topic(topic_id: bytes) -> UnknownTopicIdError:
+    return UnknownTopicIdError(f"there is no topic with id {topic_id[:16].hex()}")
+
+
+def _interval_ms(request: groups_pb2.HeartbeatRequest) -> int:
+    """How long a member may be silent, and so the longest wait for news: its lease is renewed before it waits."""
+    return min(LONGEST_INTERVAL_MS, request.session_timeout_ms // HEARTBEATS_A_SESSION)
+
+
 def _says_something_new(
     entry: GroupEntry,
     known: Member,
@@ -401,7 +424,7 @@ def _says_something_new(
         return True
     if (known.topics, known.topic_pattern, known.rack) != (said.topics, said.topic_pattern, said.rack):
         return True
-    if owned is None or not known.revoking_since_ms:
+    if owned is None or member_epoch != known.member_epoch or not known.revoking_since_ms:
         return False
     group = entry.group
     return any(

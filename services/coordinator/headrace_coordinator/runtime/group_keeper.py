@@ -15,8 +15,10 @@ import structlog
 from headrace.wire.errors import HeadraceError
 from headrace_server.clock import Clock
 from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import MetastoreRolledBackError
 
 from headrace_coordinator.core.assignors import AssignableTopic
+from headrace_coordinator.core.group_transition import transition
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_rounds import GroupRounds
@@ -36,12 +38,15 @@ class AssignableTopics:
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._topics: dict[str, AssignableTopic] | None = None
+        self.version = 0
+        """Counts the changes."""
         view.subscribe(self._on_change)
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
         start = len(self._view.keyspace.prefix)
         if any(key.startswith(("topic/", "part/", "live/"), start) for key in keys):
             self._topics = None
+            self.version += 1
 
     def get(self) -> Mapping[str, AssignableTopic]:
         """By name."""
@@ -67,6 +72,7 @@ class GroupKeeper:
         groups: GroupView,
         rounds: GroupRounds,
         offsets: GroupOffsets,
+        topics: AssignableTopics,
         metrics: CoordinatorMetrics,
         clock: Clock,
         *,
@@ -77,17 +83,20 @@ class GroupKeeper:
         self._groups = groups
         self._rounds = rounds
         self._offsets = offsets
+        self._topics = topics
         self._metrics = metrics
         self._clock = clock
         self._coordinator_id = coordinator_id
         self._offsets_retention_ms = offsets_retention_ms
         self._noticed: dict[str, None] = {}
+        self._settled: dict[str, tuple[int, int]] = {}
+        """The version of each group's state, and of the topics, at which there was nothing to do for it."""
         self._wake = asyncio.Event()
         groups.on_members(self._on_members)
         view.subscribe(self._on_change)
 
     def _on_members(self, group_id: str) -> None:
-        if _needs_a_round(self._groups.entry(group_id), self._clock.now_ms()):
+        if _is_pressing(self._groups.entry(group_id), self._clock.now_ms()):
             self._noticed[group_id] = None
             self._wake.set()
 
@@ -104,61 +113,96 @@ class GroupKeeper:
         """Look after the groups until cancelled."""
         loop = asyncio.get_running_loop()
         next_expiry = loop.time() + EXPIRY_ROUND_SECONDS
-        while True:
-            try:
-                async with asyncio.timeout(ROUND_SECONDS):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._look_at_all()
-            self._wake.clear()
-            noticed, self._noticed = self._noticed, {}
-            for group_id in noticed:
-                if self._is_home(group_id):
-                    self._rounds.look(group_id)
-                else:
-                    loop.call_later(OTHERS_WAIT_SECONDS, self._look_late, group_id)
-            if loop.time() >= next_expiry:
-                next_expiry = loop.time() + EXPIRY_ROUND_SECONDS
-                await self._expire()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(ROUND_SECONDS):
+                        await self._wake.wait()
+                except TimeoutError:
+                    self._look_at_all()
+                self._wake.clear()
+                noticed, self._noticed = self._noticed, {}
+                for group_id in noticed:
+                    if self._is_home(group_id):
+                        self._rounds.look(group_id)
+                    else:
+                        loop.call_later(OTHERS_WAIT_SECONDS, self._look_late, group_id)
+                if loop.time() >= next_expiry:
+                    next_expiry = loop.time() + EXPIRY_ROUND_SECONDS
+                    await self.expire()
+        finally:
+            self._groups.end_on_members(self._on_members)
+            await self._rounds.stop()
 
     def _look_at_all(self) -> None:
-        now_ms = self._clock.now_ms()
         members = 0
         for group_id, entry in self._groups.groups.items():
             members += len(entry.group.members)
-            if _needs_a_round(entry, now_ms):
+            if self._needs_a_round(group_id):
                 self._noticed[group_id] = None
+        for group_id in [group_id for group_id in self._settled if group_id not in self._groups.groups]:
+            del self._settled[group_id]
         self._metrics.groups.set(len(self._groups.groups))
         self._metrics.group_members.set(members)
 
     def _look_late(self, group_id: str) -> None:
-        if _needs_a_round(self._groups.entry(group_id), self._clock.now_ms()):
+        if self._needs_a_round(group_id):
             self._rounds.look(group_id)
+
+    def _needs_a_round(self, group_id: str) -> bool:
+        """Whether a round would change the group: also what a coordinator that has died has left half done."""
+        entry, now_ms = self._groups.entry(group_id), self._clock.now_ms()
+        if _is_pressing(entry, now_ms):
+            return True
+        version = entry.mod_revision, self._topics.version
+        if not entry.group.members or self._settled.get(group_id) == version:
+            return False
+        result = transition(
+            entry.group,
+            heartbeats=(),
+            leaving=(),
+            live=entry.live,
+            topics=self._topics.get(),
+            stored={member_id: key_value.value for member_id, key_value in entry.assignments.items()},
+            now_ms=now_ms,
+        )
+        if result.changes(entry.group):
+            return True
+        self._settled[group_id] = version
+        return False
 
     def _is_home(self, group_id: str) -> bool:
         ids = [*self._view.coordinators] or [self._coordinator_id]
         return max(ids, key=lambda name: (zlib.crc32(f"{name}/{group_id}".encode()), name)) == self._coordinator_id
 
-    async def _expire(self) -> None:
-        """Remove groups that have had no members for the retention time (H70)."""
+    async def expire(self) -> None:
+        """Remove groups that have had no members for the retention time (H70), and offsets of topics that are gone."""
         now_ms = self._clock.now_ms()
         for group_id, entry in list(self._groups.groups.items()):
+            if not self._is_home(group_id):
+                continue
             since_ms = entry.group.empty_since_ms
-            is_old = since_ms and now_ms - since_ms >= self._offsets_retention_ms
-            if not entry.group.members and is_old and self._is_home(group_id):
-                try:
-                    await self._offsets.delete_group(group_id, asyncio.get_running_loop().time() + DELETE_SECONDS)
-                except HeadraceError as error:
-                    log.info("group_not_removed", group=group_id, cause=str(error))
-                else:
+            try:
+                if not entry.group.members and since_ms and now_ms - since_ms >= self._offsets_retention_ms:
+                    deadline = asyncio.get_running_loop().time() + DELETE_SECONDS
+                    await self._offsets.delete_group(group_id, deadline, empty_since_ms=since_ms)
                     log.info("group_removed", group=group_id, empty_since_ms=since_ms)
+                else:
+                    await self._offsets.forget_topics(group_id, self._gone(entry))
+            except MetastoreRolledBackError:
+                raise
+            except HeadraceError as error:
+                log.info("group_not_expired", group=group_id, cause=str(error))
+
+    def _gone(self, entry: GroupEntry) -> set[bytes]:
+        """Topics that have offsets in a group and that this coordinator does not know."""
+        topic_ids = {topic_id for topic_id, _ in entry.offsets}
+        return {topic_id for topic_id in topic_ids if self._view.topic_by_id(topic_id) is None}
 
 
-def _needs_a_round(entry: GroupEntry, now_ms: int) -> bool:
-    """Whether a member is dead, out of time, or was not told yet; cheap, and asked often."""
+def _is_pressing(entry: GroupEntry, now_ms: int) -> bool:
+    """Whether a member is dead, or out of time; cheap, and asked often."""
     group = entry.group
-    if len(entry.assignments) != len(group.members):
-        return True
     for member_id, member in group.members.items():
         if member_id not in entry.live:
             return True

@@ -2,15 +2,18 @@
 
 A commit of a member is one transaction for up to `MAX_OFFSETS` partitions. It compares the version of the member's
 assignment, so that nothing of a former owner succeeds, and of each offset, so that a delayed commit of the same member
-does not take it back. What lost its compare is checked again, not refused (H63); what was not answered is sent again
-until it is (C3). Belongs to the event loop.
+does not take it back: each commit of a member has a number, and what a later one has stored stays (H64). What lost its
+compare is checked again, and nothing is refused on a view that may be behind (H63); what was not answered is sent again
+until it is (C3). Offsets without a member keep the group's key, which says since when it is empty. Belongs to the event
+loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 from headrace.wire.errors import (
@@ -34,10 +37,12 @@ from headrace_server.metastore.api import (
     ModRevisionIs,
     Operation,
     Put,
+    VersionIs,
 )
 from headrace_server.metastore.view import PrefixView
 
 from headrace_coordinator.core.assignors import TopicPartition
+from headrace_coordinator.core.group_state import encode_group
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 
@@ -58,6 +63,24 @@ class Commit:
     metadata: str = ""
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """What is left to be stored of one transaction's offsets."""
+
+    group_id: str
+    member_id: bytes
+    member_epoch: int
+    commit_number: int
+    commits: dict[TopicPartition, Commit]
+
+    def drop_overtaken(self, entry: GroupEntry) -> None:
+        """Forget offsets that are stored already, or were overtaken by a later commit of the same member."""
+        for partition in [partition for partition in self.commits if partition in entry.offsets]:
+            stored = entry.offsets[partition].message
+            if self.member_id and stored.member_id == self.member_id and stored.commit_number >= self.commit_number > 0:
+                del self.commits[partition]
+
+
 class GroupOffsets:
     """See the module."""
 
@@ -74,10 +97,16 @@ class GroupOffsets:
         self._view = view
         self._metrics = metrics
         self._clock = clock
-        self._locks: dict[tuple[str, bytes], asyncio.Lock] = {}
 
     async def commit(
-        self, group_id: str, member_id: bytes, member_epoch: int, commits: Sequence[Commit], deadline: float
+        self,
+        group_id: str,
+        member_id: bytes,
+        member_epoch: int,
+        commits: Sequence[Commit],
+        deadline: float,
+        *,
+        commit_number: int = 0,
     ) -> dict[TopicPartition, HeadraceError]:
         """Store offsets; the partitions that were refused, with the reason. Empty `member_id`: an administrator.
 
@@ -85,49 +114,39 @@ class GroupOffsets:
             UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError: nothing was stored.
             MetastoreUnavailableError, TimedOutError: with the outcome.
         """
-        lock = self._locks.setdefault((group_id, member_id), asyncio.Lock())
         refused: dict[TopicPartition, HeadraceError] = {}
         try:
-            async with asyncio.timeout_at(deadline), lock:
+            async with asyncio.timeout_at(deadline):
                 for first in range(0, len(commits), MAX_OFFSETS):
                     some = {commit.partition: commit for commit in commits[first : first + MAX_OFFSETS]}
-                    refused.update(await self._commit(group_id, member_id, member_epoch, some))
+                    attempt = _Attempt(group_id, member_id, member_epoch, commit_number, some)
+                    refused.update(await self._store(attempt))
         except TimeoutError:
             raise TimedOutError("the offsets were not stored in time", outcome=Outcome.UNKNOWN) from None
-        finally:
-            if not lock.locked():
-                self._locks.pop((group_id, member_id), None)
         return refused
 
-    async def _commit(
-        self, group_id: str, member_id: bytes, member_epoch: int, commits: Mapping[TopicPartition, Commit]
-    ) -> dict[TopicPartition, HeadraceError]:
+    async def _store(self, attempt: _Attempt) -> dict[TopicPartition, HeadraceError]:
         """Store the offsets of one transaction, however often it takes."""
         unanswered = False
         while True:
-            entry = self._view.entry(group_id)
+            entry = self._view.entry(attempt.group_id)
+            attempt.drop_overtaken(entry)
             try:
-                if member_id:
-                    fence, refused = _check_owner(self._view, group_id, entry, member_id, member_epoch, commits)
-                else:
-                    fence, refused = _check_empty(self._view, group_id, entry), {}
-            except HeadraceError as error:
+                fence, refused = self._check(attempt, entry)
+                if refused and await self._is_behind(attempt):
+                    continue
+            except (UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError) as error:
+                if await self._is_behind(attempt):
+                    continue
                 if unanswered:
                     error.outcome = Outcome.UNKNOWN
                 raise
-            allowed = [commit for partition, commit in commits.items() if partition not in refused]
+            allowed = [commit for partition, commit in attempt.commits.items() if partition not in refused]
             if not allowed:
                 return refused
-            compares: list[Compare] = [fence]
-            operations: list[Operation] = []
-            now_ms = self._clock.now_ms()
-            for commit in allowed:
-                key = self._view.keyspace.group_offset(group_id, *commit.partition)
-                stored = entry.offsets.get(commit.partition)
-                compares.append(ModRevisionIs(key, 0 if stored is None else stored.mod_revision))
-                operations.append(_write(key, commit, member_id, member_epoch, now_ms))
+            compares, operations = self._transaction(attempt, entry, allowed)
             try:
-                result = await self._metastore.txn(compares, operations)
+                result = await self._metastore.txn([fence, *compares], operations)
             except MetastoreRolledBackError:
                 raise
             except MetastoreUnavailableError as error:
@@ -137,59 +156,134 @@ class GroupOffsets:
                 continue
             if result.succeeded:
                 self._metrics.group_commits.inc()
-                await self._source.wait_for(result.revision, VIEW_SECONDS)
+                with contextlib.suppress(TimedOutError):  # It is stored, whether this view shows it or not.
+                    await self._source.wait_for(result.revision, VIEW_SECONDS)
                 return refused
             self._metrics.group_conflicts.inc()
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _check(self, attempt: _Attempt, entry: GroupEntry) -> tuple[Compare, dict[TopicPartition, HeadraceError]]:
+        """What the transaction compares of the group, and the partitions that are refused."""
+        if attempt.member_id:
+            return _check_owner(self._view, attempt, entry)
+        return _check_empty(self._view, attempt.group_id, entry), {}
+
+    async def _is_behind(self, attempt: _Attempt) -> bool:
+        """Whether the view may have been behind in what a refusal rests on; returns when it is worth another look."""
+        keyspace = self._view.keyspace
+        if attempt.member_id:
+            key = keyspace.group_assignment(attempt.group_id, attempt.member_id)
+        else:
+            key = keyspace.group(attempt.group_id)
+        seen = self._source.get(key)
+        try:
+            stands = (await self._metastore.get(key)).key_value
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnavailableError:
+            await asyncio.sleep(RETRY_SECONDS)
+            return True
+        if stands == seen:
+            return False
+        changed = asyncio.Event()
+        end = self._view.watch(attempt.group_id, changed)
+        try:
+            while self._source.get(key) == seen:
+                await changed.wait()
+                changed.clear()
+        finally:
+            end()
+        return True
+
+    def _transaction(
+        self, attempt: _Attempt, entry: GroupEntry, allowed: Sequence[Commit]
+    ) -> tuple[list[Compare], list[Operation]]:
+        """What a transaction compares and writes of each offset."""
+        keyspace, now_ms = self._view.keyspace, self._clock.now_ms()
+        compares: list[Compare] = []
+        operations: list[Operation] = []
+        for commit in allowed:
+            key = keyspace.group_offset(attempt.group_id, *commit.partition)
+            stored = entry.offsets.get(commit.partition)
+            compares.append(ModRevisionIs(key, 0 if stored is None else stored.mod_revision))
+            operations.append(_write(key, commit, attempt, now_ms))
+        if not attempt.member_id:
+            value = encode_group(replace(entry.group, empty_since_ms=now_ms))
+            operations.append(Put(keyspace.group(attempt.group_id), value))
+        return compares, operations
 
     async def wait_for(self, revision: int, deadline: float) -> None:
         """Return once the view is at least as new as `revision`, which an assignment was written at (I27)."""
         left = deadline - asyncio.get_running_loop().time()
         await self._source.wait_for(revision, max(0.0, left))
 
-    async def delete_group(self, group_id: str, deadline: float) -> None:
-        """Delete a group without members, with its offsets.
+    async def delete_group(self, group_id: str, deadline: float, *, empty_since_ms: int | None = None) -> None:
+        """Delete a group without members, with its offsets; where `empty_since_ms` is given, only if that still holds.
 
         Raises:
-            GroupNotEmptyError: it has members.
+            GroupNotEmptyError: it has members, or had some since.
         """
         try:
             async with asyncio.timeout_at(deadline):
-                while True:
-                    entry = self._view.entry(group_id)
+                while not (entry := self._view.entry(group_id)).is_gone:
+                    is_as_it_was = empty_since_ms in (None, entry.group.empty_since_ms) or not entry.mod_revision
+                    if not is_as_it_was:
+                        raise GroupNotEmptyError(f"group {group_id} is in use again")
                     fence = _check_empty(self._view, group_id, entry)
-                    if entry.is_gone:
-                        return
-                    offsets = sorted(entry.offsets)[:MAX_OFFSETS]
-                    operations: list[Operation] = [
-                        Delete(self._view.keyspace.group_offset(group_id, *partition)) for partition in offsets
-                    ]
-                    if len(entry.offsets) <= MAX_OFFSETS:
-                        operations.append(Delete(self._view.keyspace.group(group_id)))
-                    try:
-                        result = await self._metastore.txn([fence], operations)
-                    except MetastoreRolledBackError:
-                        raise
-                    except MetastoreUnavailableError:
-                        await asyncio.sleep(RETRY_SECONDS)
-                        continue
-                    if result.succeeded:
-                        await self._source.wait_for(result.revision, VIEW_SECONDS)
-                    else:
-                        await asyncio.sleep(RETRY_SECONDS)
+                    await self._delete_once(fence, self._left_of(group_id, entry))
         except TimeoutError:
             raise TimedOutError("the group was not deleted in time", outcome=Outcome.UNKNOWN) from None
 
+    def _left_of(self, group_id: str, entry: GroupEntry) -> list[Operation]:
+        """What one transaction deletes of a group without members; its state last, so that nothing is left behind."""
+        keyspace = self._view.keyspace
+        keys = [keyspace.group_offset(group_id, *partition) for partition in sorted(entry.offsets)]
+        keys += [keyspace.group_assignment(group_id, member_id) for member_id in sorted(entry.assignments)]
+        keys += [keyspace.group_member(group_id, member_id) for member_id in sorted(entry.live)]
+        if entry.mod_revision:
+            keys.append(keyspace.group(group_id))
+        return [Delete(key) for key in keys[:MAX_OFFSETS]]
+
+    async def forget_topics(self, group_id: str, topic_ids: Collection[bytes]) -> int:
+        """Delete offsets of topics that are gone, `MAX_OFFSETS` at most; returns how many were tried.
+
+        The transaction compares that the topics are gone: this coordinator's view of them may be behind.
+        """
+        entry, keyspace = self._view.entry(group_id), self._view.keyspace
+        partitions = [partition for partition in sorted(entry.offsets) if partition[0] in topic_ids][:MAX_OFFSETS]
+        if not partitions:
+            return 0
+        compares: list[Compare] = [
+            VersionIs(keyspace.topic_by_id(topic_id), 0) for topic_id in dict.fromkeys(p[0] for p in partitions)
+        ]
+        operations: list[Operation] = []
+        for partition in partitions:
+            key = keyspace.group_offset(group_id, *partition)
+            compares.append(ModRevisionIs(key, entry.offsets[partition].mod_revision))
+            operations.append(Delete(key))
+        await self._metastore.txn(compares, operations)
+        return len(partitions)
+
+    async def _delete_once(self, fence: Compare, operations: list[Operation]) -> None:
+        try:
+            result = await self._metastore.txn([fence], operations)
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnavailableError:
+            await asyncio.sleep(RETRY_SECONDS)
+            return
+        if result.succeeded:
+            with contextlib.suppress(TimedOutError):
+                await self._source.wait_for(result.revision, VIEW_SECONDS)
+        else:
+            await asyncio.sleep(RETRY_SECONDS)
+
 
 def _check_owner(
-    view: GroupView,
-    group_id: str,
-    entry: GroupEntry,
-    member_id: bytes,
-    member_epoch: int,
-    commits: Mapping[TopicPartition, Commit],
+    view: GroupView, attempt: _Attempt, entry: GroupEntry
 ) -> tuple[Compare, dict[TopicPartition, HeadraceError]]:
     """What a member's commit compares, and the partitions that it does not own at that epoch (I26)."""
+    member_id, member_epoch = attempt.member_id, attempt.member_epoch
     stored = entry.assignments.get(member_id)
     if stored is None:
         raise UnknownMemberError(f"the group has no member {member_id.hex()}: its session is over")
@@ -202,7 +296,7 @@ def _check_owner(
         for number, epoch in zip(topic.partitions, topic.assignment_epochs, strict=True)
     }
     refused: dict[TopicPartition, HeadraceError] = {}
-    for partition in commits:
+    for partition in attempt.commits:
         epoch = granted.get(partition)
         if epoch is None:
             refused[partition] = NotOwnerError(f"the member does not own partition {partition[1]}")
@@ -210,7 +304,7 @@ def _check_owner(
             refused[partition] = NotOwnerError(
                 f"the member owns partition {partition[1]} since epoch {epoch}, the commit is of epoch {member_epoch}"
             )
-    return ModRevisionIs(view.keyspace.group_assignment(group_id, member_id), stored.mod_revision), refused
+    return ModRevisionIs(view.keyspace.group_assignment(attempt.group_id, member_id), stored.mod_revision), refused
 
 
 def _check_empty(view: GroupView, group_id: str, entry: GroupEntry) -> Compare:
@@ -220,7 +314,7 @@ def _check_empty(view: GroupView, group_id: str, entry: GroupEntry) -> Compare:
     return ModRevisionIs(view.keyspace.group(group_id), entry.mod_revision)
 
 
-def _write(key: str, commit: Commit, member_id: bytes, member_epoch: int, now_ms: int) -> Operation:
+def _write(key: str, commit: Commit, attempt: _Attempt, now_ms: int) -> Operation:
     if commit.offset < 0:
         return Delete(key)
     message = metadata_pb2.CommittedOffset(
@@ -228,7 +322,8 @@ def _write(key: str, commit: Commit, member_id: bytes, member_epoch: int, now_ms
         leader_epoch=commit.leader_epoch,
         metadata=commit.metadata,
         committed_ms=now_ms,
-        member_id=member_id,
-        member_epoch=member_epoch,
+        member_id=attempt.member_id,
+        member_epoch=attempt.member_epoch,
+        commit_number=attempt.commit_number,
     )
     return Put(key, message.SerializeToString())

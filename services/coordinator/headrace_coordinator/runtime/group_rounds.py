@@ -2,17 +2,25 @@
 
 One round a group at a time in this coordinator; another coordinator's rounds are told apart by the compare on the
 state's key. A round that loses its compare, or whose answer is lost, is computed again on what stands there then: a
-join that took effect unnoticed is found as a member, a departure as gone. Belongs to the event loop.
+join that took effect unnoticed is found as a member, a departure as gone. A heartbeat that nobody waits for any more is
+not taken into a round. Belongs to the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
-from headrace.wire.errors import GroupTooLargeError, HeadraceError, MetastoreUnavailableError, Outcome, TimedOutError
+from headrace.wire.errors import (
+    GroupTooLargeError,
+    HeadraceError,
+    MetastoreUnavailableError,
+    Outcome,
+    TimedOutError,
+    UnknownMemberError,
+)
 from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import (
@@ -37,7 +45,10 @@ from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 
 log = structlog.get_logger(__name__)
 
-RETRY_SECONDS = 0.05
+RETRY_SECONDS = (0.05, 1.0)
+"""The first and the longest pause before a round is tried again."""
+ROUND_SECONDS = 0.1
+"""Rounds of a group that change it begin at least this far apart: what comes meanwhile shares the next one (H68)."""
 VIEW_SECONDS = 2.0
 """How long a round waits for the view to show its own write, or somebody else's that was faster."""
 
@@ -63,6 +74,8 @@ class GroupRounds:
         topics: Callable[[], Mapping[str, AssignableTopic]],
         metrics: CoordinatorMetrics,
         clock: Clock,
+        *,
+        round_seconds: float = ROUND_SECONDS,
     ) -> None:
         self._metastore = metastore
         self._source = source
@@ -70,6 +83,7 @@ class GroupRounds:
         self._topics = topics
         self._metrics = metrics
         self._clock = clock
+        self._round_seconds = round_seconds
         self._waiting: dict[str, _Waiting] = {}
 
     async def heartbeat(self, group_id: str, heartbeat: MemberHeartbeat, deadline: float) -> None:
@@ -78,12 +92,17 @@ class GroupRounds:
         before = waiting.heartbeats.get(heartbeat.member.member_id)
         future = asyncio.get_running_loop().create_future() if before is None else before[1]
         waiting.heartbeats[heartbeat.member.member_id] = heartbeat, future
-        await self._await(group_id, future, deadline)
+        try:
+            await self._await(group_id, future, deadline)
+        finally:
+            if waiting.heartbeats.get(heartbeat.member.member_id, (None,))[0] is heartbeat:
+                del waiting.heartbeats[heartbeat.member.member_id]  # Nobody waits for it: a join would be a ghost.
 
     async def leave(self, group_id: str, member_id: bytes, deadline: float) -> None:
         """Let a member go; a member that is gone already has left."""
         waiting = self._enter(group_id)
-        future = waiting.leaving.setdefault(member_id, asyncio.get_running_loop().create_future())
+        future = waiting.leaving.get(member_id) or asyncio.get_running_loop().create_future()
+        waiting.leaving[member_id] = future
         await self._await(group_id, future, deadline)
 
     def look(self, group_id: str) -> None:
@@ -102,6 +121,13 @@ class GroupRounds:
         except TimeoutError:
             raise TimedOutError("the group did not change in time", outcome=Outcome.UNKNOWN) from None
 
+    async def stop(self) -> None:
+        """End what is under way; whoever waits is told that the outcome is not known."""
+        tasks = [waiting.task for waiting in self._waiting.values() if waiting.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _start(self, group_id: str) -> None:
         waiting = self._waiting[group_id]
         if waiting.task is None:
@@ -109,35 +135,66 @@ class GroupRounds:
 
     async def _run(self, group_id: str, waiting: _Waiting) -> None:
         """Hold rounds while anything waits."""
+        loop = asyncio.get_running_loop()
+        first, longest = RETRY_SECONDS
+        pause = first
         try:
             while waiting.heartbeats or waiting.leaving or waiting.look:
                 waiting.look = False
+                began = loop.time()
                 try:
-                    await self._hold(group_id, waiting)
-                except MetastoreRolledBackError:
-                    raise
-                except (MetastoreUnavailableError, LeaseNotFoundError, TimedOutError) as error:
+                    has_written = await self._hold(group_id, waiting)
+                except MetastoreRolledBackError as error:
+                    _fail_all(waiting, error)
+                    return  # The view has met it too, and ends the service.
+                except LeaseNotFoundError:
+                    waiting.look = True
+                    await self._refuse_joins_without_lease(group_id, waiting)
+                except (MetastoreUnavailableError, TimedOutError) as error:
                     log.info("group_round_delayed", group=group_id, cause=str(error))
                     waiting.look = True
-                    await asyncio.sleep(RETRY_SECONDS)
+                    await asyncio.sleep(pause)
+                    pause = min(longest, 2 * pause)
                 except Exception as error:
                     log.exception("group_round_failed", group=group_id)
                     _fail_all(waiting, error)
+                else:
+                    pause = first
+                    if has_written:
+                        await asyncio.sleep(began + self._round_seconds - loop.time())
         finally:
             waiting.task = None
-            if self._waiting.get(group_id) is waiting and not (waiting.heartbeats or waiting.leaving):
+            _fail_all(waiting, TimedOutError("the coordinator stops", outcome=Outcome.UNKNOWN))
+            if self._waiting.get(group_id) is waiting:
                 del self._waiting[group_id]
 
-    async def _hold(self, group_id: str, waiting: _Waiting) -> None:
-        """Hold one round."""
+    async def _refuse_joins_without_lease(self, group_id: str, waiting: _Waiting) -> None:
+        """A lease that was granted for a join has ended before the round: find which, and let the others go on."""
+        known = self._view.entry(group_id).group.members
+        for member_id, (beat, future) in list(waiting.heartbeats.items()):
+            if member_id in known or beat.member_epoch != 0:
+                continue
+            try:
+                is_alive = await self._metastore.renew_lease(beat.member.lease_id) > 0
+            except MetastoreRolledBackError:
+                raise
+            except LeaseNotFoundError:
+                is_alive = False
+            except MetastoreUnavailableError:
+                continue
+            if not is_alive and waiting.heartbeats.get(member_id, (None,))[0] is beat:
+                del waiting.heartbeats[member_id]
+                _settle(future, UnknownMemberError("the session ended before the member had joined"))
+
+    async def _hold(self, group_id: str, waiting: _Waiting) -> bool:
+        """Hold one round; whether it has changed the group."""
         entry = self._view.entry(group_id)
         heartbeats = {member_id: beat for member_id, (beat, _) in waiting.heartbeats.items()}
         leaving = tuple(waiting.leaving)
         result = self._compute(entry, heartbeats, leaving)
-        changes = result.group != entry.group or result.assignments or result.gone
-        if changes and not await self._write(group_id, entry, result):
+        if result.changes(entry.group) and not await self._write(group_id, entry, result):
             waiting.look = True
-            return
+            return False
         waiting.look |= result.more
         for member_id, beat in heartbeats.items():
             if member_id in result.deferred or waiting.heartbeats.get(member_id, (None, None))[0] is not beat:
@@ -145,8 +202,9 @@ class GroupRounds:
             _, future = waiting.heartbeats.pop(member_id)
             _settle(future, result.errors.get(member_id))
         for member_id in leaving:
-            if member_id not in result.deferred:
+            if member_id not in result.deferred and member_id in waiting.leaving:
                 _settle(waiting.leaving.pop(member_id), None)
+        return result.changes(entry.group)
 
     def _compute(
         self, entry: GroupEntry, heartbeats: Mapping[bytes, MemberHeartbeat], leaving: tuple[bytes, ...]
@@ -168,17 +226,9 @@ class GroupRounds:
         try:
             check_size(result.group)
         except GroupTooLargeError as error:
-            joining = {m for m, beat in heartbeats.items() if m not in entry.group.members}
-            result = compute([beat for m, beat in heartbeats.items() if m not in joining])
-            result = Transition(
-                result.group,
-                result.assignments,
-                result.absent,
-                result.ended,
-                {**result.errors, **dict.fromkeys(joining, error)},
-                result.deferred,
-                result.more,
-            )
+            growing = {m for m, beat in heartbeats.items() if _asks_for_more(beat, entry.group.members.get(m))}
+            result = compute([beat for m, beat in heartbeats.items() if m not in growing])
+            result = replace(result, errors={**result.errors, **dict.fromkeys(growing, error)})
         return result
 
     async def _write(self, group_id: str, entry: GroupEntry, result: Transition) -> bool:
@@ -188,6 +238,7 @@ class GroupRounds:
             ModRevisionIs(keyspace.group(group_id), entry.mod_revision),
             *(VersionIs(keyspace.group_member(group_id, member_id), 0) for member_id in result.absent),
         ]
+        compares += [VersionIs(keyspace.topic_by_id(topic_id), 0) for topic_id in result.dropped_topics]
         operations: list[Operation] = [Put(keyspace.group(group_id), encode_group(result.group))]
         for member_id in result.gone:
             operations.append(Delete(keyspace.group_assignment(group_id, member_id)))
@@ -218,7 +269,7 @@ class GroupRounds:
         end = self._view.watch(group_id, changed)
         try:
             if self._view.entry(group_id).mod_revision == entry.mod_revision:
-                async with asyncio.timeout(RETRY_SECONDS):
+                async with asyncio.timeout(RETRY_SECONDS[0]):
                     await changed.wait()
         except TimeoutError:
             pass
@@ -241,6 +292,12 @@ class GroupRounds:
             left=[m.hex() for m in result.ended],
             evicted=[m.hex() for m in result.absent],
         )
+
+
+def _asks_for_more(heartbeat: MemberHeartbeat, known: Member | None) -> bool:
+    """Whether a heartbeat may make the state larger: a join, or another subscription."""
+    said = heartbeat.member
+    return known is None or (said.topics, said.topic_pattern) != (known.topics, known.topic_pattern)
 
 
 def _sign_of_life(key: str, member: Member) -> Put:

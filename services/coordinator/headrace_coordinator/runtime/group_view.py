@@ -84,6 +84,10 @@ class GroupView:
         """Call `callback(group_id)` when a state, an assignment or a sign of life has changed."""
         self._callbacks.append(callback)
 
+    def end_on_members(self, callback: Callable[[str], None]) -> None:
+        """Call it no more."""
+        self._callbacks.remove(callback)
+
     def watch(self, group_id: str, event: asyncio.Event) -> Callable[[], None]:
         """Set `event` whenever membership or assignments of the group change; returns what ends that."""
         self._watchers.setdefault(group_id, {})[event] = None

@@ -29,7 +29,7 @@ class ReportedPositions:
             MetastoreUnavailableError: nothing may have been stored; the next report makes it good.
         """
         if reader_id in self._view.groups:
-            raise ConflictError(f"{reader_id!r} is a consumer group", action="Report under another name.")
+            raise _is_a_group(reader_id)
         positions.reported_ms = self._clock.now_ms()
         key = self._view.keyspace.position(reader_id)
         present = self._view.positions.get(reader_id)
@@ -39,10 +39,16 @@ class ReportedPositions:
             else:
                 lease_id = (await self._metastore.grant_lease(expire_ms)).lease_id
             absent_group = ModRevisionIs(self._view.keyspace.group(reader_id), 0)
-            await self._metastore.txn([absent_group], [Put(key, positions.SerializeToString(), lease_id)])
+            stored = await self._metastore.txn([absent_group], [Put(key, positions.SerializeToString(), lease_id)])
         except MetastoreRolledBackError:
             raise
         except (TimeoutError, MetastoreUnavailableError, LeaseNotFoundError) as error:
             raise MetastoreUnavailableError(
                 f"the positions were not stored: {error}", outcome=Outcome.UNKNOWN
             ) from error
+        if not stored.succeeded:
+            raise _is_a_group(reader_id)
+
+
+def _is_a_group(reader_id: str) -> ConflictError:
+    return ConflictError(f"{reader_id!r} is a consumer group", action="Report under another name.")
