@@ -17,13 +17,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.simulation.plan import Plan
-from tests.simulation.simulation import Result, run, shrink
+from tests.simulation.simulation import Result, run_seed, shrink
 
 TAIL = 60
 """Lines of the trace that are printed of a broken seed."""
-TWICE_EVERY = 100
-"""Each so manyth seed is run twice, and both traces must be the same."""
 
 
 def main(
@@ -46,7 +43,7 @@ def main(
     counts: dict[str, int] = {}
     broken: list[Result] = []
     events = virtual_ms = 0
-    work = partial(_run_one, steps=steps, durability=durability, buggy_etcd=buggy_etcd, keep_trace=trace)
+    work = partial(run_seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd, keep_trace=trace)
     for done, result in enumerate(_run_all(work, chosen, jobs), start=1):
         events += result.steps
         virtual_ms += result.virtual_ms
@@ -82,15 +79,6 @@ def _run_all(work: partial[Result], seeds: Iterable[int], jobs: int) -> Iterator
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(work, seeds, chunksize=4)
-
-
-def _run_one(seed: int, *, steps: int, durability: str, buggy_etcd: bool, keep_trace: bool) -> Result:
-    plan = Plan.draw(seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd)
-    result = run(plan, keep_trace=keep_trace)
-    if seed % TWICE_EVERY == 0 and not result.broken:
-        again = run(plan)
-        assert (again.digest, again.steps) == (result.digest, result.steps), f"seed {seed} is not deterministic"
-    return result
 
 
 def _options(steps: int, durability: str, buggy_etcd: bool) -> str:

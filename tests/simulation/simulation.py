@@ -12,6 +12,9 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.plan import Plan
 from tests.simulation.world import SimulationError
 
+TWICE_EVERY = 100
+"""Each so manyth seed is run twice, and both traces must be the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -68,6 +71,16 @@ def _where(error: Exception) -> str:
         return str(error)
     code = traceback.tb_frame.f_code
     return f"{error} (in {code.co_qualname} of {code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno})"
+
+
+def run_seed(seed: int, *, steps: int, durability: str, buggy_etcd: bool, keep_trace: bool) -> Result:
+    """Run what a seed draws; each hundredth seed twice, and both have to be the same."""
+    plan = Plan.draw(seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd)
+    result = run(plan, keep_trace=keep_trace)
+    if seed % TWICE_EVERY == 0 and not result.broken:
+        again = run(plan)
+        assert (again.digest, again.steps) == (result.digest, result.steps), f"seed {seed} is not deterministic"
+    return result
 
 
 def shrink(failed: Result, progress: Callable[[str], None] = lambda text: None) -> Result:

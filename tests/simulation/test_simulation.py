@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -77,6 +78,16 @@ def test_a_seed_is_one_trace_under_any_hash_seed():
     ]
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) == 12
+
+
+def test_the_command_runs_seeds_in_two_processes(tmp_path):
+    """`make sim JOBS=2` gives one summary, and the exit code 0 where nothing broke."""
+    output = tmp_path / "summary.json"
+    arguments = ["--seeds", "0..5", "--steps", "200", "--jobs", "2", "--output", str(output)]
+    subprocess.run([sys.executable, "-m", "tests.simulation", *arguments], cwd=ROOT, check=True, timeout=100)
+    summary = json.loads(output.read_text())
+    assert (summary["seeds"], summary["broken"]) == (6, {})
+    assert summary["events"] > 6 * 200
 
 
 def test_every_fault_is_drawn_and_done():
