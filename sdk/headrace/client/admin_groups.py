@@ -201,11 +201,16 @@ def commit_results(
 
 
 def report_request(
-    reader_id: str, positions: Mapping[TopicPartition, int], expire_ms: int
+    reader_id: str,
+    positions: Mapping[TopicPartition, int],
+    expire_ms: int,
+    topic_ids: Mapping[str, bytes] | None = None,
 ) -> groups_pb2.ReportPositionsRequest:
-    """Make the request that says where a reader stands."""
+    """Make the request that says where a reader stands; with ids a topic is known by more than its name."""
     request = groups_pb2.ReportPositionsRequest(reader_id=reader_id, expire_ms=expire_ms)
     _add_offsets(request.topics, positions)
+    for topic in request.topics:
+        topic.topic_id = (topic_ids or {}).get(topic.name, b"")
     return request
 
 

@@ -166,6 +166,11 @@ class FetchConfig(ClientConfig):
     client_rack: str = _setting(
         "", "Where this client runs, as brokers name their racks: a replica there is read rather than the leader."
     )
+    report_positions_as: str = _setting(
+        "",
+        "A name under which the positions are reported every few seconds, so that `headrace group list --observed` "
+        "shows this reader and its lag. For reading without a group. Empty: they are not.",
+    )
     key_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
 
@@ -176,6 +181,7 @@ class FetchConfig(ClientConfig):
             ConfigError: one does not hold.
         """
         ClientConfig.check(self)
+        _check_group_name("report_positions_as", self.report_positions_as)
         resolve_deserializer(self.key_deserializer, "key_deserializer")
         resolve_deserializer(self.value_deserializer, "value_deserializer")
 
@@ -243,13 +249,18 @@ class ConsumerConfig(FetchConfig):
         FetchConfig.check(self)
         if self.group_id:
             for name in ("group_id", "group_instance_id"):
-                value = getattr(self, name)
-                if value and (len(value) > 249 or value in {".", ".."} or not _GROUP_ID.fullmatch(value)):
-                    raise ConfigError(f"{name}={value[:50]!r} is not 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+                _check_group_name(name, getattr(self, name))
+            if self.report_positions_as:
+                raise ConfigError("report_positions_as is for reading without a group, whose offsets are seen anyway")
             return
         for name in ("group_instance_id", "topic_pattern", "assignor", "on_assigned", "on_revoked", "on_lost"):
             if getattr(self, name):
                 raise ConfigError(f"{name} is for consumers of a group", action="Set group_id.")
+
+
+def _check_group_name(name: str, value: str) -> None:
+    if value and (len(value) > 249 or value in {".", ".."} or not _GROUP_ID.fullmatch(value)):
+        raise ConfigError(f"{name}={value[:50]!r} is not 1 to 249 of the characters a-z A-Z 0-9 . _ -")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

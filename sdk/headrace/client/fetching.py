@@ -28,6 +28,7 @@ from headrace.client.errors import ClosedError, ForkedError, WakeupError
 from headrace.client.fetch_plan import FetchPlan
 from headrace.client.forking import ForkGuard
 from headrace.client.offset_resets import log_edges, position_after
+from headrace.client.position_reports import INTERVAL_S, PositionReports
 from headrace.client.positions import Positions
 from headrace.client.read_position import Chunk
 from headrace.client.retry import OVERDUE_MS, Backoff
@@ -77,6 +78,7 @@ class Fetcher:
         self._topics: set[str] = set()
         self._plans: deque[FetchPlan] = deque()
         self._planned = threading.Condition(self._lock)
+        self._report_due = threading.Condition(self._lock)
         self._idle_fetchers = 0
         self._threads: list[threading.Thread] = []
         self._metadata_failures = 0
@@ -132,6 +134,8 @@ class Fetcher:
         self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
         with self._lock:
             self._start_thread(self._run)
+            if self._config.report_positions_as:
+                self._start_thread(self._report_positions)
 
     @contextlib.contextmanager
     def changing(self) -> Any:
@@ -223,7 +227,7 @@ class Fetcher:
                 return
             self._closed = True
             threads = list(self._threads)
-            for condition in (self._data, self._work, self._planned):
+            for condition in (self._data, self._work, self._planned, self._report_due):
                 condition.notify_all()
         self._connections.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -301,6 +305,31 @@ class Fetcher:
         thread = threading.Thread(target=self._guard_thread, args=(target,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    # --- the thread that reports positions ---
+
+    def _report_positions(self) -> None:
+        """Report until the owner is closed; whatever fails here, reading goes on."""
+        reports = PositionReports(self._config)
+        try:
+            while not reports.is_over:
+                with self._lock:
+                    if self._closed or self._failure is not None:
+                        return
+                    now = self._positions_now()
+                drive(reports.look(*now), self.perform)
+                with self._lock:
+                    self._report_due.wait_for(lambda: self._closed, INTERVAL_S)
+        except ClosedError:
+            return
+        except Exception:
+            log.exception("the positions of the %s are not reported any more", self._what)
+
+    def _positions_now(self) -> tuple[dict[TopicPartition, int], dict[str, bytes]]:
+        """Where the application is, and the topics' ids as far as they are known. Under the lock."""
+        positions = {where: self.positions.position(where) for where in self.positions.assigned()}
+        routes = {where.topic: self._routes.topic(where.topic) for where in positions}
+        return positions, {name: route.topic_id for name, route in routes.items() if route is not None}
 
     # --- a fetch's thread ---
 

@@ -16,6 +16,7 @@ from headrace.client.errors import ClosedError
 from headrace.client.fetch_plan import FetchPlan
 from headrace.client.fetching import Fetcher, NextChunk, log, now_ms
 from headrace.client.loop.connection import LoopConnections
+from headrace.client.position_reports import INTERVAL_S, PositionReports
 from headrace.client.read_position import Chunk
 from headrace.client.steps import Steps, drive_async
 
@@ -35,6 +36,8 @@ class LoopFetcher(Fetcher):
         """Begin to fetch."""
         self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
         self._own(self._run_engine())
+        if self._config.report_positions_as:
+            self._own(self._report_positions_async())
 
     async def run(self, steps: Steps[Any]) -> Any:
         """Drive steps of the owner."""
@@ -125,6 +128,18 @@ class LoopFetcher(Fetcher):
                     await self._work_there.wait()
             except TimeoutError:
                 continue
+
+    async def _report_positions_async(self) -> None:
+        """Report until the owner is closed; whatever fails here, reading goes on."""
+        reports = PositionReports(self._config)
+        try:
+            while not reports.is_over and self._failure is None:
+                await self.run(reports.look(*self._positions_now()))
+                await self._channels.pause(INTERVAL_S)
+        except ClosedError:
+            return
+        except Exception:
+            log.exception("the positions of the %s are not reported any more", self._what)
 
     def _plan(self, now: int) -> None:
         for plan in self.positions.plan(self._routes, now):
