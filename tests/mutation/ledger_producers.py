@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Simulation, Test
+from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Scenario, Simulation, Test
 
 WINDOWS = f"{BROKER}/core/producers.py"
 REBUILD = f"{BROKER}/runtime/producer_state.py"
@@ -26,7 +26,7 @@ PRODUCERS = (
         "            return Duplicate(Offset(base_offset), Offset(base_offset + record_count))\n",
         "            return Duplicate(Offset(base_offset), Offset(0))\n",
         "A retry is acknowledged before the high watermark has passed the original.",
-        Simulation(60),
+        Scenario("test_retries.py::test_a_retry_waits_as_the_original_does"),
     ),
     Mutant(
         "duplicate-at-a-wrong-offset",

@@ -114,7 +114,7 @@ STORAGE_RULES = (
         '    if crc32c(view[36:]) != header.crc:\n        return "the batch',
         '    if False:\n        return "the batch',
         "A follower takes a batch whose bytes were damaged, and recovery takes a torn one.",
-        Simulation(100, changes={"faults": ["damage", "kill", "isolate"]}),
+        Scenario("test_damage.py::test_a_follower_refuses_what_its_leaders_disk_damaged"),
     ),
     Mutant(
         "io-error-forgotten",

@@ -18,6 +18,21 @@ def test_a_retry_at_the_next_leader_is_recognised() -> None:
     story.finish()
 
 
+def test_a_retry_waits_as_the_original_does() -> None:
+    """b1 has the record and nobody else: whoever sends it again hears nothing before the others have it."""
+    story = Scenario()
+    story.produce(to=1)
+    story.separate(1, 2, 3)
+    sent = story.send(to=1)
+    story.send_again(sent, to=1)
+    story.run_for(300)
+    assert not sent.answered
+    story.reunite(1, 2, 3)
+    story.until(lambda: sent.acknowledged, "all have it")
+    assert sent.offset == 1
+    story.finish()
+
+
 def test_a_record_that_was_cut_is_no_duplicate() -> None:
     """b3 stopped in order with a record that it had to cut later: its snapshot of the producers goes with it."""
     story = Scenario()

@@ -4,10 +4,11 @@ from tests.simulation.scenario import Scenario
 
 
 def test_a_broker_that_stops_is_not_elected() -> None:
-    """b2 begins to stop, and b1 dies: b3 leads, though b2 comes before it."""
-    story = Scenario()
+    """b2 begins to stop, stays in sync because it is needed, and b1 dies: b3 leads, though b2 comes before it."""
+    story = Scenario(min_insync_replicas=3)
     story.produce(to=1)
     story.announce_stop(2)
+    assert story.in_sync == [1, 2, 3]
     story.kill(1)
     story.until(lambda: story.state.leader_epoch > 0 and story.state.leader is not None, "somebody is elected")
     assert story.state.leader is not None

@@ -1,0 +1,31 @@
+"""A bit flips on one disk: nobody takes what it damaged, and nothing is lost (H33, I17)."""
+
+from tests.simulation.scenario import LARGE, Scenario
+
+
+def test_a_follower_refuses_what_its_leaders_disk_damaged() -> None:
+    """b3 is sent a batch whose bytes do not fit; b1 looks, leaves, and copies everything anew from who leads next."""
+    story = Scenario()
+    story.separate(3, 1, 2)
+    story.until_in_sync(1, 2)
+    story.produce(to=1, value=LARGE)
+    story.damage(1)
+    story.reunite(3, 1, 2)
+    story.until(lambda: story.cluster.world.counts.get("damaged answers refused", 0) > 0, "b3 refuses it")
+    assert story.end(3) == 0
+    story.until_leads(2)
+    story.until_in_sync(1, 2, 3)
+    assert [story.end(broker_id) for broker_id in (1, 2, 3)] == [1, 1, 1]
+    story.finish()
+
+
+def test_a_restarted_replica_finds_the_damage_itself() -> None:
+    """b2 is restarted over a damaged log: it leaves, sets the log aside and copies it."""
+    story = Scenario()
+    story.produce(to=1, value=LARGE)
+    story.damage(2)
+    story.lose_power(2)
+    story.start(2)
+    story.until_in_sync(1, 2, 3)
+    story.until_end(2, 1)
+    story.finish()
