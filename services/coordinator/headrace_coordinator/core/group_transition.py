@@ -373,7 +373,7 @@ class _Round:
             topics=self._group_topics,
             target=self._target,
             owners=self._owners,
-            empty_since_ms=0 if self._members else self._before.empty_since_ms or self._now_ms,
+            empty_since_ms=self._empty_since_ms(),
         )
         derived = {member_id: message.SerializeToString() for member_id, message in assignments_of(group).items()}
         written = {member_id: derived[member_id] for member_id in self._shrunk}
@@ -397,6 +397,11 @@ class _Round:
             frozenset(self._deferred),
             more or self._more or bool(self._deferred),
         )
+
+    def _empty_since_ms(self) -> int:
+        if self._members:
+            return 0
+        return self._now_ms if self._before.members else self._before.empty_since_ms
 
     def _is_asked_now(self, partition: TopicPartition, member_id: bytes) -> bool:
         """Whether the owner of a partition is asked to give it up since this round."""

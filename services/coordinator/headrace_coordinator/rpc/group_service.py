@@ -17,7 +17,6 @@ from headrace.wire.errors import (
     MetastoreUnavailableError,
     Outcome,
     UnknownGroupError,
-    UnknownMemberError,
     UnknownTopicError,
     UnknownTopicIdError,
 )
@@ -106,7 +105,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         present = self._groups.entry(request.group_id).live.get(member.member_id)
         if present is not None:  # The join was done already; its answer was lost.
             if not await self._renew(request.group_id, member.member_id, present.lease_id):
-                raise UnknownMemberError(f"the session of member {member.member_id.hex()} is over")
+                raise await self._no_session(request, present.lease_id)
             lease_id = present.lease_id
         else:
             lease_id = (await self._metastore.grant_lease(member.session_timeout_ms)).lease_id
@@ -136,7 +135,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         known = entry.group.members.get(member.member_id)
         owned = read_owned(request)
         if known is not None and not await self._renew(request.group_id, member.member_id, known.lease_id):
-            raise no_member(entry.group.members, member.member_id, "")
+            raise await self._no_session(request, known.lease_id)
         if known is not None and not _says_something_new(entry, known, member, request.member_epoch, owned):
             return
         heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, owned)
@@ -153,9 +152,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             try:
                 await self._offsets.wait_for(known_revision, loop.time() + BEHIND_SECONDS)
             except HeadraceError:
-                raise MetastoreUnavailableError(
-                    "this coordinator's metadata is behind", outcome=Outcome.NOT_APPLIED
-                ) from None
+                raise _behind() from None
         return self._groups.entry(group_id)
 
     async def _renew(self, group_id: str, member_id: bytes, lease_id: int) -> bool:
@@ -166,6 +163,26 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         except LeaseNotFoundError:
             return False
         return left_ms > 0 and live.key_value is not None and live.key_value.lease_id == lease_id
+
+    async def _no_session(self, request: groups_pb2.HeartbeatRequest, lease_id: int) -> HeadraceError:
+        """Why a session is over; of an instance once this coordinator's view shows whether it was replaced."""
+        if not request.instance_id:
+            return no_member({}, request.member_id, "")
+        changed = asyncio.Event()
+        end = self._groups.watch(request.group_id, changed)
+        try:
+            async with asyncio.timeout(BEHIND_SECONDS):
+                while True:
+                    entry = self._groups.entry(request.group_id)
+                    present = entry.live.get(request.member_id)
+                    if present is None or present.lease_id != lease_id:
+                        return _not_in(entry, request)
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return _behind()
+        finally:
+            end()
 
     async def _wait_for_news(self, request: groups_pb2.HeartbeatRequest, wait_until: float) -> None:
         """Return when the member's assignment is another than it knows, or it is no member any more, or in time."""
@@ -190,8 +207,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         entry = self._groups.entry(request.group_id)
         stored = entry.assignments.get(request.member_id)
         if stored is None or request.member_id not in entry.group.members or request.member_id not in entry.live:
-            others = {m: member for m, member in entry.group.members.items() if m != request.member_id}
-            raise no_member(others, request.member_id, request.instance_id)
+            raise _not_in(entry, request)
         response = groups_pb2.HeartbeatResponse(
             revision=stored.mod_revision,
             heartbeat_interval_ms=_interval_ms(request),
@@ -401,6 +417,15 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 
     def _names(self) -> dict[bytes, str]:
         return {bytes(topic.topic_id): topic.name for topic in self._view.topics.values()}
+
+
+def _not_in(entry: GroupEntry, request: groups_pb2.HeartbeatRequest) -> HeadraceError:
+    others = {m: member for m, member in entry.group.members.items() if m != request.member_id}
+    return no_member(others, request.member_id, request.instance_id)
+
+
+def _behind() -> MetastoreUnavailableError:
+    return MetastoreUnavailableError("this coordinator's metadata is behind", outcome=Outcome.NOT_APPLIED)
 
 
 def _no_topic(topic_id: bytes) -> UnknownTopicIdError:

@@ -1,0 +1,501 @@
+"""Membership through the calls, on the in-memory metastore: lost answers, old views, lost sessions, static members."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import (
+    FencedInstanceError,
+    FencedMemberEpochError,
+    GroupTooLargeError,
+    InvalidRequestError,
+    InvalidTopicNameError,
+    MetastoreUnavailableError,
+    TimedOutError,
+    UnknownMemberError,
+)
+from headrace_coordinator.core import group_transition
+from headrace_coordinator.core.group_state import encode_group
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metastore.api import Put
+
+from tests.unit.coordinator.group_parts import (
+    GROUP,
+    Caller,
+    coordinators,
+    delete_topic,
+    error_of,
+    make_topic,
+    settle,
+    until,
+)
+
+LOST, NEVER = "answer lost", "never arrived"
+
+
+@pytest.fixture
+def run(run_with_parts):
+    """Run a coroutine function with the parts and two coordinators."""
+
+    def start(scenario, partitions=4):
+        async def whole(parts):
+            async with coordinators(parts, "a", "b", partitions=partitions) as (a, b):
+                await scenario(parts, a, b)
+
+        run_with_parts(whole)
+
+    return start
+
+
+def test_partitions_go_over_only_when_they_were_given_up(run):
+    """A member joins: what it is to have stays with its owner until that says it gave it up, then it is granted."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await one.beat(a)
+        assert one.numbers == [0, 1, 2, 3]
+        await two.beat(b)
+        assert two.numbers == []
+        await one.beat(a, wait_ms=1_000)
+        assert sorted(n for _, n in one.may_own) == [0, 1]
+        await two.beat(b)
+        assert two.numbers == []
+        await one.turn(a)
+        await two.beat(b, wait_ms=1_000)
+        assert (one.numbers, two.numbers) == ([0, 1], [2, 3])
+        assert min(two.holds.values()) > max(one.holds.values())
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("faults", [[LOST], [NEVER], [LOST, NEVER], [NEVER, LOST]])
+def test_a_join_takes_effect_once_whatever_answers_are_lost(run, faults):
+    """One member, one lease, one live key."""
+
+    async def scenario(parts, a, b):
+        a.metastore.faults = list(faults)
+        one = Caller(1)
+        await one.beat(a)
+        assert one.numbers == [0, 1, 2, 3]
+        assert list(a.group.members) == list(a.entry().live) == [one.id]
+        assert a.group.members[one.id].lease_id == a.entry().live[one.id].lease_id
+
+    run(scenario)
+
+
+def test_a_join_that_is_sent_again_elsewhere_is_the_same_join(run):
+    """The second coordinator has not heard of the first join; the lease that it made for nothing is given back."""
+
+    async def scenario(parts, a, b):
+        await b.stand_still()
+        one, again = Caller(1), Caller(1)
+        await one.beat(a)
+        leases = parts.memory._leases
+        assert len(leases) == 1
+        joining = asyncio.create_task(again.beat(b))
+        await until(lambda: len(leases) == 2)
+        b.follow()
+        await joining
+        assert again.holds == one.holds
+        assert len(leases) == 1
+
+    run(scenario)
+
+
+def test_a_join_whose_lease_has_ended_does_not_stop_the_group(run):
+    """It is told that its session is over; those who wait beside it get in."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+
+        async def end_lease(compares, operations):
+            a.metastore.before_txn = None
+            for put in operations:
+                if isinstance(put, Put) and put.lease_id and one.id.hex() in put.key:
+                    await parts.memory.revoke_lease(put.lease_id)
+
+        a.metastore.before_txn = end_lease
+        ended, _ = await asyncio.gather(error_of(one.beat(a)), two.beat(a))
+        assert isinstance(ended, UnknownMemberError)
+        assert list(a.group.members) == [two.id]
+        assert not a.rounds._waiting
+
+    run(scenario)
+
+
+def test_a_join_that_nobody_waits_for_does_not_happen(run):
+    """The caller gave up while etcd was away: no ghost holds partitions for a session's time."""
+
+    async def scenario(parts, a, b):
+        a.metastore.faults = [NEVER] * 100
+        one = Caller(1)
+        assert isinstance(await error_of(one.beat(a, seconds=0.2)), TimedOutError)
+        a.metastore.faults = []
+        two = Caller(2)
+        await two.beat(a)
+        assert list(a.group.members) == [two.id]
+
+    run(scenario)
+
+
+def test_a_member_may_join_again_under_its_id_once_its_session_is_over(run):
+    """Whether it was put out before or not: its keys are never deleted and put in one transaction."""
+
+    async def scenario(parts, a, b):
+        one = Caller(1)
+        await one.beat(a)
+        await parts.memory.revoke_lease(a.entry().live[one.id].lease_id)
+        await a.see()
+        await until(lambda: not a.entry().live)
+        assert one.id in a.group.members
+        again = Caller(1)
+        await again.beat(a)
+        assert again.numbers == [0, 1, 2, 3]
+        assert min(again.holds.values()) > max(one.holds.values())
+
+    run(scenario)
+
+
+def test_a_lost_session_is_told_though_the_view_is_old(run):
+    """Neither a heartbeat nor a repeated join is answered from memory (H73, H76)."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await one.beat(b)
+        await b.stand_still()
+        await a.rounds.leave(GROUP, one.id, parts.deadline)  # Put out; its lease lives on.
+        await two.beat(a)
+        assert isinstance(await error_of(one.beat(b)), UnknownMemberError)
+        assert isinstance(await error_of(Caller(1).beat(b)), UnknownMemberError)
+        one.fields["instance_id"] = "i"  # Whether it was replaced this view does not say.
+        assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
+
+    run(scenario)
+
+
+def test_a_dead_member_is_put_out_and_its_partitions_go_over(run):
+    """Its lease is gone: the transaction compares that, and frees what it owned."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await settle(a, one, two)
+        await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
+        await until(lambda: two.id not in a.entry().live)
+        a.rounds.look(GROUP)
+        await until(lambda: two.id not in a.group.members)
+        await one.beat(a)
+        assert one.numbers == [0, 1, 2, 3]
+        assert isinstance(await error_of(two.beat(a)), UnknownMemberError)
+        assert parts.metric("group_evictions") == 1
+
+    run(scenario)
+
+
+def test_nobody_is_fenced_by_a_coordinator_that_is_behind(run):
+    """The member was told at `a` what `b` has not seen yet: `b` waits, and says METASTORE_UNAVAILABLE if in vain."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await one.beat(a)
+        await b.see()
+        await b.stand_still()
+        await two.beat(a)
+        await one.turn(a)
+        late = asyncio.create_task(one.beat(b))
+        await asyncio.sleep(0)
+        b.follow()
+        await late
+        await b.stand_still()
+        await Caller(3).beat(a)
+        await one.turn(a)
+        assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
+
+    run(scenario)
+
+
+def test_what_a_late_heartbeat_says_of_another_epoch_frees_nothing(run):
+    """I25: only what was said of the present assignment counts."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await one.beat(a)
+        epoch, revision = one.epoch, one.revision
+        await two.beat(a)
+        await one.beat(a)
+        late = Caller(1)
+        late.epoch, late.revision = epoch, revision
+        await late.beat(a, owned=[])
+        assert len(a.group.owned_by(one.id)) == 4
+        ahead = Caller(1)
+        ahead.epoch, ahead.revision = one.epoch + 1, one.revision
+        assert isinstance(await error_of(ahead.beat(a)), FencedMemberEpochError)
+
+    run(scenario)
+
+
+def test_a_static_member_takes_its_place_and_the_former_life_is_fenced(run):
+    """H69: nothing moves; the old life is told FENCED_INSTANCE, also where its heartbeat is waiting."""
+
+    async def scenario(parts, a, b):
+        old, other = Caller(1, instance_id="i"), Caller(2)
+        await settle(a, old, other)
+        waiting = asyncio.create_task(error_of(old.beat(b, wait_ms=2_000)))
+        new = Caller(3, instance_id="i")
+        await new.beat(a)
+        assert new.numbers == old.numbers
+        assert min(new.holds.values()) > max(old.holds.values())
+        assert isinstance(await waiting, FencedInstanceError)
+        assert isinstance(await error_of(old.beat(a)), FencedInstanceError)
+        revision = other.revision
+        await other.beat(a)
+        assert other.revision == revision
+
+    run(scenario)
+
+
+def test_of_two_lives_that_join_at_once_one_stays(run):
+    """Both in one round: the one is replaced by the other and told so."""
+
+    async def scenario(parts, a, b):
+        answers = await asyncio.gather(
+            *(Caller(seed, instance_id="i").beat(a) for seed in (1, 2)), return_exceptions=True
+        )
+        fenced = [answer for answer in answers if isinstance(answer, FencedInstanceError)]
+        assert len(fenced) == len(a.group.members) == 1
+
+    run(scenario)
+
+
+def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given_it_up(run):
+    """Its former life is over, so that nobody has to wait for it."""
+
+    async def scenario(parts, a, b):
+        old, other = Caller(1, instance_id="i"), Caller(2)
+        await old.beat(a)
+        await other.beat(a)
+        new = Caller(3, instance_id="i")
+        await new.beat(a)
+        await other.beat(a)
+        assert (len(new.holds), len(other.holds)) == (2, 2)
+
+    run(scenario)
+
+
+def test_who_does_not_give_up_in_time_is_put_out(run):
+    """After the rebalance timeout, by the coordinators' clock."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await one.beat(a)
+        await two.beat(a)
+        await one.beat(a)
+        a.clock.advance(59_999)
+        await two.beat(a)
+        assert not a.keeper._needs_a_round(GROUP)
+        a.clock.advance(1)
+        assert a.keeper._needs_a_round(GROUP)
+        a.rounds.look(GROUP)
+        await until(lambda: one.id not in a.group.members)
+        await two.beat(a)
+        assert two.numbers == [0, 1, 2, 3]
+        assert isinstance(await error_of(one.beat(a)), UnknownMemberError)
+
+    run(scenario)
+
+
+def test_what_a_coordinator_left_half_done_another_one_finds(run):
+    """The state is written, an assignment is not: with 128 operations a transaction that happens."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await settle(a, one, two)
+        await b.see()
+        assert not b.keeper._needs_a_round(GROUP)
+        told = a.entry().assignments[one.id]
+        await parts.memory.txn([], [Put(told.key, metadata_pb2.MemberAssignment(member_epoch=1).SerializeToString())])
+        state = a.group
+        await parts.memory.txn([], [Put(parts.keyspace.group(GROUP), encode_group(state))])
+        await b.see()
+        b.keeper._look_late(GROUP)
+        await until(lambda: not b.rounds._waiting)
+        await b.see()
+        assert b.entry().assignments[one.id].value == told.value
+        assert not b.keeper._needs_a_round(GROUP)
+
+    run(scenario)
+
+
+def test_topics_that_come_grow_and_go_are_followed(run):
+    """A pattern that matches nothing waits; a topic that appears is assigned; one deleted and made anew is another."""
+
+    async def scenario(parts, a, b):
+        one = Caller(1, topics=[], topic_pattern="n[ab]*")
+        await one.beat(a)
+        assert one.holds == {}
+        na = await make_topic(parts, "na", 2)
+        assert a.keeper._needs_a_round(GROUP)
+        await one.beat(a, topic_pattern="n[ab]*")
+        a.rounds.look(GROUP)
+        await one.beat(a, wait_ms=2_000)
+        assert set(one.holds) == {(na, 0), (na, 1)}
+        await delete_topic(parts, na, "na")
+        fresh = await make_topic(parts, "na", 1)
+        a.rounds.look(GROUP)
+        await until(lambda: any(partition[0] == fresh for partition in a.group.owners))
+        await one.beat(a)
+        assert set(one.may_own) == {(fresh, 0)}
+        assert not a.keeper._needs_a_round(GROUP)
+
+    run(scenario)
+
+
+def test_a_topic_that_a_coordinator_has_not_heard_of_is_not_dropped(run):
+    """Its view of topics is behind: the compare in the transaction says so, and the owner keeps what it has."""
+
+    async def scenario(parts, a, b):
+        one = Caller(1)
+        await one.beat(a)
+        await b.see()
+        b.rounds._topics = dict
+        before = parts.metric("group_conflicts")
+        b.rounds.look(GROUP)
+        await until(lambda: parts.metric("group_conflicts") > before)
+        assert len(a.group.owned_by(one.id)) == 4
+        await b.rounds.stop()
+
+    run(scenario)
+
+
+def test_a_subscription_that_changes_is_given_up_first(run):
+    """What it no longer wants stays its own until it says so, and then the state forgets the topic; no flapping."""
+
+    async def scenario(parts, a, b):
+        await make_topic(parts, "u", 2)
+        one = Caller(1, topics=["t", "u"])
+        await one.beat(a)
+        one.fields["topics"] = ["u"]
+        await one.beat(a)
+        assert (len(one.may_own), len(one.holds), len(a.group.owners)) == (2, 6, 6)
+        epoch = a.group.group_epoch
+        assert not a.keeper._needs_a_round(GROUP)
+        one.holds = dict(one.may_own)
+        await one.beat(a)
+        assert (len(a.group.owners), len(a.group.topics)) == (2, 1)
+        assert a.group.group_epoch == epoch
+        assert not a.keeper._needs_a_round(GROUP)
+
+    run(scenario)
+
+
+def test_three_hundred_members_join_in_transactions_that_etcd_takes(run):
+    """All at once: rounds of what fits, then everybody is told, and everything is owned once."""
+
+    async def scenario(parts, a, b):
+        members = [Caller(seed) for seed in range(300)]
+        await asyncio.gather(*(member.beat(a) for member in members))
+        for _ in range(6):
+            await asyncio.gather(*(member.turn(a) for member in members))
+        owned = [partition for member in members for partition in member.holds]
+        assert len(owned) == len(set(owned)) == 400
+        assert max(len(member.holds) for member in members) == 2
+        assert all(len(operations) <= 128 and len(compares) <= 128 for compares, operations in a.metastore.sent)
+        await asyncio.gather(*(a.rounds.leave(GROUP, member.id, parts.deadline) for member in members))
+        assert not a.group.members
+        assert not a.entry().live
+
+    run(scenario, partitions=400)
+
+
+def test_a_group_takes_no_more_than_fits_into_its_key(run, monkeypatch):
+    """A join or a larger subscription is refused with GROUP_TOO_LARGE; the members go on."""
+
+    async def scenario(parts, a, b):
+        one = Caller(1)
+        await one.beat(a)
+        monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
+        assert isinstance(await error_of(Caller(2).beat(a)), GroupTooLargeError)
+        larger = [f"topic-{number}" for number in range(50)]
+        assert isinstance(await error_of(one.beat(a, topics=larger)), GroupTooLargeError)
+        await one.beat(a)
+        assert a.group.members[one.id].topics == ("t",)
+        assert len(parts.memory._leases) == 1
+
+    run(scenario)
+
+
+def test_a_member_waits_for_news_no_longer_than_its_interval(run):
+    """A long poll ends with the news, or after the interval of the answer: nobody renews the lease meanwhile."""
+
+    async def scenario(parts, a, b):
+        one = Caller(1, session_timeout_ms=1_000)
+        answer = await one.beat(a)
+        assert answer.heartbeat_interval_ms == 250
+        assert answer.assignor == "uniform"
+        revision = one.revision
+        await one.beat(a, wait_ms=86_400_000)
+        assert one.revision == revision
+        waiting = asyncio.create_task(one.beat(a, wait_ms=250))
+        await Caller(2).beat(b)
+        await waiting
+        assert one.revision > revision
+
+    run(scenario)
+
+
+def test_leaving_twice_is_leaving(run):
+    """And the lease is given back."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await settle(a, one, two)
+        request = groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=two.id)
+        await a.call("LeaveGroup", request)
+        await b.call("LeaveGroup", request)
+        await one.beat(a)
+        assert one.numbers == [0, 1, 2, 3]
+        assert len(parts.memory._leases) == 1
+        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="nobody", member_id=two.id))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"group_id": ""}, InvalidRequestError),
+        ({"group_id": "g" * 10_000}, InvalidRequestError),
+        ({"group_id": "a/b"}, InvalidRequestError),
+        ({"group_id": ".."}, InvalidRequestError),
+        ({"member_id": b"short"}, InvalidRequestError),
+        ({"topics": []}, InvalidRequestError),
+        ({"topics": ["no/slash"]}, InvalidTopicNameError),
+        ({"topics": [f"t{number}" for number in range(1_001)]}, InvalidRequestError),
+        ({"topic_pattern": "(a+)+$"}, InvalidRequestError),
+        ({"instance_id": "a/b"}, InvalidRequestError),
+        ({"assignor": "fastest"}, InvalidRequestError),
+        ({"session_timeout_ms": 999}, InvalidRequestError),
+        ({"rebalance_timeout_ms": 0}, InvalidRequestError),
+        ({"member_epoch": -1}, InvalidRequestError),
+        ({"member_epoch": 7}, UnknownMemberError),
+    ],
+)
+def test_bad_heartbeats_are_refused_and_leave_nothing(run, fields, error):
+    """Typed, with what is wrong; no key, no lease."""
+
+    async def scenario(parts, a, b):
+        request = {
+            "group_id": GROUP,
+            "member_id": b"m" * 16,
+            "topics": ["t"],
+            "session_timeout_ms": 1_000,
+            "rebalance_timeout_ms": 1_000,
+        }
+        refused = await error_of(a.call("Heartbeat", groups_pb2.HeartbeatRequest(**request | fields)))
+        assert type(refused) is error
+        assert refused.message
+        assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
+        assert not parts.memory._leases
+
+    run(scenario)
