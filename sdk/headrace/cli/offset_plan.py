@@ -155,7 +155,7 @@ def _parse(text: str, option: str, shown: str, kind: PositionKind | None, what: 
         found = parse_offsets(text)
     except OffsetSyntaxError as error:
         raise UsageProblem(f"{problem} ({error.problem})") from None
-    if found.stop is not None or text.endswith(":") or text.startswith(":") or kind not in (None, found.start.kind):
+    if found.stop is not None or text.endswith(":") or kind not in (None, found.start.kind):
         raise problem
     return found.start
 

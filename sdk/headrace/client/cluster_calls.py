@@ -16,7 +16,7 @@ from headrace.client.errors import NoBrokersAvailableError
 from headrace.client.group_routing import coordinators_for
 from headrace.client.steps import Call, Steps
 from headrace.v1 import cluster_pb2
-from headrace.wire.errors import HeadraceError, Outcome, from_rpc_error
+from headrace.wire.errors import ConflictError, HeadraceError, Outcome, from_rpc_error
 
 PROBE_TIMEOUT_S = 5.0
 """How long one coordinator may take to answer while others are left to try."""
@@ -160,6 +160,8 @@ class ClusterCalls:
                 typed = from_rpc_error(error)
                 if not _try_elsewhere(typed, error, repeatable):
                     raise typed from error
+                if isinstance(typed, ConflictError) and position + 1 == len(remaining):
+                    raise typed from error  # It was answered, and by the last one.
                 causes[address] = _cause(error, typed)
                 continue
             self._preferred = address

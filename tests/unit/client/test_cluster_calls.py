@@ -7,8 +7,8 @@ from headrace.client.cluster_calls import METADATA_PROBE_S, ClusterCalls, error_
 from headrace.client.config import ClientConfig
 from headrace.client.errors import NoBrokersAvailableError
 from headrace.client.steps import drive
-from headrace.v1 import cluster_pb2
-from headrace.wire.errors import Outcome
+from headrace.v1 import cluster_pb2, errors_pb2
+from headrace.wire.errors import STATUS_DETAILS_KEY, ConflictError, Outcome, to_detail
 
 
 class Failure(grpc.RpcError):
@@ -77,6 +77,18 @@ def test_a_short_time_is_not_overrun(monkeypatch):
         servers.metadata(timeout=0.7)
     assert servers.asked == [("a:1", 0.7)]
     assert caught.value.causes["b:1"] == "not tried: the time was up"
+
+
+def test_a_conflict_is_tried_elsewhere_and_told_as_what_it_is(monkeypatch):
+    """The next server may succeed; where the last one says so, too, servers were there and nobody was missing."""
+    status = errors_pb2.Status()
+    status.details.add().Pack(to_detail(ConflictError("somebody else was first")))
+    conflict = Failure(grpc.StatusCode.ABORTED)
+    conflict.trailing_metadata = lambda: ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+    good = cluster_pb2.GetMetadataResponse(cluster_id="c")
+    assert Servers(monkeypatch, a=conflict, b=good).metadata().cluster_id == "c"
+    with pytest.raises(ConflictError, match="somebody else was first"):
+        Servers(monkeypatch, a=REFUSED, b=conflict).metadata(timeout=0.5)
 
 
 def test_what_never_left_was_not_applied_and_what_a_server_cancelled_may_go_again():

@@ -223,6 +223,14 @@ def test_a_coordinator_that_hangs_holds_up_no_record_and_no_close(clicks, receiv
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-reader"]
 
 
+def test_a_close_waits_for_no_look(clicks, receiver, monkeypatch):
+    """The thread that waits for the time of the next report ends with the reader."""
+    monkeypatch.setattr("headrace.client.fetching.INTERVAL_S", 3_600)
+    with headrace.Reader("clicks", **settings(clicks)):
+        receiver.wait_for({("clicks", 0): 0, ("clicks", 1): 0})
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-reader"]
+
+
 def test_an_error_that_nobody_foresaw_ends_the_reports_alone(clicks, receiver, monkeypatch, caplog):
     """It is logged; the reader reads to its end, blocking and asyncio."""
 

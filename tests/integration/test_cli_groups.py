@@ -1,0 +1,254 @@
+"""The commands about groups against a real cluster: who is behind, who owns what, resets, readers that report."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import headrace as sdk
+import pytest
+from headrace import TopicPartition, aio
+from headrace.cli.main import run
+from headrace.cli.session import SdkClients
+from headrace.wire.errors import ConflictError, GroupNotEmptyError, UnknownGroupError
+from headrace_devcluster.cluster import LocalCluster
+from headrace_server.keys import Keyspace
+from headrace_server.metastore.etcd import EtcdMetastore
+
+WAIT = 60.0
+HOUR_MS = 3_600_000
+PARTITIONS = 4
+
+
+class Ended(NamedTuple):
+    """What a command line did."""
+
+    code: int
+    out: str
+    err: str
+
+
+class CommandLine:
+    """Runs command lines in this process against a cluster."""
+
+    def __init__(self, cluster: LocalCluster, capture: pytest.CaptureFixture[bytes]) -> None:
+        self.cluster = cluster
+        self._capture = capture
+
+    def __call__(self, *arguments: str) -> Ended:
+        code = run(["group", *arguments, "-b", self.cluster.bootstrap_servers], SdkClients())
+        captured = self._capture.readouterr()
+        return Ended(int(code), captured.out.decode(), captured.err.decode())
+
+    def ok(self, *arguments: str) -> str:
+        ended = self(*arguments)
+        assert ended.code == 0, ended
+        return ended.out
+
+    def document(self, *arguments: str) -> Any:
+        return json.loads(self.ok(*arguments, "--output", "json"))
+
+    def partitions(self, group: str) -> dict[int, Any]:
+        """What describe says of each partition, by number."""
+        return {row["partition"]: row for row in self.document("describe", group)["partitions"]}
+
+    def until(self, shows: Callable[[], bool], what: str) -> None:
+        """Wait until something holds."""
+        deadline = time.monotonic() + WAIT
+        while not shows():
+            assert time.monotonic() < deadline, what
+
+
+@pytest.fixture
+def headrace(headrace_cluster: LocalCluster, capsysbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
+    return CommandLine(headrace_cluster, capsysbinary)
+
+
+@pytest.fixture
+def topic(headrace_cluster: LocalCluster, topic_name: str) -> str:
+    """Four partitions with ten records each, an hour old."""
+    with sdk.Admin(bootstrap_servers=headrace_cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic_name, PARTITIONS)
+    produced_ms = time.time_ns() // 1_000_000 - HOUR_MS
+    with sdk.Producer(bootstrap_servers=headrace_cluster.bootstrap_servers) as producer:
+        for number in range(10 * PARTITIONS):
+            producer.send(topic_name, b"%d" % number, partition=number % PARTITIONS, timestamp_ms=produced_ms)
+    return topic_name
+
+
+@pytest.fixture
+def member(headrace_cluster: LocalCluster, topic: str) -> Iterator[Callable[..., sdk.Consumer]]:
+    """Makes members of the group that is called as the topic; they leave at the end."""
+    members: list[sdk.Consumer] = []
+
+    def make(**settings: Any) -> sdk.Consumer:
+        values = {"group_id": topic, "auto_offset_reset": "earliest", "enable_auto_commit": False, **settings}
+        members.append(sdk.Consumer(topic, bootstrap_servers=headrace_cluster.bootstrap_servers, **values))
+        return members[-1]
+
+    try:
+        yield make
+    finally:
+        for each in members:
+            each.close()
+
+
+def take(consumer: sdk.Consumer, count: int) -> list[int]:
+    """The numbers of the next records, `count` or more."""
+    found: list[int] = []
+    deadline = time.monotonic() + WAIT
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} records came"
+        found += [int(record.value) for record in consumer.poll(0.1)]
+    return found
+
+
+def test_a_live_group_is_described(headrace: CommandLine, topic: str, member: Callable[..., sdk.Consumer]) -> None:
+    """Owners with host, client and epoch, what is committed, how many records are left and how old the first is."""
+    consumer = member(client_id="worker", group_instance_id="place-1")
+    assert len(take(consumer, 10 * PARTITIONS)) == 10 * PARTITIONS
+    consumer.commit({TopicPartition(topic, n): 2 * n for n in range(PARTITIONS)})
+    found = headrace.document("describe", topic)
+    assert (found["state"], found["assignor"], found["unowned"]) == ("stable", "uniform", [])
+    (described,) = found["members"]
+    assert (described["name"], described["client_id"], described["live"]) == ("place-1", "worker", True)
+    assert described["host"]
+    rows = headrace.partitions(topic)
+    assert [rows[n]["committed_offset"] for n in range(PARTITIONS)] == [0, 2, 4, 6]
+    assert [rows[n]["lag_records"] for n in range(PARTITIONS)] == [10, 8, 6, 4]
+    assert {(row["owner_name"], row["assignment_epoch"]) for row in rows.values()} == {
+        ("place-1", described["member_epoch"])
+    }
+    assert all(HOUR_MS <= row["lag_ms"] < 2 * HOUR_MS for row in rows.values())
+    (listed,) = [row for row in headrace.document("list", "--lag") if row["group_id"] == topic]
+    assert (listed["members"], listed["partitions"], listed["lag_records"]) == (1, PARTITIONS, 28)
+
+
+def test_a_live_group_is_not_reset(headrace: CommandLine, topic: str, member: Callable[..., sdk.Consumer]) -> None:
+    """Nor deleted, by the command line or by Admin; its offsets can be kept in a file all the same."""
+    consumer = member(group_instance_id="place-1")
+    take(consumer, 10 * PARTITIONS)
+    consumer.commit()
+    ended = headrace("reset", topic, "--to-earliest", "--execute")
+    assert (ended.code, f"group {topic} has 1 member: place-1" in ended.err) == (1, True)
+    assert headrace("delete", topic, "--yes").code == 1
+    first = TopicPartition(topic, 0)
+    with sdk.Admin(bootstrap_servers=headrace.cluster.bootstrap_servers) as admin:
+        with pytest.raises(GroupNotEmptyError):
+            admin.reset_group_offsets(topic, {first: 0})
+        (refused,) = admin.delete_groups([topic])
+        assert isinstance(refused.error, GroupNotEmptyError)
+        assert admin.group_offsets(topic)[first].offset == 10
+    assert headrace.ok("reset", topic, "--to-file", "-").count('"offset": 10') == PARTITIONS
+
+
+def test_members_go_on_where_they_were_sent(
+    headrace: CommandLine, topic: str, member: Callable[..., sdk.Consumer], tmp_path: Path
+) -> None:
+    """Back, forth, from a file, like another group; a dry run moves nothing; deleted, the group begins anew."""
+    consumer = member()
+    take(consumer, 10 * PARTITIONS)
+    consumer.commit()
+    consumer.close()
+    kept = tmp_path / "offsets.json"
+    headrace.ok("reset", topic, "--to-file", str(kept))
+    headrace.ok("reset", topic, "--shift", "-3")
+    assert headrace.document("describe", topic)["lag_records"] == 0, "a dry run changes nothing"
+    headrace.ok("reset", topic, "--shift", "-3", "--execute")
+    consumer = member()
+    assert sorted(take(consumer, 3 * PARTITIONS)) == list(range(7 * PARTITIONS, 10 * PARTITIONS))
+    consumer.close()
+    headrace.ok("reset", topic, "--by-duration", "2h", "--topic", f"{topic}:0,1", "--execute")
+    headrace.ok("seek", topic, f"{topic}:2", "--to", "@-30m", "--execute")
+    headrace.ok("seek", topic, f"{topic}:3", "--to", "99", "--execute")
+    rows = headrace.partitions(topic)
+    assert [rows[n]["committed_offset"] for n in range(PARTITIONS)] == [0, 0, 10, 10]
+    headrace.ok("reset", f"{topic}-copy", "--like", topic, "--execute")
+    assert headrace.document("describe", f"{topic}-copy")["lag_records"] == 20
+    headrace.ok("reset", topic, "--from-file", str(kept), "--execute")
+    assert headrace.document("describe", topic)["lag_records"] == 0
+    headrace.ok("reset", topic, "--forget", "--topic", f"{topic}:1", "--execute")
+    assert sorted(headrace.partitions(topic)) == [0, 2, 3]
+    assert "deleted" in headrace.ok("delete", topic, f"{topic}-copy", "--yes")
+    assert headrace("describe", topic).code == 4
+    assert len(take(member(), 10 * PARTITIONS)) == 10 * PARTITIONS
+
+
+def test_the_registries_are_keys_of_etcd(
+    headrace: CommandLine, topic: str, member: Callable[..., sdk.Consumer]
+) -> None:
+    """What --verbose names is there, under the group all of it and nothing else; brokers are alive."""
+    consumer = member()
+    take(consumer, 10 * PARTITIONS)
+    consumer.commit()
+    named = json.loads(headrace.ok("describe", topic, "--verbose", "--output", "json"))["registries"]
+
+    async def keys() -> tuple[set[str], set[str]]:
+        metastore = EtcdMetastore([headrace.cluster.etcd.endpoint])
+        try:
+            keyspace = Keyspace(named[0]["key"].split("/")[2], int(named[0]["key"].split("/")[3]))
+            of_group = await metastore.range(keyspace.group_prefix(topic))
+            alive = await metastore.range(f"{keyspace.prefix}live/")
+            return {each.key for each in of_group.key_values}, {each.key for each in alive.key_values}
+        finally:
+            await metastore.close()
+
+    of_group, alive = asyncio.run(keys())
+    by_registry: dict[str, set[str]] = {}
+    for row in named:
+        by_registry.setdefault(row["registry"], set()).add(row["key"])
+    assert by_registry.pop("brokers") == alive
+    assert set(by_registry) == {"consumers", "ownership", "offsets"}
+    assert set().union(*by_registry.values()) == of_group
+
+
+def test_a_reader_that_reports_is_seen(headrace: CommandLine, topic: str) -> None:
+    """By its name, with its lag; a group of that name keeps it out, and nobody resets it."""
+    name = f"{topic}-scan"
+    with sdk.Consumer(
+        topic,
+        bootstrap_servers=headrace.cluster.bootstrap_servers,
+        auto_offset_reset="earliest",
+        report_positions_as=name,
+    ) as consumer:
+        headrace.until(lambda: headrace("describe", name).code == 0, "the reader is listed")
+        assert headrace.document("describe", name)["lag_records"] == 10 * PARTITIONS
+        take(consumer, 10 * PARTITIONS)
+        headrace.until(lambda: headrace.document("describe", name)["lag_records"] == 0, "its lag is gone")
+        rows = {row["group_id"]: row for row in headrace.document("list", "--observed")}
+        assert (rows[name]["state"], rows[name]["lag_records"]) == ("observed", 0)
+        assert name not in {row["group_id"] for row in headrace.document("list")}
+        assert headrace("reset", name, "--to-earliest", "--execute").code == 1
+
+
+def test_admin_of_asyncio_does_the_same(headrace: CommandLine, topic: str) -> None:
+    """Each group method, on a group that its offsets make."""
+
+    async def work() -> None:
+        group, first = f"{topic}-aio", TopicPartition(topic, 0)
+        async with aio.Admin(bootstrap_servers=headrace.cluster.bootstrap_servers) as admin:
+            with pytest.raises(UnknownGroupError):
+                await admin.describe_group(group)
+            stored, absent = await admin.reset_group_offsets(group, {first: 4, TopicPartition("no-such", 0): 1})
+            assert {(each.topic, each.error is None) for each in (stored, absent)} == {
+                (topic, True),
+                ("no-such", False),
+            }
+            assert (await admin.group_offsets(group))[first].offset == 4
+            assert (await admin.describe_group(group)).topic_ids == {
+                topic: (await admin.describe_topic(topic)).topic_id
+            }
+            (lag,) = await admin.group_lag(group)
+            assert (lag.records, lag.end_offset, (lag.behind_ms or 0) >= HOUR_MS) == (6, 10, True)
+            with pytest.raises(ConflictError):
+                await admin.report_positions(group, {first: 1})
+            await admin.report_positions(f"{group}-reader", {first: 9}, expire_ms=5_000)
+            listed = {each.group_id: each.state for each in await admin.list_groups(observed=True)}
+            assert (listed[group], listed[f"{group}-reader"]) == ("empty", "observed")
+            (removed,) = await admin.reset_group_offsets(group, {first: -1})
+            assert removed.error is None
+            assert [each.group_id for each in await admin.delete_groups([group])] == [group]
+
+    asyncio.run(work())
