@@ -226,8 +226,11 @@ def test_a_coordinator_that_hangs_holds_up_no_record_and_no_close(clicks, receiv
 def test_a_close_waits_for_no_look(clicks, receiver, monkeypatch):
     """The thread that waits for the time of the next report ends with the reader."""
     monkeypatch.setattr("headrace.client.fetching.INTERVAL_S", 3_600)
-    with headrace.Reader("clicks", **settings(clicks)):
+    pause = threading.Event()
+    with headrace.Reader("clicks", **settings(clicks)) as reader:
         receiver.wait_for({("clicks", 0): 0, ("clicks", 1): 0})
+        while not reader._fetcher._report_due._waiters:
+            pause.wait(0.001)
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-reader"]
 
 
