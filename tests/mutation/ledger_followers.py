@@ -35,7 +35,7 @@ FOLLOWERS = (
         "        if epoch != request.last_epoch or end_offset < offset:\n",
         "        if epoch != request.last_epoch:\n",
         "A follower that has more of an epoch than the leader is taken for a copy.",
-        Simulation(100),
+        Simulation(200),
     ),
     Mutant(
         "fetch-not-verified-by-epoch",
@@ -119,7 +119,7 @@ FOLLOWERS = (
         "        self.leader_epoch = LeaderEpoch(state.leader_epoch)\n        self._awaited = None\n",
         "        self.leader_epoch = LeaderEpoch(state.leader_epoch)\n",
         "A follower still awaits the old leader's answer once it follows a new one, and fetches no more.",
-        Simulation(100),
+        Simulation(200),
     ),
     Mutant(
         "answer-of-an-old-leader-used",
@@ -154,7 +154,7 @@ FOLLOWERS = (
         "        high_watermark = min(Offset(event.high_watermark), self.log_end_offset)\n",
         "        high_watermark = Offset(event.high_watermark)\n",
         "A follower takes a high watermark that its log does not reach.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "followers-high-watermark-falls",
@@ -172,7 +172,7 @@ FOLLOWERS = (
         "            self.last_epoch = LeaderEpoch(header.leader_epoch)\n            if header.producer_id >= 0:\n",
         "            self.last_epoch = LeaderEpoch(header.leader_epoch)\n            if False:\n",
         "A follower that becomes leader knows no sequences of the batches that it copied.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "reader-judged-by-a-late-follower",

@@ -33,7 +33,7 @@ LEADERS = (
         "or acknowledged < max(self.high_watermark, self.start_offset)",
         "or acknowledged < self.start_offset",
         "A follower joins at the start of the epoch, though more has been committed since.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "join-with-unflushed-records",
@@ -90,7 +90,7 @@ LEADERS = (
         "        if len(state.in_sync) < state.min_insync_replicas:\n            return []\n        own",
         "        own",
         "The high watermark moves though fewer than min_insync_replicas are in sync.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "append-below-minimum",
@@ -120,7 +120,7 @@ LEADERS = (
         "        if state.leader != Replica(self.broker_id, self.broker_epoch):\n",
         "        if state.leader is None or state.leader.broker_id != self.broker_id:\n",
         "A restarted broker leads because the key names the session that it had before.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "join-without-comparing-the-session",
@@ -159,7 +159,7 @@ LEADERS = (
         "        return self.flushed_offset if self.flushed_only else self.log_end_offset",
         "        return self.log_end_offset",
         "The leader counts what it has written and not yet fsynced.",
-        Simulation(60, durability="fsync"),
+        Simulation(200, durability="fsync"),
     ),
     Mutant(
         "unflushed-records-of-followers-count",
@@ -168,7 +168,7 @@ LEADERS = (
         "        return self.durable_offset if flushed_only else self.offset",
         "        return self.offset",
         "What a follower has in its page cache counts for the high watermark.",
-        Simulation(60, durability="fsync"),
+        Simulation(200, durability="fsync"),
     ),
     Mutant(
         "two-proposals-at-once",
@@ -177,7 +177,7 @@ LEADERS = (
         "            or self.proposals.under_way\n",
         "",
         "A second change of the in-sync set is proposed while the first is under way.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "late-followers-stay",

@@ -25,7 +25,7 @@ MEMBERS = (
         "    if len(in_sync) < minimum:\n",
         "    if True:\n",
         "Whoever leaves the in-sync set stays eligible while the high watermark moves on without it.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "minimum-of-before",
@@ -56,7 +56,7 @@ MEMBERS = (
         "    leader_epoch = state.leader_epoch + (\n"
         "        (leader and leader.broker_id) != (state.leader and state.leader.broker_id)\n    )\n",
         "The same broker in a new session leads in the epoch of its old one.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "elected-outside-the-sets",
@@ -67,7 +67,7 @@ MEMBERS = (
         "        live_eligible = [Replica(each, live[each].broker_epoch) for each in state.replicas if each in live]\n"
         "    if live_eligible:\n",
         "Where nobody in sync or eligible lives, any replica is elected.",
-        Simulation(100),
+        Simulation(200),
     ),
     Mutant(
         "any-return-counts",
@@ -151,7 +151,7 @@ MEMBERS = (
         "    lives = state.replicas[0] in live\n"
         "    first = Replica(state.replicas[0], live[state.replicas[0]].broker_epoch) if lives else None\n",
         "The first replica leads again as soon as it lives, in sync or not.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "stopping-broker-may-lead",

@@ -18,7 +18,7 @@ METADATA = (
         "        if revision < self._revision:\n",
         "        if False:\n",
         "A list of the past replaces what is known.",
-        Simulation(60, buggy_etcd=True),
+        Simulation(200, buggy_etcd=True),
     ),
     Mutant(
         "old-events-applied",
@@ -39,7 +39,7 @@ METADATA = (
         "                [VersionIs(live_key, 0), ModRevisionIs(",
         "                [ModRevisionIs(",
         "A broker registers though its id is registered already.",
-        Simulation(100),
+        Simulation(200),
     ),
     Mutant(
         "storage-of-before-not-compared",
@@ -57,7 +57,7 @@ METADATA = (
         "                    [ModRevisionIs(key, proposal.base_revision), *sessions],\n",
         "                    sessions,\n",
         "A leader's write replaces whatever stands in the key.",
-        Simulation(100),
+        Simulation(200),
     ),
     Mutant(
         "no-answer-taken-for-a-failed-compare",

@@ -17,7 +17,7 @@ PRODUCERS = (
         "        return _find_duplicate(producer, base_sequence, record_count)\n",
         "        return None\n",
         "A retry of a batch that was written is written again.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "duplicate-answered-at-once",
@@ -35,7 +35,7 @@ PRODUCERS = (
         "            base_offset = known.base_offset + skipped\n",
         "            base_offset = known.base_offset + skipped + 1\n",
         "A retry is answered with an offset that is not the record's.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "windows-not-rebuilt",
@@ -44,7 +44,7 @@ PRODUCERS = (
         "        if header.producer_id >= 0 and header.base_offset >= start:\n",
         "        if False:\n",
         "A restarted broker knows no sequences but those of its last snapshot.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "window-of-one",
@@ -65,7 +65,7 @@ PRODUCERS = (
         "        if producer is None:\n            if base_sequence != 0:\n",
         "        if producer is None:\n            if False:\n",
         "A producer that is not known may begin with any sequence.",
-        Simulation(100),
+        Simulation(200),
     ),
     Mutant(
         "gaps-taken-for-duplicates",
@@ -74,7 +74,7 @@ PRODUCERS = (
         "        if sequence_distance(base_sequence, producer.next_sequence) < record_count:\n",
         "        if False:\n",
         "A batch behind a gap is answered as if it had been written.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "gaps-appended",
@@ -83,7 +83,7 @@ PRODUCERS = (
         "        if base_sequence == producer.next_sequence:\n            return None\n",
         "        if sequence_distance(producer.next_sequence, base_sequence) >= 0:\n            return None\n",
         "A batch behind a gap is written.",
-        Simulation(60),
+        Simulation(200),
     ),
     Mutant(
         "old-producer-epoch-taken",

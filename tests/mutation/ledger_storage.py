@@ -23,7 +23,7 @@ STORAGE_RULES = (
         "                self._filesystem.fsync(file.descriptor)\n",
         "                pass\n",
         "A flush moves the durable mark and syncs nothing.",
-        Simulation(60, durability="fsync"),
+        Simulation(200, durability="fsync"),
     ),
     Mutant(
         "tail-cut-though-a-batch-follows",
@@ -147,7 +147,7 @@ STORAGE_RULES = (
         "            if directory_dirty:\n",
         "            if False:\n",
         "A flush says that a new segment is durable while its name is not.",
-        Simulation(100, changes=LOSING),
+        Simulation(200, changes=LOSING),
     ),
     Mutant(
         "replaced-without-fsync",
@@ -258,7 +258,7 @@ STORAGE_RULES = (
         "            durability.write_checkpoint(both=True)\n",
         "",
         "Segments go before the log start that lies behind them is durable.",
-        Simulation(100, changes={"faults": ["delete records", "power", "kill", "power all"], "durable": True}),
+        Scenario("test_log_start.py::test_the_log_start_outlives_a_power_loss"),
     ),
     Mutant(
         "empty-segment-not-used-again",
@@ -304,7 +304,7 @@ STORAGE_RULES = (
         "        at = bisect_right(self._epochs, epoch) - 1\n"
         "        if at < 0 or self._epochs[at] != epoch:\n            return None\n",
         "A leader that does not know a follower's epoch names no epoch that both may have.",
-        Simulation(100),
+        Simulation(200),
     ),
     Mutant(
         "other-directory-taken",
@@ -325,6 +325,6 @@ STORAGE_RULES = (
         "            if header.end_offset > limit_offset or (end_position",
         "            if (end_position",
         "A consumer is given records above the high watermark.",
-        Simulation(60),
+        Simulation(200),
     ),
 )
