@@ -290,7 +290,7 @@ class Cluster:
         for partition in self.checks.partitions.values():
             for shadow in list(partition.replicas.values()):
                 if shadow.damaged and shadow.host is not None:
-                    shadow.host.verify(int(shadow.host.log.log_start_offset))
+                    shadow.host.scrub()
                     shadow.damaged = shadow.host.failed
                 elif shadow.damaged:
                     del partition.replicas[shadow.broker_id]

@@ -95,7 +95,8 @@ class _Waiting:
     """An `acks=all` produce."""
 
     base_offset: int
-    end_offset: int
+    sent_end: int
+    """The offset after its last record, by its own count."""
     reply: Reply
 
 
@@ -150,7 +151,7 @@ class Host:
                     self._tell_news()
                 case Acknowledge(token):
                     waiting = self._waiting.pop(token)
-                    self.checks.acknowledged(self, waiting.base_offset, waiting.end_offset)
+                    self.checks.acknowledged(self, waiting.base_offset, waiting.sent_end)
                     waiting.reply(waiting.base_offset)
                 case Abandon(token, error):
                     self._waiting.pop(token).reply(error)
@@ -211,8 +212,9 @@ class Host:
         if acks == 1:
             reply(base_offset)
             return
+        sent_end = base_offset + header.record_count if base_offset >= 0 else end_offset
         self._tokens += 1
-        self._waiting[self._tokens] = _Waiting(base_offset, end_offset, reply)
+        self._waiting[self._tokens] = _Waiting(base_offset, sent_end, reply)
         self.handle(AcknowledgementAwaited(self._tokens, Offset(end_offset), replica.leader_epoch))
 
     def _append(self, batch: bytes, header: BatchHeader) -> int:
@@ -307,7 +309,7 @@ class Host:
         try:
             check_fetch(replica, request)
             if found_damage:
-                self.log.verify(max(int(self.log.log_start_offset), request.offset))
+                self.verify(request.offset)
             verdict = judge(self.log, request)
         except HeadraceError as error:
             self._fail_on(error)
@@ -468,6 +470,7 @@ class Host:
 
     def _replicate(self, step: AppendBatches) -> None:
         headers = self.log.append_replicated(step.batches)
+        self.checks.accepted(self, step.batches)
         for header in headers:
             self.checks.appended(self, header, header.base_offset, header.leader_epoch)
         if headers:
@@ -525,7 +528,14 @@ class Host:
         """Look for damage at `offset`, because a reader found some."""
         try:
             if self.log.log_start_offset <= offset < self.log.log_end_offset:
-                self.log.verify(offset)
+                self.log.verify_from(offset, 1 << 20)
+        except HeadraceError as error:
+            self._fail_on(error)
+
+    def scrub(self) -> None:
+        """Look for damage everywhere."""
+        try:
+            self.log.verify()
         except HeadraceError as error:
             self._fail_on(error)
 

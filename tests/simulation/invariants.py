@@ -12,7 +12,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.wire.batch import BatchHeader, sequence_after
+import google_crc32c
+from headrace.wire.batch import BatchHeader, iter_batches, sequence_after
+from headrace.wire.crc import ReadableBuffer
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchRequest
 from headrace_broker.storage.memory_filesystem import Loss
@@ -106,6 +108,12 @@ class Checks:
             base, end, epoch, header.crc, header.producer_id, header.producer_epoch, header.base_sequence, digest
         )
         shadow.add(entry)
+
+    def accepted(self, host: Host, batches: ReadableBuffer) -> None:
+        """A follower took these bytes from its leader: none of them is damaged (I17)."""
+        for header, view in iter_batches(batches):
+            if google_crc32c.value(bytes(view[36:])) != header.crc:
+                raise SimulationError("I17", f"{_name(host)} accepts a damaged batch at {header.base_offset}")
 
     def cut(self, host: Host, end: int) -> None:
         """The log was truncated; the core hears of it next."""
@@ -427,6 +435,7 @@ class Checks:
             log.verify()
         read = Shadow(shadow.broker_id)
         self._read(host, read)
+        self._check_bytes(host)
         mine = shadow.entries[len(shadow.entries) - len(read.entries) :]
         if read.entries != mine or read.end != shadow.end:
             raise SimulationError("I6", f"{_name(host)}: the disk does not hold what was written")
@@ -439,6 +448,16 @@ class Checks:
         # Epochs that nothing was appended in stand in the history too; the log start may lie inside the first batch.
         if not set(starts[1:]) <= set(held) or held != sorted(set(held)):
             raise SimulationError("I6", f"{_name(host)}: epochs {held}, a scan from {first} gives {starts}")
+
+    def _check_bytes(self, host: Host) -> None:
+        """The payloads are what their headers say, by a checksum that the code under test did not compute (I17)."""
+        log, offset = host.log, int(host.log.log_start_offset)
+        while offset < log.log_end_offset:
+            with log.read(offset, 1 << 20, log.log_end_offset) as found:
+                for header, view in iter_batches(found.read()):
+                    if google_crc32c.value(bytes(view[36:])) != header.crc:
+                        raise SimulationError("I17", f"{_name(host)}: the batch at {header.base_offset} is damaged")
+                offset = found.end_offset
 
     def _check_kept(self, number: int, partition: Partition) -> None:
         committed = partition.committed
