@@ -223,6 +223,19 @@ def test_a_reader_that_reports_is_seen(headrace: CommandLine, topic: str) -> Non
         assert headrace("reset", name, "--to-earliest", "--execute").code == 1
 
 
+def test_names_that_are_none_are_refused(headrace: CommandLine, topic: str) -> None:
+    """Too long, or of other characters: one line each, whatever the command."""
+    for name in ("x" * 10_000, "a b", ".."):
+        for command in (
+            ["describe", name],
+            ["delete", name, "--yes"],
+            ["reset", name, "--to-latest", "--topic", topic],
+        ):
+            ended = headrace(*command)
+            assert (ended.code != 0, ended.err.count("\n"), "a bug" in ended.err) == (True, 1, False), ended.err[:200]
+            assert len(ended.err) < 11_000
+
+
 def test_admin_of_asyncio_does_the_same(headrace: CommandLine, topic: str) -> None:
     """Each group method, on a group that its offsets make."""
 
