@@ -270,9 +270,9 @@ class Membership:
         return taken
 
     def told_revoked(self, holdings: Iterable[Holding]) -> None:
-        """The application has stopped reading what it gives up."""
+        """The application has stopped reading what it gives up, also where the group took that back meanwhile."""
         for holding in holdings:
-            if holding.stage is Stage.REVOKED:
+            if holding.stage in (Stage.REVOKED, Stage.OWNED) and self._is_held(holding):
                 holding.stage = Stage.RELEASING
 
     def release(self, is_resolved: Callable[[TopicPartition], bool]) -> None:

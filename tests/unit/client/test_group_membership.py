@@ -144,6 +144,21 @@ def test_a_revocation_that_nobody_heard_of_is_taken_back():
     assert owned(member) == P[:2]
 
 
+def test_a_partition_that_comes_back_while_the_application_is_told_is_started_anew():
+    """on_revoked runs when the group takes it back: the application does stop reading, and is to begin again."""
+    member = joined()
+    hear(member, 6, 2, {0: 1})
+    revoked = member.news().revoked
+    assert [holding.where for holding in revoked] == [P[1]]
+    hear(member, 7, 3, {0: 1, 1: 1})  # while the application's callback runs
+    member.told_revoked(revoked)
+    assert owned(member) == [P[0]]
+    member.release(lambda where: True)
+    assert [holding.where for holding in member.to_start()] == [P[1]]
+    take_all(member)
+    assert owned(member) == [P[0], P[1]]
+
+
 def test_a_partition_that_comes_back_while_it_is_given_up_is_started_anew():
     member = joined()
     hear(member, 6, 1, {0: 1})
