@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from headrace.client.errors import ConfigError as ConfigError
     from headrace.client.errors import DeliveryError as DeliveryError
     from headrace.client.errors import ForkedError as ForkedError
+    from headrace.client.errors import HandlerError as HandlerError
+    from headrace.client.errors import HandlerTimeoutError as HandlerTimeoutError
     from headrace.client.errors import LogTruncationError as LogTruncationError
     from headrace.client.errors import NoBrokersAvailableError as NoBrokersAvailableError
     from headrace.client.errors import SerializationError as SerializationError
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from headrace.client.records import Record as Record
     from headrace.client.records import RecordBatch as RecordBatch
     from headrace.client.records import RecordMetadata as RecordMetadata
+    from headrace.client.run_core import RunSummary as RunSummary
+    from headrace.client.work_queue import RetryPolicy as RetryPolicy
     from headrace.wire.errors import ErrorCode as ErrorCode
     from headrace.wire.errors import HeadraceError as HeadraceError
     from headrace.wire.errors import Outcome as Outcome
@@ -43,11 +47,15 @@ _MODULES = {
     "Record": "headrace.client.records",
     "RecordBatch": "headrace.client.records",
     "RecordMetadata": "headrace.client.records",
+    "RetryPolicy": "headrace.client.work_queue",
+    "RunSummary": "headrace.client.run_core",
     "BufferFullError": "headrace.client.errors",
     "ClosedError": "headrace.client.errors",
     "ConfigError": "headrace.client.errors",
     "DeliveryError": "headrace.client.errors",
     "ForkedError": "headrace.client.errors",
+    "HandlerError": "headrace.client.errors",
+    "HandlerTimeoutError": "headrace.client.errors",
     "LogTruncationError": "headrace.client.errors",
     "NoBrokersAvailableError": "headrace.client.errors",
     "SerializationError": "headrace.client.errors",

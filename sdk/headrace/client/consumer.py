@@ -4,14 +4,16 @@ One thread reads with it. Fetching goes on in the background, bounded in bytes; 
 which this thread has received, exactly, also in the middle of `for record in consumer`.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter, length_hint
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.config import ConsumerConfig, build
+from headrace.client.config_text import nearest
 from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.errors import ConfigError, WakeupError
 from headrace.client.fetching import Fetcher, NextChunk, now_ms
@@ -21,6 +23,7 @@ from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.group_session import GroupSession
 from headrace.client.read_position import Chunk
 from headrace.client.records import Record, RecordBatch, Segment
+from headrace.client.run_core import RunOptions, RunSummary
 from headrace.client.segments import deserializers_of, segments_of
 from headrace.client.steps import Steps, drive
 from headrace.wire.errors import (
@@ -31,6 +34,9 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
 )
 from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.runner import Runner
 
 
 class Consumer:
@@ -77,6 +83,7 @@ class Consumer:
             auto_offset_reset=self._config.auto_offset_reset,
             on_metadata=self._take_new_partitions,
         )
+        self._runner: Runner | None = None
         self._group: GroupMember | None = None
         if self._config.group_id:
             if not topics and not self._config.topic_pattern:
@@ -283,6 +290,50 @@ class Consumer:
             found[where] = None if behind is None else max(0, behind - ahead)
         return found
 
+    # --- records by a handler ---
+
+    def run(self, handler: Callable[[Record], Any], **options: Any) -> RunSummary:
+        """Give every record to `handler`, several at a time, and commit what it is done with, until `stop`.
+
+        Each record is handled at least once: what was not committed when a process died is handled again.
+
+        Args:
+            handler: called on threads of the run. A record at which it raises is given to it again, as `retry` says,
+                while others go on; then it is written to `dead_letter` with the cause in its headers.
+            options: see `RunOptions`: `concurrency=8` handlers at a time; `ordering="key"`: records of a key one by one
+                and in order, those without a key in none, or `"partition"`; `retry=RetryPolicy(...)`;
+                `dead_letter`, a topic; `handler_timeout_ms`: a handler that takes longer is left behind and its record
+                given up at once; `buffer_records` and `window_records` bound what is read ahead and what finishes out
+                of order; `drain_timeout_ms` bounds how long handlers may finish when partitions or the run end;
+                `handle_signals`: SIGINT and SIGTERM end the run, on the main thread.
+
+        Returns:
+            What was done. The consumer stands at the first record that is not finished, in each partition.
+
+        Raises:
+            HandlerError: a record was given up, and there is no dead-letter topic.
+            ConfigError: the consumer has no group, an option is unknown or out of range.
+            HeadraceError: as `poll`.
+        """
+        from headrace.client.runner import Runner
+
+        known = {field.name for field in dataclasses.fields(RunOptions)}
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"run has no option {name!r}{nearest(name, known)}")
+        self._in_group()
+        runner = self._runner = Runner(self, handler, RunOptions(**{k: v for k, v in options.items() if v is not None}))
+        try:
+            return runner.run()
+        finally:
+            self._runner = None
+
+    def stop(self) -> None:
+        """End `run` after the handlers at work; any thread, also a handler's."""
+        runner = self._runner
+        if runner is not None:
+            runner.stop()
+
     # --- offsets of the group ---
 
     def commit(
@@ -472,7 +523,7 @@ class Consumer:
 
     def _settle(self) -> None:
         """Write down what the iteration has handed out, end it, and keep what it has not."""
-        current, self._current = self._current, None
+        current = self._current
         if current is None:
             return
         delivered = current.end()
@@ -481,8 +532,9 @@ class Consumer:
             position = segment.base_offset + delivered
             positions.deliver(segment.source, current.generation, position, segment.leader_epoch)
             stale = not current.is_current(positions)
-        if self._group is not None and delivered and not stale:
-            self._group.touched(segment.source, position, segment.leader_epoch)
+        if self._group is not None and not stale:
+            self._group.settled(current)
+        self._current = None  # Not before the group has what was finished of it.
         if delivered < segment.end - segment.start and not stale:
             self._rest = segment.cut(delivered, segment.end - segment.start)
 
@@ -567,10 +619,16 @@ class _Current:
 
     def finished(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
         """Behind the last record but one that was handed out: the last one may be in work. Any thread."""
-        delivered = self.delivered()
-        if delivered < 2:
+        return self._behind(self.delivered() - 1)
+
+    def received(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
+        """Behind the last record that was handed out."""
+        return self._behind(self.delivered())
+
+    def _behind(self, records: int) -> tuple[TopicPartition, OffsetAndMetadata] | None:
+        if records < 1:
             return None
-        position = self.segment.base_offset + delivered - 1
+        position = self.segment.base_offset + records
         return self.segment.source, OffsetAndMetadata(position, self.segment.leader_epoch)
 
     def is_current(self, positions: Any) -> bool:

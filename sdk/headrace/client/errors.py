@@ -11,6 +11,8 @@ __all__ = [
     "ConfigError",
     "DeliveryError",
     "ForkedError",
+    "HandlerError",
+    "HandlerTimeoutError",
     "LogTruncationError",
     "NoBrokersAvailableError",
     "SerializationError",
@@ -114,6 +116,35 @@ class NoBrokersAvailableError(HeadraceError):
             action="Check bootstrap_servers and that the cluster is up; `headrace local up` starts one here.",
         )
         self.causes = dict(causes)
+
+
+class HandlerError(HeadraceError):
+    """A handler of `Consumer.run` failed at a record for the last time, and there is no dead-letter topic for it.
+
+    Nothing behind the record was committed. The handler's error is chained.
+
+    Attributes:
+        partition: where the record is.
+        offset: which one it is.
+        attempts: how often the handler was called with it.
+    """
+
+    def __init__(self, partition: TopicPartition, offset: int, attempts: int, cause: str) -> None:
+        super().__init__(
+            f"the handler failed at {partition} offset {offset}, {attempts} times: {cause}",
+            outcome=Outcome.NOT_APPLIED,
+            action="Correct the handler, set dead_letter, or seek past the record.",
+        )
+        self.partition = partition
+        self.offset = offset
+        self.attempts = attempts
+
+
+class HandlerTimeoutError(HeadraceError):
+    """A handler took longer than handler_timeout_ms at one record. What it had done by then is not known."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        super().__init__(f"the handler did not return within {timeout_ms} ms", outcome=Outcome.UNKNOWN)
 
 
 class LogTruncationError(HeadraceError):

@@ -15,7 +15,7 @@ from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.fetching import Fetcher
 from headrace.client.group_loops import AwaitCommit, GroupLoops, Notify, boot_ms
 from headrace.client.group_offsets import CommitCallback, CommitTicket, OffsetAndMetadata
-from headrace.client.membership import Holding, Membership, Phase
+from headrace.client.membership import Holding, Membership, Phase, Start
 from headrace.client.steps import Steps
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import NotOwnerError, Outcome, TimedOutError
@@ -31,6 +31,25 @@ class Handed(Protocol):
 
     def finished(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
         """Give what of it the application has asked past; any thread."""
+
+    def received(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
+        """Give what of it the application was given."""
+
+
+class Work(Protocol):
+    """What deals with records beside the thread that reads them; called by that thread alone."""
+
+    def opened(self, where: TopicPartition, start: Start) -> None:
+        """A partition is read from now on."""
+
+    def may_give_up(self, holdings: list[Holding]) -> list[Holding]:
+        """Begin nothing more of these; gives those of which nothing is in work."""
+
+    def closed(self, where: TopicPartition) -> None:
+        """A partition is not read any more."""
+
+    def is_full(self) -> bool:
+        """Whether it takes no more records now; any thread."""
 
 
 class GroupMember:
@@ -58,11 +77,9 @@ class GroupMember:
         self._seen: tuple[TopicPartition, OffsetAndMetadata] | None = None
         self._is_stalled = False
         self._is_closing = False
-        self.finishes_by_asking = True
-        """False: `finish` alone says what is finished."""
-        self.on_revoked: Callable[[list[Holding]], bool] | None = None
-        """Asked before partitions are given up; False: not yet, ask again after the next `nudge`."""
-        fetcher.holds = self.is_held if config.stop_on_session_loss else None
+        self.work: Work | None = None
+        """Where there is some, it says by `finish` what is finished; otherwise the application does by asking."""
+        fetcher.holds = self.is_held
         fetcher.tells_missing = False
         self.session = make_session(
             config,
@@ -70,7 +87,7 @@ class GroupMember:
             perform=fetcher.perform,
             admin=fetcher.admin,
             finished=self.finished,
-            on_news=self._nudge,
+            on_news=self.nudge,
             stalled=self._watch,
         )
 
@@ -84,7 +101,7 @@ class GroupMember:
     def ask(self) -> None:
         """The application asks for records: it has finished with what it was given."""
         with self.session.lock:
-            if self.finishes_by_asking:
+            if self.work is None:
                 self._finish_all()
             self._asks = True
             self._asked_ms = boot_ms()
@@ -105,6 +122,15 @@ class GroupMember:
         """The application is given the records below `position`."""
         self._touched[where] = OffsetAndMetadata(position, leader_epoch)
 
+    def settled(self, handed: Handed) -> None:
+        """An iteration was ended, or is left for a moment: its last record may be in work."""
+        with self.session.lock:
+            finished, received = handed.finished(), handed.received()
+            if finished is not None:
+                self._finished[finished[0]] = finished[1]
+            if received is not None:
+                self._touched[received[0]] = received[1]
+
     def sought(self, where: TopicPartition, offset: int) -> None:
         """The application chose where to go on."""
         with self.session.lock:
@@ -119,7 +145,7 @@ class GroupMember:
     def finished(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Give what may be committed."""
         finished = dict(self._finished)
-        handed = self._handed() if self.finishes_by_asking else None
+        handed = self._handed() if self.work is None else None
         current = None if handed is None else handed.finished()
         if current is not None:
             finished[current[0]] = current[1]
@@ -132,10 +158,12 @@ class GroupMember:
         return iter(self._interrupt.__len__, 1)
 
     def is_held(self) -> bool:
-        """Whether nothing is handed out because others may own the partitions by now (H66)."""
+        """Whether nothing is handed out: others may own the partitions by now (H66), or there is no room for more."""
+        if self.work is not None and self.work.is_full():
+            return True
         return self._config.stop_on_session_loss and boot_ms() >= self.membership.session_ends_ms()
 
-    def _nudge(self) -> None:
+    def nudge(self) -> None:
         """Bring the application's thread to `follow`."""
         if not self._interrupt:
             self._interrupt.append(None)
@@ -177,7 +205,9 @@ class GroupMember:
             yield Notify(self._config.on_lost, lost)
 
     def _revoke(self, revoked: list[Holding]) -> Steps[None]:
-        if not revoked or (self.on_revoked is not None and not self.on_revoked(revoked)):
+        if self.work is not None and revoked:
+            revoked = self.work.may_give_up(revoked)
+        if not revoked:
             return
         partitions = [holding.where for holding in revoked]
         try:
@@ -205,6 +235,10 @@ class GroupMember:
                 positions.assign(
                     holding.where, start.offset, topic_id=holding.topic_id, leader_epoch=start.leader_epoch
                 )
+        for holding in taken:
+            assert holding.start is not None
+            if self.work is not None:
+                self.work.opened(holding.where, holding.start)
         with self.session.lock:
             for holding in taken:
                 assert holding.start is not None
@@ -216,15 +250,31 @@ class GroupMember:
     def _stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         for where in partitions:
             self._forget(where)
+            if self.work is not None:
+                self.work.closed(where)
             with self._fetcher.changing() as positions:
                 positions.drop(where)
             with self.session.lock:
                 self._touched.pop(where, None)
                 self._finished.pop(where, None)
 
+    def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Give where the application stands."""
+        with self._fetcher.changing() as positions:
+            return {where: OffsetAndMetadata(positions.position(where)) for where in partitions if where in positions}
+
+    def go_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read again from where the application has not finished."""
+        for where, offset in offsets.items():
+            self._forget(where)
+            with self._fetcher.changing() as positions:
+                if where in positions and positions.position(where) != offset:
+                    positions.seek(where, offset)
+            self._touched.pop(where, None)
+
     def _again_if_news(self) -> None:
         if self.membership.news():
-            self._nudge()
+            self.nudge()
 
     # --- offsets ---
 
@@ -253,7 +303,7 @@ class GroupMember:
         with self.session.lock:
             self._check_failure()
             if offsets is None:
-                wanted = {**self._finished, **self._touched}
+                wanted = dict(self._finished) if self.work is not None else {**self._finished, **self._touched}
                 wanted = {where: value for where, value in wanted.items() if self.membership.holding(where)}
             else:
                 wanted = {TopicPartition(*where): _as_offset(value) for where, value in offsets.items()}
@@ -264,7 +314,7 @@ class GroupMember:
             ticket = CommitTicket(wanted, callback)
             self.session.put(ticket)
             if callback is not None and ticket.is_done:
-                self._nudge()
+                self.nudge()
             return ticket
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> Steps[Any]:
@@ -294,7 +344,7 @@ class GroupMember:
         deadline = time.monotonic() + timeout
         try:
             with self.session.lock:
-                if finish and self.finishes_by_asking:
+                if finish and self.work is None:
                     self._finish_all()
                 news = self.membership.news()
                 owned = list(self.membership.owned())

@@ -163,6 +163,8 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         self.hold.set()
         self.arrived = threading.Semaphore(0)
         self.coordinator_down = False
+        self.coordinators: list[str] = []
+        """Named by metadata; empty: this one."""
         self._server = grpc.server(
             futures.ThreadPoolExecutor(32),
             options=(("grpc.max_receive_message_length", 2**25), ("grpc.max_send_message_length", 2**25)),
@@ -214,7 +216,9 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
     ) -> cluster_pb2.GetMetadataResponse:
         assert self.hold.wait(30)
         self.calls["GetMetadata"] += 1
-        response = cluster_pb2.GetMetadataResponse(cluster_id="fake", coordinators=[self.address], answered_by="fake")
+        response = cluster_pb2.GetMetadataResponse(
+            cluster_id="fake", coordinators=self.coordinators or [self.address], answered_by="fake"
+        )
         for broker_id, address in self.addresses.items():
             response.brokers.add(broker_id=broker_id, address=address)
         if request.brokers_only:

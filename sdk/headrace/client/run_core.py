@@ -1,0 +1,260 @@
+"""`Consumer.run`, but for its threads or tasks: what is read goes into a queue, what is finished is committed.
+
+Every record is handled at least once. Up to where a partition may be committed the tracker says: never past a record
+that a handler is at, or that waits. A partition that is to be given up is finished first: nothing more of it is begun,
+and what runs has `drain_timeout_ms`.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.client.config import ConsumerConfig
+from headrace.client.dead_letters import DeadLetter, dead_letter
+from headrace.client.errors import ConfigError, HandlerError
+from headrace.client.fetching import now_ms
+from headrace.client.group_loops import AwaitCommit
+from headrace.client.group_member import GroupMember
+from headrace.client.group_offsets import OffsetAndMetadata
+from headrace.client.membership import Holding, Start
+from headrace.client.records import Deserializers, Record, RecordBatch, Segment
+from headrace.client.segments import deserializers_of
+from headrace.client.serializers import deserialize
+from headrace.client.steps import Steps
+from headrace.client.work_queue import RetryPolicy, Task, Verdict, WorkQueue
+from headrace.wire.ids import TopicPartition
+
+TURN_S = 0.2
+"""How long the reading thread waits for records before it looks after what else is due."""
+MAX_CONCURRENCY = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Arguments of `Consumer.run`; see there."""
+
+    concurrency: int = 8
+    ordering: str = "key"
+    retry: RetryPolicy = RetryPolicy()  # noqa: RUF009  (frozen)
+    dead_letter: str | None = None
+    handler_timeout_ms: int | None = None
+    buffer_records: int = 1_000
+    window_records: int = 10_000
+    drain_timeout_ms: int = 30_000
+    handle_signals: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise ConfigError(f"concurrency={self.concurrency} is not within 1 to {MAX_CONCURRENCY}")
+        for name in ("buffer_records", "window_records", "handler_timeout_ms", "drain_timeout_ms"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} is not at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a run has done."""
+
+    handled: int
+    """Records at which the handler returned."""
+    failed: int
+    """Calls of the handler that raised, or took too long."""
+    dead_letters: int
+    """Records that were written to the dead-letter topic."""
+    seconds: float
+    uncommitted: int
+    """Records of which the handler may have seen some that will be handled again: begun, and not below a commit."""
+
+
+class RunCore:
+    """Owned by one run. `lock` guards the queue and the counts; the workers and the reading thread take it."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        config: ConsumerConfig,
+        group: GroupMember,
+        *,
+        wake_workers: Callable[[], None],
+        nudge: Callable[[], None],
+    ) -> None:
+        if not config.enable_auto_commit:
+            raise ConfigError("run commits what is finished by itself", action="Leave enable_auto_commit on.")
+        self.options = options
+        self._config = config
+        self._group = group
+        self._wake_workers = wake_workers
+        self._nudge = nudge
+        self._deserializers = deserializers_of(config)
+        self._started_ms = now_ms()
+        self._revoking: dict[TopicPartition, int] = {}
+        self._was_full = False
+        self.lock = threading.RLock()
+        self.queue = WorkQueue(options.ordering, options.retry, random.Random())
+        self.handled = self.failed = self.dead_letters = 0
+        self.stops = False
+        self.error: BaseException | None = None
+        """What ends the run."""
+
+    # --- the reading thread: `group_member.Work` ---
+
+    def opened(self, where: TopicPartition, start: Start) -> None:
+        """See `Work`."""
+        with self.lock:
+            self.queue.open(where, start.offset, start.leader_epoch)
+
+    def may_give_up(self, holdings: list[Holding]) -> list[Holding]:
+        """See `Work`; what runs for too long is given up all the same, and handled again by the next owner."""
+        ready = []
+        now = now_ms()
+        with self.lock:
+            for holding in holdings:
+                since = self._revoking.setdefault(holding.where, now)
+                if self.queue.revoke(holding.where) or now - since >= self.options.drain_timeout_ms:
+                    ready.append(holding)
+        return ready
+
+    def closed(self, where: TopicPartition) -> None:
+        """See `Work`."""
+        with self.lock:
+            self._revoking.pop(where, None)
+            self.queue.close(where)
+
+    def is_full(self) -> bool:
+        """See `Work`."""
+        full = self.queue.size >= self.options.buffer_records
+        self._was_full |= full
+        return full
+
+    def room(self) -> int:
+        """How many records more the queue takes."""
+        return max(1, self.options.buffer_records - self.queue.size)
+
+    def take(self, batch: RecordBatch) -> None:
+        """Queue what was read."""
+        with self.lock:
+            for segment in batch.segments:
+                raw = Segment(segment.source, segment.columns, segment.start, segment.end, Deserializers())
+                for record in raw.records(iter(raw.offsets())):
+                    self.queue.add(record, segment.leader_epoch)
+        if batch.segments:
+            self._wake_workers()
+
+    def turn(self) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """Look after what is due; gives the partitions that are to be paused, and those that may go on."""
+        with self.lock:
+            if self._revoking:
+                self._group.nudge()
+            spans = {where: self.queue.span(where) for where in self.queue.partitions()}
+        most = self.options.window_records
+        return [w for w, n in spans.items() if n >= most], [w for w, n in spans.items() if n <= most // 2]
+
+    # --- the workers ---
+
+    def record_of(self, task: Task) -> Record:
+        """Give the record as the handler takes it.
+
+        Raises:
+            SerializationError: its key or value cannot be turned into objects.
+        """
+        record, how = task.record, self._deserializers
+        where = f"{task.where} offset {record.offset}"
+        key = record.key if how.key is None else deserialize(how.key, record.key, "key", where)
+        value = record.value if how.value is None else deserialize(how.value, record.value, "value", where)
+        return record._replace(key=key, value=value)
+
+    def succeeded(self, task: Task) -> None:
+        """The handler has returned, or the dead letter is written."""
+        with self.lock:
+            if task.is_given_up:
+                self.dead_letters += 1
+            else:
+                self.handled += 1
+            if self.queue.succeeded(task):
+                tracker = task.tracker
+                self._group.finish(task.where, OffsetAndMetadata(tracker.position, tracker.leader_epoch))
+            self._after(task)
+
+    def handler_failed(self, task: Task, error: BaseException, *, is_final: bool = False) -> None:
+        """The handler has raised, or took too long."""
+        with self.lock:
+            self.failed += 1
+            verdict = self.queue.failed(task, error, now_ms(), is_final=is_final)
+            if verdict is Verdict.GIVE_UP and self.options.dead_letter is None and not task.tracker.is_over:
+                wrong = HandlerError(task.where, task.record.offset, task.attempts, repr(error))
+                wrong.__cause__ = error
+                self.fail(wrong)
+            self._after(task)
+
+    def letter(self, task: Task) -> DeadLetter:
+        """Give what is written for a record that is given up."""
+        return dead_letter(task, self._config.group_id, time.time_ns() // 1_000_000)
+
+    def letter_failed(self, task: Task) -> None:
+        """The dead letter is not written yet."""
+        with self.lock:
+            self.queue.not_sent(task, now_ms())
+            self._after(task)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error."""
+        with self.lock:
+            self.error = self.error or error
+            self.stop()
+
+    def stop(self) -> None:
+        """End the run: what runs is finished, what waits is left."""
+        self.stops = True
+        self._nudge()
+        self._wake_workers()
+
+    def _after(self, task: Task) -> None:
+        if self._was_full and self.queue.size <= self.options.buffer_records // 2:
+            self._was_full = False
+            self._nudge()
+        if task.where in self._revoking:
+            self._group.nudge()
+        self._wake_workers()
+
+    # --- begin and end ---
+
+    def begin(self) -> Steps[None]:
+        """Take over the partitions that the consumer reads already."""
+        self._group.ask()
+        with self._group.session.lock:
+            self._group.work = self
+            owned = [holding.where for holding in self._group.membership.owned()]
+        for where, position in self._group.positions(owned).items():
+            self.opened(where, Start(position.offset, position.leader_epoch))
+        yield from ()
+
+    def drained(self) -> bool:
+        """Whether nothing runs any more."""
+        return self.queue.running == 0
+
+    def finish(self) -> Steps[RunSummary]:
+        """Commit what is finished, and set the consumer to what is not."""
+        with self.lock:
+            self.queue.revoke_all()
+            trackers = {where: self.queue.tracker(where) for where in self.queue.partitions()}
+            open_records = sum(tracker.span for tracker in trackers.values() if tracker is not None)
+        session = self._group.session
+        with session.lock:
+            session.auto_commit()
+            ticket = session.commits.last_ticket()
+        if ticket is not None:
+            yield AwaitCommit(ticket, self.options.drain_timeout_ms / 1000)
+        with session.lock:
+            self._group.work = None
+        positions = {where: tracker.position for where, tracker in trackers.items() if tracker is not None}
+        self._group.go_back(positions)
+        return RunSummary(
+            handled=self.handled,
+            failed=self.failed,
+            dead_letters=self.dead_letters,
+            seconds=(now_ms() - self._started_ms) / 1000,
+            uncommitted=open_records,
+        )

@@ -1,0 +1,201 @@
+"""`Consumer.run`, blocking: the calling thread reads, others handle."""
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from headrace.client.dead_letters import producer_settings
+from headrace.client.errors import HandlerTimeoutError, WakeupError
+from headrace.client.fetching import now_ms
+from headrace.client.producer import Producer
+from headrace.client.records import Record
+from headrace.client.run_core import TURN_S, RunCore, RunOptions, RunSummary
+from headrace.client.work_queue import Task
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.consumer import Consumer
+
+log = logging.getLogger("headrace.consumer")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Runner:
+    """One run of one consumer, on the thread that calls `run`; `stop` may come from any."""
+
+    def __init__(self, consumer: "Consumer", handler: Callable[[Record], Any], options: RunOptions) -> None:
+        self._consumer = consumer
+        self._handler = handler
+        self._at_work: dict[int, tuple[Task, int]] = {}
+        self._threads: dict[int, threading.Thread] = {}
+        self._producer: Producer | None = None
+        self._ends = False
+        self._started = 0
+        self._abandoned = 0
+        self._held_back: set[TopicPartition] = set()
+        self.core = RunCore(
+            options,
+            consumer._config,
+            consumer._in_group(),
+            wake_workers=self._wake,
+            nudge=consumer._fetcher.nudge,
+        )
+        self._changed = threading.Condition(self.core.lock)
+
+    def stop(self) -> None:
+        """End the run soon."""
+        self.core.stop()
+
+    def run(self) -> RunSummary:
+        """Read and handle until `stop`, a signal, or an error."""
+        core, consumer = self.core, self._consumer
+        if core.options.dead_letter is not None:
+            self._producer = Producer(**producer_settings(consumer._config))
+        try:
+            with self._signals():
+                consumer._do(core.begin())
+                for _ in range(core.options.concurrency):
+                    self._start_worker()
+                try:
+                    while not core.stops:
+                        core.take(consumer.poll(TURN_S, core.room()))
+                        self._turn()
+                except WakeupError:
+                    core.stop()
+                except BaseException as error:
+                    core.fail(error)
+                summary: RunSummary = self._end()
+        finally:
+            if self._producer is not None:
+                self._producer.close()
+        if core.error is not None:
+            raise core.error
+        return summary
+
+    def _turn(self) -> None:
+        full, free = self.core.turn()
+        assigned = set(self._consumer.assignment())
+        self._held_back &= assigned
+        hold = (assigned & set(full)) - self._held_back
+        go_on = self._held_back & set(free)
+        self._consumer.pause(*sorted(hold))
+        self._consumer.resume(*sorted(go_on))
+        self._held_back = (self._held_back | hold) - go_on
+        limit_ms = self.core.options.handler_timeout_ms
+        if limit_ms is not None:
+            self._abandon_late(limit_ms)
+
+    def _abandon_late(self, limit_ms: int) -> None:
+        """A thread cannot be ended: one whose handler hangs is left behind, and another one takes its place."""
+        now = now_ms()
+        with self.core.lock:
+            late = [ident for ident, (_, since) in self._at_work.items() if now - since >= limit_ms]
+            for ident in late:
+                task, _ = self._at_work.pop(ident)
+                self._threads.pop(ident)
+                self._abandoned += 1
+                log.warning("the handler hangs at %s offset %d", task.where, task.record.offset)
+                self.core.handler_failed(task, HandlerTimeoutError(limit_ms), is_final=True)
+                if self._abandoned <= self.core.options.concurrency:
+                    self._start_worker()
+                else:
+                    self.core.fail(HandlerTimeoutError(limit_ms))
+
+    def _end(self) -> RunSummary:
+        """Let handlers finish, within bounds, then commit."""
+        core = self.core
+        deadline = time.monotonic() + core.options.drain_timeout_ms / 1000
+        with self._changed:
+            core.queue.revoke_all()
+            self._changed.wait_for(core.drained, max(0.0, deadline - time.monotonic()))
+            self._ends = True
+            self._changed.notify_all()
+        self._consumer.resume(*(where for where in self._consumer.assignment() if where in self._held_back))
+        for thread in list(self._threads.values()):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        summary: RunSummary = self._consumer._do(core.finish())
+        return summary
+
+    # --- workers ---
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _start_worker(self) -> None:
+        self._started += 1
+        ident = self._started
+        thread = threading.Thread(target=self._serve, args=(ident,), name=f"headrace-run-{ident}", daemon=True)
+        self._threads[ident] = thread
+        thread.start()
+
+    def _serve(self, ident: int) -> None:
+        while (task := self._next(ident)) is not None:
+            if task.is_given_up:
+                with self.core.lock:
+                    self._at_work.pop(ident, None)
+                self._bury(task)
+                continue
+            error: BaseException | None = None
+            try:
+                self._handler(self.core.record_of(task))
+            except BaseException as raised:
+                error = raised
+            with self.core.lock:
+                if self._at_work.pop(ident, None) is None:
+                    return  # It took too long, and was left behind.
+                if error is None:
+                    self.core.succeeded(task)
+                    continue
+                self.core.handler_failed(task, error)
+                if not isinstance(error, Exception):
+                    self.core.fail(error)
+
+    def _next(self, ident: int) -> Task | None:
+        with self._changed:
+            while not self._ends:
+                now = now_ms()
+                task = self.core.queue.take(now)
+                if task is not None:
+                    self._at_work[ident] = task, now
+                    return task
+                due_ms = self.core.queue.next_due_ms()
+                self._changed.wait(None if due_ms is None else max(1, due_ms - now) / 1000)
+        return None
+
+    def _bury(self, task: Task) -> None:
+        topic = self.core.options.dead_letter
+        if topic is None or self._producer is None:
+            self.core.letter_failed(task)  # The run is ending because of it.
+            return
+        letter = self.core.letter(task)
+        try:
+            self._producer.send(topic, letter.value, letter.key, headers=letter.headers).result()
+        except HeadraceError as error:
+            log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
+            self.core.letter_failed(task)
+        else:
+            self.core.succeeded(task)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if not self.core.options.handle_signals or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The main thread may hold any lock at this moment: the next turn sees it."""
+        self.core.stops = True

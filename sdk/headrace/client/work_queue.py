@@ -1,0 +1,257 @@
+"""What handlers have to do, in which order, and what becomes of what they fail at. Pure: no I/O, no clock, no thread.
+
+Records of one key (or one partition) form a lane: one at a time, in order; lanes run beside each other. A record that
+failed waits out its back-off at the head of its lane and holds up no other. Its owner holds a lock.
+"""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from headrace.client.errors import ConfigError
+from headrace.client.offset_tracker import OffsetTracker
+from headrace.client.records import Record
+from headrace.client.retry import Backoff
+from headrace.wire.ids import TopicPartition
+
+ORDERINGS = ("key", "partition")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often a handler is given a record that it failed at, and after how long.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    attempts: int = 5
+    """Calls of the handler for one record, at least 1."""
+    backoff_ms: int = 200
+    """The first delay; it doubles, and each is drawn between nothing and all of it."""
+    backoff_max_ms: int = 30_000
+    retriable: Callable[[Exception], bool] | None = None
+    """Which errors to try again after; None: all."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ConfigError(f"attempts={self.attempts} is not at least 1")
+        if not 1 <= self.backoff_ms <= self.backoff_max_ms:
+            raise ConfigError(f"backoff_ms={self.backoff_ms} is not within 1 to backoff_max_ms={self.backoff_max_ms}")
+
+
+class Verdict(Enum):
+    """What becomes of a record that a handler failed at."""
+
+    RETRY = auto()
+    GIVE_UP = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One record on its way through the handler. Changed by `WorkQueue` alone."""
+
+    record: Record
+    """With key and value as bytes."""
+    tracker: OffsetTracker
+    lane: Any
+    is_running: bool = False
+    attempts: int = 0
+    """Calls of the handler so far."""
+    error: BaseException | None = None
+    """Why the last one failed."""
+    is_given_up: bool = False
+    """It goes to the dead letters, not to the handler."""
+    failures: int = 0
+    """How often that failed."""
+
+    @property
+    def where(self) -> TopicPartition:
+        """Where it is from."""
+        return TopicPartition(self.record.topic, self.record.partition)
+
+
+@dataclass(slots=True)
+class _Part:
+    tracker: OffsetTracker
+    running: int = 0
+    revoked: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    name: Any
+    tasks: deque[Task] = field(default_factory=deque)
+    is_dropped: bool = False
+
+
+class WorkQueue:
+    """See the module for who may call it."""
+
+    def __init__(self, ordering: str, retry: RetryPolicy, rng: random.Random) -> None:
+        """`ordering` is `key` or `partition`; records without a key are in no order with `key`."""
+        if ordering not in ORDERINGS:
+            raise ConfigError(f"ordering={ordering!r} is not one of {', '.join(map(repr, ORDERINGS))}")
+        self._by_key = ordering == "key"
+        self._retry = retry
+        self._backoff = Backoff(retry.backoff_ms, retry.backoff_max_ms, rng)
+        self._parts: dict[TopicPartition, _Part] = {}
+        self._lanes: dict[Any, _Lane] = {}
+        self._ready: deque[_Lane] = deque()
+        self._waiting: list[tuple[int, int, _Lane]] = []
+        self._count = 0
+        self.size = 0
+        """Records that wait or are in work."""
+        self.running = 0
+
+    # --- partitions ---
+
+    def open(self, where: TopicPartition, position: int, leader_epoch: int = -1) -> None:
+        """Begin a term of a partition."""
+        self.close(where)
+        self._parts[where] = _Part(OffsetTracker(position, leader_epoch))
+
+    def close(self, where: TopicPartition) -> None:
+        """End a partition's term: what waits is dropped, what runs means nothing any more."""
+        part = self._parts.pop(where, None)
+        if part is not None:
+            part.tracker.is_over = True
+            self._drop_waiting(part.tracker)
+
+    def revoke(self, where: TopicPartition) -> bool:
+        """Begin nothing more of a partition; whether nothing of it runs."""
+        part = self._parts.get(where)
+        if part is None:
+            return True
+        if not part.revoked:
+            part.revoked = True
+            self._drop_waiting(part.tracker)
+        return part.running == 0
+
+    def revoke_all(self) -> None:
+        """Begin nothing more."""
+        for where in list(self._parts):
+            self.revoke(where)
+
+    def tracker(self, where: TopicPartition) -> OffsetTracker | None:
+        """Give what is known of a partition; None: it is not ours."""
+        part = self._parts.get(where)
+        return None if part is None else part.tracker
+
+    def partitions(self) -> Iterable[TopicPartition]:
+        """Give the partitions that are ours."""
+        return list(self._parts)
+
+    def span(self, where: TopicPartition) -> int:
+        """How many records of a partition were taken and are not below what may be committed."""
+        part = self._parts.get(where)
+        return 0 if part is None else part.tracker.span
+
+    def _drop_waiting(self, tracker: OffsetTracker) -> None:
+        for name, lane in list(self._lanes.items()):
+            kept = deque(task for task in lane.tasks if task.tracker is not tracker or task.is_running)
+            self.size -= len(lane.tasks) - len(kept)
+            lane.tasks = kept
+            if not kept:
+                lane.is_dropped = True
+                del self._lanes[name]
+
+    # --- records ---
+
+    def add(self, record: Record, leader_epoch: int) -> None:
+        """Take a record of a partition that is open; one that is revoked or not ours is dropped."""
+        where = TopicPartition(record.topic, record.partition)
+        part = self._parts.get(where)
+        if part is None or part.revoked:
+            return
+        part.tracker.begin(record.offset, leader_epoch)
+        name: Any = where
+        if self._by_key:
+            name = (where, record.key) if record.key is not None else (where, None, record.offset)
+        self.size += 1
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane(name)
+            self._ready.append(lane)
+        lane.tasks.append(Task(record, part.tracker, lane))
+
+    def take(self, now_ms: int) -> Task | None:
+        """Give the next record to work on; None: nothing now. `succeeded` or `failed` follows."""
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            self._ready.append(heapq.heappop(self._waiting)[2])
+        while self._ready:
+            lane = self._ready.popleft()
+            if lane.is_dropped:
+                continue
+            task = lane.tasks[0]
+            task.is_running = True
+            task.attempts += not task.is_given_up
+            self.running += 1
+            part = self._parts.get(task.where)
+            if part is not None and part.tracker is task.tracker:
+                part.running += 1
+            return task
+        return None
+
+    def next_due_ms(self) -> int | None:
+        """When the next back-off ends; None: nothing waits."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def succeeded(self, task: Task) -> bool:
+        """A record was handled or is a dead letter; whether more of its partition may be committed."""
+        self._stop(task)
+        lane: _Lane = task.lane
+        lane.tasks.popleft()
+        self.size -= 1
+        if lane.tasks:
+            self._ready.append(lane)
+        else:
+            lane.is_dropped = True
+            self._lanes.pop(lane.name, None)
+        return task.tracker.finish(task.record.offset) and not task.tracker.is_over
+
+    def failed(self, task: Task, error: BaseException, now_ms: int, *, is_final: bool = False) -> Verdict:
+        """A handler failed at a record: it is tried again after a while, or is given up (`is_final`: at once).
+
+        What is given up stands at the head of its lane again, to be sent to the dead letters.
+        """
+        task.error = error
+        retry = self._retry
+        may_retry = retry.retriable is None or not isinstance(error, Exception) or retry.retriable(error)
+        if is_final or task.attempts >= retry.attempts or not may_retry:
+            task.is_given_up = True
+            self._again(task, now_ms)
+            return Verdict.GIVE_UP
+        self._again(task, now_ms + self._backoff.delay_ms(task.attempts))
+        return Verdict.RETRY
+
+    def not_sent(self, task: Task, now_ms: int) -> None:
+        """A dead letter could not be sent: tried again after a while, as often as it takes."""
+        task.failures += 1
+        self._again(task, now_ms + self._backoff.delay_ms(task.failures))
+
+    def _again(self, task: Task, at_ms: int) -> None:
+        self._stop(task)
+        lane: _Lane = task.lane
+        part = self._parts.get(task.where)
+        if part is None or part.tracker is not task.tracker or part.revoked:
+            lane.tasks.popleft()
+            self.size -= 1
+            if not lane.tasks:
+                lane.is_dropped = True
+                self._lanes.pop(lane.name, None)
+                return
+            at_ms = 0  # Of the next term: it has not failed.
+        self._count += 1
+        heapq.heappush(self._waiting, (at_ms, self._count, lane))
+
+    def _stop(self, task: Task) -> None:
+        task.is_running = False
+        self.running -= 1
+        part = self._parts.get(task.where)
+        if part is not None and part.tracker is task.tracker:
+            part.running -= 1

@@ -1,0 +1,184 @@
+"""A coordinator of one group that does what a test tells it: assigns, takes away, refuses, hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from contextlib import contextmanager
+
+import grpc
+from headrace.v1 import cluster_pb2_grpc, groups_pb2, groups_pb2_grpc
+from headrace.wire.errors import GRPC_STATUS, STATUS_DETAILS_KEY, HeadraceError, to_detail, to_status_bytes
+
+WAIT_SECONDS = 20
+
+
+class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
+    """Starts on a port of the kernel's choice. Tests change it under `changed`."""
+
+    def __init__(self, cluster: cluster_pb2_grpc.ClusterServiceServicer, topics: Mapping[str, bytes]) -> None:
+        """`cluster` answers what is not about groups."""
+        self.topic_ids = dict(topics)
+        self.changed = threading.Condition()
+        self.assigned: dict[tuple[str, int], int] = {}
+        """Assignment epoch by partition."""
+        self.revision = 1
+        self.epoch = 1
+        self.members: list[bytes] = []
+        """In the order in which they joined."""
+        self.left: list[bytes] = []
+        self.heartbeats: list[groups_pb2.HeartbeatRequest] = []
+        self.commits: list[groups_pb2.CommitOffsetsRequest] = []
+        self.offsets: dict[tuple[str, int], groups_pb2.PartitionOffset] = {}
+        self.heartbeat_faults: deque[HeadraceError] = deque()
+        self.commit_faults: deque[HeadraceError] = deque()
+        """The whole call fails."""
+        self.partition_faults: dict[tuple[str, int], HeadraceError] = {}
+        """A commit is refused for one partition, once."""
+        self.lost_commits = 0
+        """So many commits are stored, and their answers lost."""
+        self.is_away = False
+        """Heartbeats and commits fail for want of etcd."""
+        self._server = grpc.server(futures.ThreadPoolExecutor(32))
+        groups_pb2_grpc.add_GroupServiceServicer_to_server(self, self._server)
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def stop(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+        self._server.stop(0).wait()
+
+    # --- the test's side ---
+
+    def assign(self, *partitions: tuple[str, int]) -> None:
+        """Let the member own exactly these."""
+        with self.changed:
+            self.revision += 1
+            self.epoch += 1
+            self.assigned = {where: self.assigned.get(where, self.epoch) for where in partitions}
+            self.changed.notify_all()
+
+    def wait_for(self, condition, what: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, WAIT_SECONDS), f"{what} did not come"
+
+    def offset(self, topic: str, partition: int) -> int:
+        stored = self.offsets.get((topic, partition))
+        return -1 if stored is None else stored.offset
+
+    def says_owned(self) -> set[tuple[str, int]] | None:
+        """What the last heartbeat that said so says."""
+        for request in reversed(self.heartbeats):
+            if request.HasField("owned"):
+                return {(topic.name, n) for topic in request.owned.topics for n in topic.partitions}
+        return None
+
+    def fence(self, error: HeadraceError) -> None:
+        """Refuse the next heartbeat, and wake the one that waits."""
+        with self.changed:
+            self.heartbeat_faults.append(error)
+            self.assigned = {}
+            self.revision += 1
+            self.changed.notify_all()
+
+    # --- the service ---
+
+    def _fail(self, context: grpc.ServicerContext, error: HeadraceError) -> None:
+        context.set_trailing_metadata(((STATUS_DETAILS_KEY, to_status_bytes(error)),))
+        context.abort(GRPC_STATUS[error.code], error.message)
+
+    def _check_etcd(self, context: grpc.ServicerContext) -> None:
+        if self.is_away:
+            from headrace.wire.errors import MetastoreUnavailableError
+
+            self._fail(context, MetastoreUnavailableError("etcd is away"))
+
+    def Heartbeat(self, request, context):
+        with self.changed:
+            self.heartbeats.append(request)
+            self.changed.notify_all()
+            self._check_etcd(context)
+            if request.member_epoch == 0 and request.member_id not in self.members:
+                self.members.append(request.member_id)
+            self.changed.wait_for(
+                lambda: (
+                    self.revision != request.known_revision
+                    or bool(self.heartbeat_faults)
+                    or self.is_away
+                    or not context.is_active()
+                ),
+                request.max_wait_ms / 1000,
+            )
+            self._check_etcd(context)
+            if self.heartbeat_faults:
+                self._fail(context, self.heartbeat_faults.popleft())
+            response = groups_pb2.HeartbeatResponse(
+                member_epoch=self.epoch, revision=self.revision, heartbeat_interval_ms=3_000, assignor="uniform"
+            )
+            by_topic: dict[str, groups_pb2.GroupTopicPartitions] = {}
+            for (name, number), epoch in sorted(self.assigned.items()):
+                if name not in by_topic:
+                    by_topic[name] = response.assigned.add(topic_id=self.topic_ids[name], name=name)
+                by_topic[name].partitions.append(number)
+                by_topic[name].assignment_epochs.append(epoch)
+            return response
+
+    def LeaveGroup(self, request, context):
+        with self.changed:
+            self.left.append(request.member_id)
+            self.changed.notify_all()
+        return groups_pb2.LeaveGroupResponse()
+
+    def CommitOffsets(self, request, context):
+        with self.changed:
+            self.commits.append(request)
+            self.changed.notify_all()
+            self._check_etcd(context)
+            if self.commit_faults:
+                self._fail(context, self.commit_faults.popleft())
+            response = groups_pb2.CommitOffsetsResponse()
+            for topic in request.topics:
+                entry = response.topics.add(topic_id=topic.topic_id, name=topic.name)
+                for given in topic.partitions:
+                    answer = entry.partitions.add(partition=given.partition, offset=given.offset)
+                    error = self.partition_faults.pop((topic.name, given.partition), None)
+                    if error is not None:
+                        answer.error.CopyFrom(to_detail(error))
+                    else:
+                        self.offsets[topic.name, given.partition] = given
+            self.changed.notify_all()
+            if self.lost_commits:
+                self.lost_commits -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+            return response
+
+    def FetchOffsets(self, request, context):
+        with self.changed:
+            response = groups_pb2.FetchOffsetsResponse(revision=self.revision)
+            asked = [(topic.name, topic.topic_id, list(topic.partitions)) for topic in request.topics]
+            if not asked:
+                asked = [(name, self.topic_ids[name], [number]) for name, number in self.offsets]
+            for name, topic_id, numbers in asked:
+                entry = response.topics.add(topic_id=topic_id, name=name)
+                for number in numbers:
+                    stored = self.offsets.get((name, number))
+                    entry.partitions.add(partition=number, offset=-1 if stored is None else stored.offset)
+                    if stored is not None:
+                        entry.partitions[-1].leader_epoch = stored.leader_epoch
+                        entry.partitions[-1].metadata = stored.metadata
+            return response
+
+
+@contextmanager
+def fake_groups(cluster) -> Iterator[FakeGroups]:
+    """The coordinator of a `FakeCluster`, whose topics are there already."""
+    groups = FakeGroups(cluster, {name: topic.topic_id for name, topic in cluster.topics.items()})
+    cluster.coordinators = [groups.address]
+    try:
+        yield groups
+    finally:
+        groups.stop()

@@ -1,0 +1,287 @@
+"""`Consumer.run` on threads: every record at least once, failures held back, dead letters, bounds."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import headrace
+import pytest
+from headrace import ConfigError, HandlerError, RetryPolicy, TopicPartition
+from headrace.wire.columns import encode_batch
+from headrace.wire.errors import UnknownMemberError
+
+from tests.unit.client.fake_groups import fake_groups
+from tests.unit.client.test_group_consumer import consumer_for, fill
+
+P0 = TopicPartition("clicks", 0)
+WAIT = 20
+FAST = RetryPolicy(attempts=3, backoff_ms=1, backoff_max_ms=2)
+
+
+@pytest.fixture
+def clicks(fake_cluster):
+    fake_cluster.create_topic("clicks", 2)
+    fake_cluster.create_topic("dead", 1)
+    return fake_cluster
+
+
+@pytest.fixture
+def groups(clicks):
+    with fake_groups(clicks) as coordinator:
+        coordinator.assign(("clicks", 0))
+        yield coordinator
+
+
+def keyed(cluster, keys):
+    cluster.append(
+        "clicks",
+        encode_batch([b"%d" % n for n in range(len(keys))], keys=list(keys), base_timestamp_ms=1_000),
+    )
+
+
+def test_every_record_is_handled_and_committed_and_stop_may_come_from_a_handler(clicks, groups):
+    fill(clicks, 200)
+    seen = []
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            seen.append(record.offset)
+            if len(seen) == 200:
+                consumer.stop()
+
+        summary = consumer.run(handle, concurrency=4)
+    assert sorted(seen) == list(range(200))
+    assert groups.offset("clicks", 0) == 200
+    assert (summary.handled, summary.failed, summary.dead_letters, summary.uncommitted) == (200, 0, 0, 0)
+
+
+def test_records_of_a_key_are_handled_in_order_and_one_at_a_time(clicks, groups):
+    keys = [b"abc"[n % 3 : n % 3 + 1] for n in range(90)]
+    keyed(clicks, keys)
+    at_work, seen = {}, {b"a": [], b"b": [], b"c": []}
+    lock = threading.Lock()
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            assert not at_work.get(record.key)
+            at_work[record.key] = True
+            with lock:
+                seen[record.key].append(record.offset)
+                if sum(map(len, seen.values())) == 90:
+                    consumer.stop()
+            at_work[record.key] = False
+
+        summary = consumer.run(handle, concurrency=8)
+    assert summary.failed == 0
+    assert all(offsets == sorted(offsets) and len(offsets) == 30 for offsets in seen.values())
+
+
+def test_a_poisoned_record_becomes_a_dead_letter_and_others_do_not_wait_for_it(clicks, groups):
+    keyed(clicks, [b"a", b"b", b"a", b"c"])
+    seen = []
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            if record.offset == 0:
+                raise ValueError("poison")
+            seen.append(record.offset)
+            if len(seen) == 3:
+                consumer.stop()
+
+        summary = consumer.run(handle, concurrency=2, retry=FAST, dead_letter="dead")
+    assert sorted(seen) == [1, 2, 3]
+    assert (summary.handled, summary.failed, summary.dead_letters) == (3, 3, 1)
+    assert groups.offset("clicks", 0) == 4
+    with headrace.Reader("dead", bootstrap_servers=clicks.address) as reader:
+        (letter,) = reader
+    assert (letter.key, letter.value) == (b"a", b"0")
+    assert dict(letter.headers)["headrace.dead_letter.message"] == b"poison"
+    assert dict(letter.headers)["headrace.dead_letter.attempts"] == b"3"
+
+
+def test_without_a_dead_letter_topic_a_poisoned_record_ends_the_run_and_is_not_committed(clicks, groups):
+    keyed(clicks, [b"a", b"b", b"c"])
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            if record.offset == 1:
+                raise ValueError("poison")
+
+        with pytest.raises(HandlerError, match="clicks-0 offset 1, 3 times") as failed:
+            consumer.run(handle, retry=FAST)
+        assert isinstance(failed.value.__cause__, ValueError)
+        assert consumer.position(P0) == 1
+        assert consumer.poll(WAIT)[0].offset == 1
+    assert groups.commits[-1].topics[0].partitions[0].offset in (1, 3)
+
+
+def test_what_cannot_be_deserialized_is_a_failure_like_any_other(clicks, groups):
+    clicks.append("clicks", encode_batch([b"{}", b"{", b"[]"], base_timestamp_ms=1_000))
+    seen = []
+    with consumer_for(clicks, value_deserializer="json") as consumer:
+
+        def handle(record):
+            seen.append(record.value)
+            if len(seen) == 2:
+                consumer.stop()
+
+        summary = consumer.run(handle, retry=FAST, dead_letter="dead", concurrency=1)
+    assert seen == [{}, []]
+    assert summary.failed == 3
+    with headrace.Reader("dead", bootstrap_servers=clicks.address) as reader:
+        (letter,) = reader
+    assert letter.value == b"{"
+    assert dict(letter.headers)["headrace.dead_letter.error"] == b"SerializationError"
+
+
+def test_a_handler_that_hangs_is_left_behind_and_its_record_given_up(clicks, groups):
+    keyed(clicks, [b"a", b"b", b"a"])
+    hangs = threading.Event()
+    seen = []
+    try:
+        with consumer_for(clicks) as consumer:
+
+            def handle(record):
+                if record.offset == 0:
+                    hangs.wait(WAIT)
+                    return
+                seen.append(record.offset)
+                if len(seen) == 2:
+                    consumer.stop()
+
+            summary = consumer.run(handle, concurrency=1, handler_timeout_ms=50, dead_letter="dead")
+        assert sorted(seen) == [1, 2]
+        assert summary.dead_letters == 1
+        assert groups.offset("clicks", 0) == 3
+    finally:
+        hangs.set()
+
+
+def test_what_ends_a_handlers_thread_ends_the_run(clicks, groups):
+    fill(clicks, 3)
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            raise SystemExit(3)
+
+        with pytest.raises(SystemExit):
+            consumer.run(handle)
+    assert groups.offset("clicks", 0) <= 0
+
+
+def test_a_partition_that_is_given_up_is_finished_first(clicks, groups):
+    fill(clicks, 50)
+    begun, goes_on = threading.Event(), threading.Event()
+    with consumer_for(clicks) as consumer:
+        handled = []
+
+        def handle(record):
+            begun.set()
+            assert goes_on.wait(WAIT)
+            handled.append(record.offset)
+
+        def take_away():
+            assert begun.wait(WAIT)
+            groups.assign()
+            deadline = threading.Event()
+            while not consumer._group.work._revoking:
+                deadline.wait(0.001)
+            assert groups.offset("clicks", 0) <= 0
+            goes_on.set()
+            groups.wait_for(lambda: groups.says_owned() == set(), "that it was given up")
+            consumer.stop()
+
+        thread = threading.Thread(target=take_away)
+        thread.start()
+        consumer.run(handle, concurrency=2)
+        thread.join(WAIT)
+    assert sorted(handled) == [0, 1]
+    assert groups.offset("clicks", 0) == 2
+
+
+def test_after_a_loss_what_was_in_work_is_not_committed(clicks, groups):
+    fill(clicks, 5)
+    begun, goes_on, lost = threading.Event(), threading.Event(), threading.Event()
+    with consumer_for(clicks, on_lost=lambda partitions: lost.set()) as consumer:
+
+        def handle(record):
+            begun.set()
+            assert goes_on.wait(WAIT)
+
+        def fence():
+            assert begun.wait(WAIT)
+            groups.fence(UnknownMemberError("over"))
+            assert lost.wait(WAIT)
+            goes_on.set()
+            consumer.stop()
+
+        thread = threading.Thread(target=fence)
+        thread.start()
+        consumer.run(handle, concurrency=1)
+        thread.join(WAIT)
+    assert groups.offset("clicks", 0) <= 0
+
+
+def test_what_is_read_ahead_is_bounded(clicks, groups):
+    fill(clicks, 500)
+    begun, goes_on = threading.Semaphore(0), threading.Event()
+    most = []
+    with consumer_for(clicks) as consumer:
+        seen = []
+
+        def handle(record):
+            begun.release()
+            if record.offset == 0:
+                while len(seen) < 30:
+                    goes_on.wait(0.001)
+            seen.append(record.offset)
+            core = consumer._group.work
+            most.append((core.queue.size, core.queue.span(P0)))
+            if len(seen) == 500:
+                consumer.stop()
+
+        consumer.run(handle, concurrency=2, buffer_records=20, window_records=60)
+    assert sorted(seen) == list(range(500))
+    assert max(size for size, _ in most) <= 20
+    assert max(span for _, span in most) <= 80
+    assert groups.offset("clicks", 0) == 500
+
+
+def test_a_signal_ends_the_run_after_the_handlers_at_work(clicks, groups):
+    fill(clicks, 50)
+    with consumer_for(clicks) as consumer:
+        handled = []
+
+        def handle(record):
+            if not handled:
+                signal.raise_signal(signal.SIGTERM)
+            handled.append(record.offset)
+
+        before = signal.getsignal(signal.SIGTERM)
+        summary = consumer.run(handle, concurrency=1)
+        assert signal.getsignal(signal.SIGTERM) is before
+    assert summary.handled == len(handled) >= 1
+    assert groups.offset("clicks", 0) == len(handled)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"ordering": "topic"}, "'key', 'partition'"),
+        ({"dead_leter": "x"}, "did you mean 'dead_letter'"),
+        ({"handler_timeout_ms": 0}, "handler_timeout_ms=0"),
+    ],
+)
+def test_wrong_options_are_refused(clicks, groups, options, said):
+    with consumer_for(clicks) as consumer, pytest.raises(ConfigError, match=said):
+        consumer.run(print, **options)
+
+
+def test_run_commits_by_itself_and_needs_a_group(clicks, groups):
+    with consumer_for(clicks, enable_auto_commit=False) as consumer, pytest.raises(ConfigError, match="auto_commit"):
+        consumer.run(print)
+    with headrace.Consumer("clicks", bootstrap_servers=clicks.address) as alone:
+        with pytest.raises(ConfigError, match="has no group"):
+            alone.run(print)
