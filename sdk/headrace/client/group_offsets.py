@@ -78,6 +78,7 @@ class CommitQueue:
         self._wanted: dict[TopicPartition, _Wanted] = {}
         self._flying: dict[TopicPartition, _Wanted] = {}
         self._request: groups_pb2.CommitOffsetsRequest | None = None
+        self._number = 0
         self._done: list[CommitTicket] = []  # with a callback
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         """What is known to be stored, of partitions that are owned."""
@@ -127,8 +128,13 @@ class CommitQueue:
             return self._request
         if not self._wanted:
             return None
+        self._number += 1
         request = groups_pb2.CommitOffsetsRequest(
-            client_id=self._client_id, group_id=self._group_id, member_id=member_id, member_epoch=member_epoch
+            client_id=self._client_id,
+            group_id=self._group_id,
+            member_id=member_id,
+            member_epoch=member_epoch,
+            commit_number=self._number,
         )
         topics: dict[bytes, groups_pb2.TopicOffsets] = {}
         for where in sorted(self._wanted)[:MAX_COMMIT_PARTITIONS]:
