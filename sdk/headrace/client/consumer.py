@@ -4,7 +4,6 @@ One thread reads with it. Fetching goes on in the background, bounded in bytes; 
 which this thread has received, exactly, also in the middle of `for record in consumer`.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter, length_hint
@@ -13,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.config import ConsumerConfig, build
-from headrace.client.config_text import nearest
 from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.errors import ConfigError, WakeupError
 from headrace.client.fetching import Fetcher, NextChunk, now_ms
@@ -317,12 +315,7 @@ class Consumer:
         """
         from headrace.client.runner import Runner
 
-        known = {field.name for field in dataclasses.fields(RunOptions)}
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"run has no option {name!r}{nearest(name, known)}")
-        self._in_group()
-        runner = self._runner = Runner(self, handler, RunOptions(**{k: v for k, v in options.items() if v is not None}))
+        runner = self._runner = Runner(self, handler, RunOptions.of(options))
         try:
             return runner.run()
         finally:

@@ -5,13 +5,16 @@ that a handler is at, or that waits. A partition that is to be given up is finis
 and what runs has `drain_timeout_ms`.
 """
 
+import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.client.config import ConsumerConfig
+from headrace.client.config_text import nearest
 from headrace.client.dead_letters import DeadLetter, dead_letter
 from headrace.client.errors import ConfigError, HandlerError
 from headrace.client.fetching import now_ms
@@ -44,6 +47,19 @@ class RunOptions:
     window_records: int = 10_000
     drain_timeout_ms: int = 30_000
     handle_signals: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "RunOptions":
+        """Check the options of a call.
+
+        Raises:
+            ConfigError: one is unknown or out of range.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"run has no option {name!r}{nearest(name, known)}")
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= MAX_CONCURRENCY:

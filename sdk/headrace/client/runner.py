@@ -74,7 +74,8 @@ class Runner:
                 summary: RunSummary = self._end()
         finally:
             if self._producer is not None:
-                self._producer.close()
+                with contextlib.suppress(HeadraceError):  # What failed was told where it was sent.
+                    self._producer.close()
         if core.error is not None:
             raise core.error
         return summary

@@ -5,7 +5,7 @@ exactly, also in the middle of `async for`; a wait that is cancelled has receive
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +16,9 @@ from headrace.client.group_member import CLOSE_TIMEOUT_S
 from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.loop.fetching import LoopFetcher
 from headrace.client.loop.group_session import LoopGroupSession
+from headrace.client.loop.runner import LoopRunner
 from headrace.client.records import Record, RecordBatch
+from headrace.client.run_core import RunOptions, RunSummary
 from headrace.client.steps import Steps, drive_async
 from headrace.wire.ids import TopicPartition
 
@@ -37,6 +39,7 @@ class Consumer:
         self._records: Iterator[Record] = iter(())
         self._is_open = False
         self._reads = False
+        self._runner: LoopRunner | None = None
 
     async def __aenter__(self) -> "Consumer":
         """Connect, and find where to start.
@@ -140,6 +143,23 @@ class Consumer:
     def lag(self) -> dict[TopicPartition, int | None]:
         """Give, by partition, how many records are still ahead, as far as the last fetch tells; None: not known yet."""
         return self._core.lag()
+
+    async def run(self, handler: Callable[[Record], Awaitable[Any]], **options: Any) -> RunSummary:
+        """Await `handler(record)` for every record, several at a time, and commit what is done, until `stop`.
+
+        Options, result and errors are those of `headrace.Consumer.run`; a handler that takes longer than
+        handler_timeout_ms is cancelled, and its record tried again.
+        """
+        runner = self._runner = LoopRunner(self, handler, RunOptions.of(options))
+        try:
+            return await runner.run()
+        finally:
+            self._runner = None
+
+    def stop(self) -> None:
+        """End `run` after the handlers at work; from this loop."""
+        if self._runner is not None:
+            self._runner.stop()
 
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None, timeout: float = 30.0
