@@ -1,0 +1,242 @@
+"""`python -m bench.groups`: what a large consumer group asks of two coordinators and one etcd.
+
+Members by bare calls in one process: all join at once, then they stay, then each commits all its partitions once a
+second, then members die or leave, then one instance after the other is started anew. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Annotated, Any
+
+import grpc
+import headrace
+import typer
+from headrace.v1 import groups_pb2, groups_pb2_grpc
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_server.metastore.etcd import EtcdMetastore
+
+GROUP = "bench"
+TOPICS = 10
+CALL_SECONDS = 10.0
+POLL_SECONDS = 0.005
+
+app = typer.Typer(add_completion=False, help=__doc__)
+Partition = tuple[bytes, int]
+
+
+class Member:
+    """One member by the contract of `groups.proto`, which gives up at once."""
+
+    def __init__(self, stub: Any, session_timeout_ms: int, instance_id: str = "") -> None:
+        self._stub = stub
+        self._session_timeout_ms = session_timeout_ms
+        self.instance_id = instance_id
+        self._member_id = secrets.token_bytes(16)
+        self._epoch = self._revision = self._number = 0
+        self.owned: dict[Partition, None] = {}
+        self.task: asyncio.Task[None] | None = None
+
+    async def heartbeat(self, max_wait_ms: int) -> float:
+        """Send one, do what the answer says; the seconds that the call took."""
+        request = groups_pb2.HeartbeatRequest(
+            group_id=GROUP,
+            member_id=self._member_id,
+            member_epoch=self._epoch,
+            instance_id=self.instance_id,
+            topic_pattern="bench-*",
+            session_timeout_ms=self._session_timeout_ms,
+            rebalance_timeout_ms=60_000,
+            known_revision=self._revision,
+            max_wait_ms=max_wait_ms,
+        )
+        if self._epoch:
+            request.owned.topics.extend(groups_pb2.GroupTopicPartitions(**topic) for topic in self._by_topic())
+            request.owned.SetInParent()
+        started = time.monotonic()
+        answer = await self._stub.Heartbeat(request, timeout=CALL_SECONDS)
+        took = time.monotonic() - started
+        self._epoch, self._revision = answer.member_epoch, answer.revision
+        self.owned = {(topic.topic_id, number): None for topic in answer.assigned for number in topic.partitions}
+        return took
+
+    def _by_topic(self) -> Iterable[dict[str, Any]]:
+        topics: dict[bytes, list[int]] = {}
+        for topic_id, number in self.owned:
+            topics.setdefault(topic_id, []).append(number)
+        return ({"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in topics.items())
+
+    async def commit(self) -> float:
+        """Commit all that is owned; the seconds that it took."""
+        self._number += 1
+        request = groups_pb2.CommitOffsetsRequest(
+            group_id=GROUP, member_id=self._member_id, member_epoch=self._epoch, commit_number=self._number
+        )
+        for topic in self._by_topic():
+            entry = request.topics.add(topic_id=topic["topic_id"])
+            for number in topic["partitions"]:
+                entry.partitions.add(partition=number, offset=self._number, leader_epoch=0)
+        started = time.monotonic()
+        answer = await self._stub.CommitOffsets(request, timeout=CALL_SECONDS)
+        assert not any(each.HasField("error") for topic in answer.topics for each in topic.partitions)
+        return time.monotonic() - started
+
+    def start(self) -> None:
+        """Join and stay."""
+        self.task = asyncio.create_task(self._stay())
+
+    async def _stay(self) -> None:
+        before = self._epoch
+        while True:
+            await self.heartbeat(3_000 if self._epoch == before else 0)
+            before = self._epoch
+
+    async def die(self) -> None:
+        """Say nothing more."""
+        assert self.task is not None
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+        self.owned = {}
+
+    async def leave(self) -> None:
+        """Say that it goes."""
+        await self.die()
+        request = groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=self._member_id)
+        await self._stub.LeaveGroup(request, timeout=CALL_SECONDS)
+
+
+async def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> float:
+    """The seconds until `condition` held."""
+    started = time.monotonic()
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+    return time.monotonic() - started
+
+
+def figures(seconds: list[float]) -> dict[str, float]:
+    """Median, 99th percentile and maximum in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        "p50_ms": round(1_000 * statistics.median(ordered), 2),
+        "p99_ms": round(1_000 * ordered[int(len(ordered) * 0.99)], 2),
+        "max_ms": round(1_000 * ordered[-1], 2),
+    }
+
+
+async def spread(action: Callable[[Member], Awaitable[float]], members: list[Member], seconds: int) -> list[float]:
+    """Let each member act once a second, evenly spread; how long each took."""
+
+    async def each(index: int, member: Member) -> list[float]:
+        start = time.monotonic() + index / len(members)
+        took = []
+        for turn in range(seconds):
+            await asyncio.sleep(max(0.0, start + turn - time.monotonic()))
+            took.append(await action(member))
+        return took
+
+    return [took for one in await asyncio.gather(*map(each, range(len(members)), members)) for took in one]
+
+
+async def measure(running: LocalCluster, *, members: int, partitions: int, session_s: float, seconds: int) -> None:
+    """Run all the cases on one cluster and print what they gave."""
+    channels = [grpc.aio.insecure_channel(part.address) for part in running.coordinators]
+    # A group's calls go to one coordinator, as clients send them; the others stand by.
+    stub = groups_pb2_grpc.GroupServiceStub(channels[0])
+    metastore = EtcdMetastore([running.etcd.endpoint])
+
+    async def revision() -> int:
+        return (await metastore.status()).revision
+
+    def all_owned() -> bool:
+        owned = [partition for member in group for partition in member.owned]
+        return len(owned) == len(set(owned)) == partitions and all(
+            len(member.owned) <= -(-partitions // len(group)) for member in group
+        )
+
+    group = [Member(stub, round(1_000 * session_s), f"instance-{number}") for number in range(members)]
+    result: dict[str, Any] = {"members": members, "partitions": partitions, "session_timeout_s": session_s}
+    before = await revision()
+    for member in group:
+        member.start()
+    result["all_joined_and_settled_s"] = round(await wait_until(all_owned), 2)
+    result["writes_to_join"] = await revision() - before
+
+    late = Member(stub, round(1_000 * session_s))
+    group.append(late)
+    late.start()
+    result["one_more_joined_and_settled_s"] = round(await wait_until(lambda: bool(late.owned) and all_owned()), 3)
+
+    result["heartbeat"] = figures(await spread(lambda member: member.heartbeat(0), group, seconds))
+
+    before, started = await revision(), time.monotonic()
+    took = await spread(lambda member: member.commit(), group, seconds)
+    elapsed = time.monotonic() - started
+    result["commit"] = figures(took)
+    result["commits_per_s"] = round(partitions * seconds / elapsed)
+    result["etcd_writes_per_s"] = round((await revision() - before) / elapsed)
+
+    waits = []
+    for _ in range(3):
+        dead = group.pop()
+        await dead.die()
+        waits.append(round(await wait_until(all_owned), 2))
+    result["replaced_after_death_s"] = waits
+    waits = []
+    for _ in range(3):
+        gone = group.pop()
+        started = time.monotonic()
+        await gone.leave()
+        await wait_until(all_owned)
+        waits.append(round(time.monotonic() - started, 3))
+    result["replaced_after_leaving_s"] = waits
+
+    moved = await restart_all(group[:10], group, stub, session_s)
+    result["moved_by_ten_static_restarts"] = moved
+    for member in group:
+        await member.die()
+    print(json.dumps(result, indent=2))
+    await metastore.close()
+    for channel in channels:
+        await channel.close()
+
+
+async def restart_all(some: list[Member], group: list[Member], stub: Any, session_s: float) -> int:
+    """Start instances anew, one after the other; how many partitions of other members moved meanwhile."""
+    moved = 0
+    for old in some:
+        others = {member: dict(member.owned) for member in group if member is not old}
+        await old.die()
+        new = Member(stub, round(1_000 * session_s), old.instance_id)
+        group[group.index(old)] = new
+        new.start()
+        await wait_until(lambda new=new: bool(new.owned))  # type: ignore[misc]
+        moved += sum(len(owned.keys() - member.owned.keys()) for member, owned in others.items())
+    return moved
+
+
+@app.command()
+def main(
+    members: Annotated[int, typer.Option(min=2, help="Members that join at once.")] = 100,
+    partitions: Annotated[int, typer.Option(min=10, help="Partitions, in ten topics.")] = 1_000,
+    session: Annotated[float, typer.Option(min=1, help="Seconds of the session timeout.")] = 6.0,
+    seconds: Annotated[int, typer.Option(min=1, help="Seconds of heartbeats, and of commits.")] = 10,
+) -> None:
+    """Measure joins, heartbeats, commits, deaths, departures and restarts of instances."""
+    with LocalCluster(LocalClusterSpec(brokers=1)) as running:
+        with headrace.Admin(bootstrap_servers=running.bootstrap_servers) as admin:
+            for number in range(TOPICS):
+                admin.create_topic(f"bench-{number}", partitions=partitions // TOPICS, replication_factor=1)
+        total = partitions // TOPICS * TOPICS
+        asyncio.run(measure(running, members=members, partitions=total, session_s=session, seconds=seconds))
+
+
+if __name__ == "__main__":
+    app()
