@@ -24,7 +24,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test sim mutants check proto check-proto proto-baseline lock docs bench chaos clean
+.PHONY: help set-up demo up down status test sim sim-groups mutants check proto check-proto proto-baseline lock docs bench chaos clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -51,6 +51,9 @@ test: check ## the checks, then all tests
 
 sim: set-up ## replication on a simulated network, disk, clock and etcd, all of which fail (SEED=, SEEDS=, STEPS=, JOBS=)
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) --steps $(STEPS) --jobs $(JOBS) $(SIM_FLAGS)
+
+sim-groups: SIM_FLAGS += --groups
+sim-groups: sim ## consumer groups on the same network and etcd, as sim
 
 mutants: set-up ## take each rule of the ledger out of the code and see that somebody notices (MUTANT=, JOBS=)
 	@$(BIN)/python -m tests.mutation $(if $(MUTANT),--id $(MUTANT)) $(if $(filter command,$(origin JOBS)),--jobs $(JOBS)) $(MUTANT_FLAGS)

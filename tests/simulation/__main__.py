@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from tests.simulation.simulation import Result, run_seed, shrink
+from tests.simulation import group_simulation, simulation
+from tests.simulation.group_plan import GroupPlan
+from tests.simulation.simulation import Result, shrink
 
 TAIL = 60
 """Lines of the trace that are printed of a broken seed."""
@@ -30,11 +32,12 @@ def main(
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
     durability: Annotated[str, typer.Option(help="fsync, async or mixed.")] = "mixed",
     buggy_etcd: Annotated[bool, typer.Option("--buggy-etcd", help="Stale reads, lost and doubled events.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Consumer groups instead of replication.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Print the whole trace of the seed.")] = False,
     shrink_failure: Annotated[bool, typer.Option("--shrink", help="Make a broken seed smaller.")] = False,
     output: Annotated[Path | None, typer.Option(help="Where the summary goes as JSON.")] = None,
 ) -> None:
-    """Run headrace's own replication code on a simulated network, disk, clock and etcd, and break all of them."""
+    """Run headrace's own code on a simulated network, disk, clock and etcd, and break all of them."""
     if durability not in ("fsync", "async", "mixed"):
         raise typer.BadParameter(f"{durability!r} is not fsync, async or mixed", param_hint="--durability")
     chosen = _parse(seeds) if seed is None else [seed]
@@ -43,7 +46,11 @@ def main(
     counts: dict[str, int] = {}
     broken: list[Result] = []
     events = virtual_ms = 0
-    work = partial(run_seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd, keep_trace=trace)
+    work: partial[Result]
+    if groups:
+        work = partial(group_simulation.run_seed, steps=steps, buggy_etcd=buggy_etcd, keep_trace=trace)
+    else:
+        work = partial(simulation.run_seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd, keep_trace=trace)
     for done, result in enumerate(_run_all(work, chosen, jobs), start=1):
         events += result.steps
         virtual_ms += result.virtual_ms
@@ -59,9 +66,8 @@ def main(
         if trace:
             print(*result.trace, sep="\n")
     if broken:
-        _explain(
-            broken[0], console, options=_options(steps, durability, buggy_etcd), smaller=shrink_failure, quiet=trace
-        )
+        options = _options(steps, durability, buggy_etcd, groups)
+        _explain(broken[0], console, options=options, smaller=shrink_failure, quiet=trace)
     _summarise(len(chosen), broken, events, virtual_ms, time.monotonic() - started, counts, output)
     raise typer.Exit(1 if broken else 0)
 
@@ -81,8 +87,10 @@ def _run_all(work: partial[Result], seeds: Iterable[int], jobs: int) -> Iterator
         yield from pool.imap_unordered(work, seeds, chunksize=4)
 
 
-def _options(steps: int, durability: str, buggy_etcd: bool) -> str:
+def _options(steps: int, durability: str, buggy_etcd: bool, groups: bool) -> str:
     parts = [f"--steps {steps}"]
+    if groups:
+        parts.append("--groups")
     if durability != "mixed":
         parts.append(f"--durability {durability}")
     if buggy_etcd:
@@ -93,7 +101,8 @@ def _options(steps: int, durability: str, buggy_etcd: bool) -> str:
 def _explain(failed: Result, console: Console, *, options: str, smaller: bool, quiet: bool) -> None:
     """Print the end of the trace of a broken seed and how to see it again; a smaller run of it where wanted."""
     if smaller:
-        failed = shrink(failed, lambda text: console.print(text, markup=False))
+        run: Any = group_simulation.run if isinstance(failed.plan, GroupPlan) else simulation.run
+        failed = shrink(failed, lambda text: console.print(text, markup=False), run)
         print(f"the smallest run found: {failed.plan}")
     if smaller or not quiet:
         print(*failed.trace[-TAIL:], sep="\n")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from structlog.testing import capture_logs
 
 from tests.simulation.cluster import Cluster
+from tests.simulation.group_plan import GroupPlan
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.plan import Plan
 from tests.simulation.world import SimulationError
@@ -20,7 +22,7 @@ TWICE_EVERY = 100
 class Result:
     """How a run ended."""
 
-    plan: Plan
+    plan: Plan | GroupPlan
     digest: int
     steps: int
     virtual_ms: int
@@ -78,16 +80,25 @@ def run_seed(seed: int, *, steps: int, durability: str, buggy_etcd: bool, keep_t
     plan = Plan.draw(seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd)
     result = run(plan, keep_trace=keep_trace)
     if seed % TWICE_EVERY == 0 and not result.broken:
-        again = run(plan)
-        assert (again.digest, again.steps) == (result.digest, result.steps), f"seed {seed} is not deterministic"
+        check_same(result, run(plan))
     return result
 
 
-def shrink(failed: Result, progress: Callable[[str], None] = lambda text: None) -> Result:
+def check_same(result: Result, again: Result) -> None:
+    """A plan that is run again does the same."""
+    seed = result.plan.seed
+    assert (again.digest, again.steps) == (result.digest, result.steps), f"seed {seed} is not deterministic"
+
+
+def shrink(
+    failed: Result,
+    progress: Callable[[str], None] = lambda text: None,
+    run: Callable[[Any], Result] = run,
+) -> Result:
     """Find a smaller run that breaks the same promise: fewer events, fewer kinds of faults, fewer faults."""
     best = failed
 
-    def attempt(plan: Plan, what: str) -> None:
+    def attempt(plan: Plan | GroupPlan, what: str) -> None:
         nonlocal best
         result = run(plan)
         if result.broken == best.broken:
@@ -105,9 +116,15 @@ def shrink(failed: Result, progress: Callable[[str], None] = lambda text: None) 
         attempt(best.plan.without(name), f"without {name}")
     for number in reversed(best.faults):
         attempt(replace(best.plan, skipped=(*best.plan.skipped, number)), f"without fault {number}")
-    while len(best.plan.producers) > 1:
+    while (plan := _with_fewer_clients(best.plan)) is not None:
         before = best
-        attempt(replace(best.plan, producers=best.plan.producers[:-1]), "with fewer producers")
+        attempt(plan, "with fewer clients")
         if best is before:
             break
     return best
+
+
+def _with_fewer_clients(plan: Plan | GroupPlan) -> Plan | GroupPlan | None:
+    if isinstance(plan, GroupPlan):
+        return plan.smaller()
+    return replace(plan, producers=plan.producers[:-1]) if len(plan.producers) > 1 else None

@@ -1,0 +1,311 @@
+"""What has to hold of a consumer group at every revision of etcd and at every record that is given (I24 to I29).
+
+`GroupChecks` shadows the group's keys from the store's own commits, and knows what no node knows: which process a
+member is, what it reads, what it has finished with and which commits it was told are stored. It decides by those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace_coordinator.core.group_state import Group, decode_group
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import GroupAssignmentKey, GroupKey, GroupMemberKey, GroupOffsetKey
+from headrace_server.metastore.api import PutEvent, WatchEvent
+
+from tests.simulation.world import SimulationError
+
+if TYPE_CHECKING:
+    from tests.simulation.group_cluster import GroupCluster
+    from tests.simulation.group_member import MemberLife, Tenure
+
+TopicPartition = tuple[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The value of one `assign/*`."""
+
+    member_epoch: int
+    owned: dict[TopicPartition, int]
+    """With assignment epochs."""
+
+
+@dataclass(slots=True)
+class _Shadow:
+    """The group's keys as of the last revision."""
+
+    group: Group = field(default_factory=Group)
+    assigned: dict[bytes, Assigned] = field(default_factory=dict)
+    live: dict[bytes, None] = field(default_factory=dict)
+    offsets: dict[TopicPartition, metadata_pb2.CommittedOffset] = field(default_factory=dict)
+
+
+class GroupChecks:
+    """See the module; raises `SimulationError`."""
+
+    def __init__(self, cluster: GroupCluster) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.lives: dict[bytes, MemberLife] = {}
+        """Whose each member id is."""
+        self.left: dict[bytes, None] = {}
+        """Members that have asked to leave."""
+        self.now = _Shadow()
+        self.acknowledged: dict[TopicPartition, int] = {}
+        """The largest offset that a member was told is stored."""
+        self._finished: dict[TopicPartition, int] = {}
+        self._given: dict[TopicPartition, int] = {}
+        self._granted: dict[TopicPartition, int] = {}
+        """The last assignment epoch of each partition."""
+        self._stored_in: dict[TopicPartition, tuple[int, int, int]] = {}
+        """Assignment epoch, commit number and offset of the last commit."""
+        self._owners: dict[TopicPartition, tuple[bytes, int]] = {}
+        self.failure: SimulationError | None = None
+        """What was found in the middle of something that catches errors."""
+        cluster.etcd.store.on_commit.append(self._on_commit)
+
+    def _fail(self, name: str, message: str) -> None:
+        self.failure = SimulationError(name, message)
+        raise self.failure
+
+    # --- etcd ---
+
+    def _on_commit(self, revision: int, events: Sequence[WatchEvent]) -> None:
+        keyspace = self.cluster.keyspace
+        prefix = keyspace.groups_prefix
+        before, lived = self.now.group, dict(self.now.live)
+        was = dict(self.now.assigned)
+        offsets: list[tuple[TopicPartition, Any]] = []
+        changed = False
+        for event in events:
+            key = event.key_value.key if isinstance(event, PutEvent) else event.key
+            if not key.startswith(prefix):
+                continue
+            value = event.key_value.value if isinstance(event, PutEvent) else None
+            match keyspace.parse(key):
+                case GroupKey():
+                    self.now.group = Group() if value is None else decode_group(value)
+                    self._check_epochs(before, deleted=value is None)
+                case GroupAssignmentKey(_, member_id):
+                    changed = True
+                    if value is None:
+                        self.now.assigned.pop(member_id, None)
+                    else:
+                        self.now.assigned[member_id] = _read(value)
+                case GroupMemberKey(_, member_id):
+                    if value is None:
+                        self.now.live.pop(member_id, None)
+                    else:
+                        self.now.live[member_id] = None
+                case GroupOffsetKey(_, topic_id, number):
+                    offsets.append(((bytes(topic_id), number), value))
+        if self.now.group is not before:
+            self._check_members(before, lived)
+            self._check_target()
+        if changed:
+            self._check_owners(revision, was, lived)
+        for partition, value in offsets:
+            self._check_offset(revision, partition, value, before)
+
+    def _check_epochs(self, before: Group, *, deleted: bool) -> None:
+        """I28: epochs never fall."""
+        after = self.now.group
+        if deleted:
+            if before.members:
+                self._fail("I28", "a group with members was deleted")
+            self._granted.clear()
+            self._stored_in.clear()
+            return
+        if after.group_epoch < before.group_epoch or after.assignment_epoch < before.assignment_epoch:
+            self._fail("I28", f"epochs fell from {before.group_epoch} to {after.group_epoch}")
+        for member_id, member in after.members.items():
+            known = before.members.get(member_id)
+            if known is not None and member.member_epoch < known.member_epoch:
+                self._fail("I28", f"the epoch of {_short(member_id)} fell to {member.member_epoch}")
+            if member.instance_id:
+                same = [m for m, other in after.members.items() if other.instance_id == member.instance_id]
+                if len(same) > 1:
+                    self._fail("H69", f"{len(same)} members are {member.instance_id}")
+
+    def _check_members(self, before: Group, lived: dict[bytes, None]) -> None:
+        """Whoever is no member any more was dead, left, was replaced, or had its time (I25)."""
+        after = self.now.group
+        places = {member.instance_id for member in after.members.values() if member.instance_id}
+        for member_id, member in before.members.items():
+            if member_id in after.members or member_id not in lived or member_id in self.left:
+                continue
+            if member.instance_id in places:
+                self.world.count("static members replaced")
+            elif member.revoking_since_ms:
+                self.world.count("members that did not give up in time")
+            else:
+                self._fail("I25", f"{_short(member_id)} was put out though its session lives")
+
+    def _check_target(self) -> None:
+        """I28: the target gives every partition that somebody subscribes to, to one who does."""
+        group = self.now.group
+        names = {topic.name for topic in group.topics.values()}
+        taking = {
+            member_id: {*member.topics, *(n for n in names if member.topic_pattern and n.startswith("t"))}
+            for member_id, member in group.members.items()
+        }
+        for partition, member_id in group.target.items():
+            if member_id not in group.members:
+                self._fail("I28", f"{partition[1]} is for {_short(member_id)}, who is no member")
+            if group.topics[partition[0]].name not in taking[member_id]:
+                self._fail("I28", f"{partition[1]} is for {_short(member_id)}, who does not subscribe to it")
+        targeted = {topic_id for topic_id, _ in group.target}
+        for topic_id in targeted:
+            missing = [n for n in range(group.topics[topic_id].partitions) if (topic_id, n) not in group.target]
+            if missing:
+                self._fail("I28", f"nobody is to own {missing} of {group.topics[topic_id].name}")
+
+    def _check_owners(self, revision: int, was: dict[bytes, Assigned], lived: dict[bytes, None]) -> None:
+        """I24, I25: one owner a partition, epochs that rise, and nothing taken from who reads it."""
+        owners: dict[TopicPartition, tuple[bytes, int]] = {}
+        for member_id, assigned in self.now.assigned.items():
+            for partition, epoch in assigned.owned.items():
+                other = owners.get(partition)
+                if other is not None:
+                    self._fail("I24", f"{_short(other[0])} and {_short(member_id)} own {partition[1]} at {revision}")
+                owners[partition] = member_id, epoch
+                if epoch > assigned.member_epoch:
+                    self._fail("I28", f"{_short(member_id)} owns {partition[1]} since a later epoch than its own")
+                if self._owners.get(partition) == (member_id, epoch):
+                    continue
+                if epoch <= self._granted.get(partition, 0):
+                    self._fail("I24", f"{partition[1]} was granted with epoch {epoch} again")
+                self._granted[partition] = epoch
+                self.world.count("partitions granted")
+        for partition, (member_id, epoch) in self._owners.items():
+            if owners.get(partition) != (member_id, epoch) and member_id in self.now.assigned:
+                self._check_given_up(partition, member_id, epoch, lived)
+        for member_id, assigned in self.now.assigned.items():
+            known = was.get(member_id)
+            if known is not None and assigned.member_epoch < known.member_epoch:
+                self._fail("I28", f"the epoch of {_short(member_id)} fell to {assigned.member_epoch}")
+        self._owners = owners
+
+    def _check_given_up(
+        self, partition: TopicPartition, member_id: bytes, epoch: int, lived: dict[bytes, None]
+    ) -> None:
+        """A member that stays gave it up: its process does not read it any more; or the topic is gone."""
+        life = self.lives[member_id]
+        if not self.cluster.exists(partition[0]) or member_id not in lived:
+            return
+        for tenure in life.positions.values():
+            if (tenure.member_id, tenure.topic_id, tenure.number, tenure.assignment_epoch) == (
+                member_id,
+                *partition,
+                epoch,
+            ):
+                self._fail("I25", f"{life.place.name} still reads {partition[1]} of epoch {epoch}, which was taken")
+
+    def _check_offset(self, revision: int, partition: TopicPartition, value: bytes | None, before: Group) -> None:
+        """I26, I29: only owners commit, in order, and what they have finished with."""
+        stored = self.now.offsets.get(partition)
+        if value is None:
+            self.now.offsets.pop(partition, None)
+            if self.cluster.exists(partition[0]):
+                if before.members:
+                    self._fail("H70", f"the offset of {partition[1]} was deleted while the group has members")
+                self.world.count("offsets expired")
+                self.acknowledged.pop(partition, None)
+                self._stored_in.pop(partition, None)
+            return
+        commit = metadata_pb2.CommittedOffset.FromString(value)
+        self.now.offsets[partition] = commit
+        self.world.count("offsets stored")
+        assigned = self.now.assigned.get(commit.member_id)
+        epoch = -1 if assigned is None else assigned.owned.get(partition, -1)
+        if assigned is None or epoch < 0:
+            self._fail("I26", f"{_short(commit.member_id)} commits {partition[1]} at {revision} and does not own it")
+            return
+        if not epoch <= commit.member_epoch <= assigned.member_epoch:
+            self._fail("I26", f"a commit of epoch {commit.member_epoch} not in {epoch}..{assigned.member_epoch}")
+        of_epoch, number, offset = self._stored_in.get(partition, (-1, 0, 0))
+        if of_epoch == epoch and (commit.commit_number < number or commit.offset < offset):
+            self._fail(
+                "I26",
+                f"commit {commit.commit_number} of {partition[1]} takes {offset} of commit {number} "
+                f"back to {commit.offset}",
+            )
+        self._stored_in[partition] = epoch, commit.commit_number, commit.offset
+        if commit.offset > self._finished.get(partition, 0):
+            self._fail("I29", f"{commit.offset} of {partition[1]} was committed before it was finished")
+        if stored is not None and commit.offset < stored.offset and not self.cluster.plan.buggy_etcd:
+            self._fail("I27", f"{stored.offset} of {partition[1]} went back to {commit.offset}")
+
+    # --- members ---
+
+    def finished(self, partition: TopicPartition, position: int) -> None:
+        """An application is done with all records below `position`."""
+        self._finished[partition] = max(position, self._finished.get(partition, 0))
+
+    def taken(self, life: MemberLife, tenure: Tenure) -> None:
+        """A member begins to read a partition."""
+        partition = tenure.topic_id, tenure.number
+        self.world.count("partitions taken")
+        assigned = self.now.assigned.get(tenure.member_id)
+        if tenure.member_id in self.now.live and assigned is not None and self.cluster.exists(tenure.topic_id):
+            epoch = assigned.owned.get(partition)
+            if epoch != tenure.assignment_epoch:
+                self._fail("I25", f"{life.place.name} takes {partition[1]} of epoch {tenure.assignment_epoch}")
+            if self.cluster.plan.buggy_etcd:
+                return
+            acknowledged = self.acknowledged.get(partition, 0)
+            if tenure.position < acknowledged:
+                self._fail("I27", f"{life.place.name} begins at {tenure.position}, {acknowledged} was acknowledged")
+        if tenure.position > self._finished.get(partition, 0):
+            self._fail("I29", f"{life.place.name} begins at {tenure.position} and skips records")
+
+    def given(self, life: MemberLife, tenure: Tenure, position: int) -> None:
+        """A member gives its application the records up to `position`."""
+        partition = tenure.topic_id, tenure.number
+        known = self._given.get(partition, 0)
+        if tenure.position < known:
+            self.world.count("records given again", min(position, known) - tenure.position)
+        self._given[partition] = max(known, position)
+
+    def told_stored(self, request: Any, answer: Any) -> None:
+        """A member was told that its commit is stored."""
+        for asked, topic in zip(request.topics, answer.topics, strict=True):
+            for wanted, given in zip(asked.partitions, topic.partitions, strict=True):
+                partition = bytes(asked.topic_id), given.partition
+                if given.HasField("error"):
+                    self.world.count("commits refused")
+                elif self.cluster.exists(partition[0]):
+                    self.acknowledged[partition] = max(wanted.offset, self.acknowledged.get(partition, 0))
+
+    # --- views ---
+
+    def check_views(self) -> None:
+        """I19: what a coordinator holds in memory is what stood in etcd at its revision."""
+        if self.cluster.plan.buggy_etcd:
+            return
+        store = self.cluster.etcd.store
+        for node in self.cluster.coordinators:
+            coordinator = node.coordinator
+            if coordinator is None or not coordinator.groups_source.revision:
+                continue
+            source = coordinator.groups_source
+            stood = store.range_at(self.cluster.keyspace.groups_prefix, source.revision)
+            if list(stood.key_values) != source.items(self.cluster.keyspace.groups_prefix):
+                self._fail("I19", f"{node.name} has a wrong view at {source.revision}")
+
+
+def _read(value: bytes) -> Assigned:
+    message = metadata_pb2.MemberAssignment.FromString(value)
+    owned = {
+        (bytes(topic.topic_id), number): epoch
+        for topic in message.topics
+        for number, epoch in zip(topic.partitions, topic.assignment_epochs, strict=True)
+    }
+    return Assigned(message.member_epoch, owned)
+
+
+def _short(member_id: bytes) -> str:
+    return member_id.hex()[:6]

@@ -1,0 +1,139 @@
+"""What one seed of the simulation of consumer groups runs. As `plan`, for groups."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from tests.simulation.etcd import EtcdRates
+from tests.simulation.network import NetworkRates
+from tests.simulation.plan import RATES
+
+GROUP_FAULTS = (
+    "kill",
+    "restart",
+    "leave",
+    "pause",
+    "second life",
+    "subscription",
+    "slow handler",
+    "create topic",
+    "delete topic",
+    "grow topic",
+    "cut link",
+    "isolate",
+    "swizzle",
+    "break streams",
+    "etcd away",
+    "etcd leader change",
+    "answers lost",
+    "lease ends early",
+    "coordinator dies",
+    "coordinator pauses",
+    "clock jump",
+)
+"""What the nemesis may do to a group, by name."""
+
+GROUP_RATES = (*(each for each in RATES if each != "slow disk"), "late requests")
+"""What goes wrong all the time, by name."""
+
+ASSIGNORS = ("", "", "uniform", "range", "rack-aware")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One run. Times are virtual milliseconds."""
+
+    seed: int
+    steps: int = 3_000
+    members: int = 4
+    static: int = 0
+    """So many of the members name their place."""
+    topics: int = 2
+    partitions: int = 4
+    """Of each topic at first."""
+    assignor: str = ""
+    session_timeout_ms: int = 6_000
+    rebalance_timeout_ms: int = 60_000
+    auto_commit: tuple[bool, ...] = (True,)
+    """Of the members in turn; False: the application commits."""
+    handling_ms: int = 20
+    """How long the application takes with a few records, on average."""
+    stop_on_session_loss: bool = False
+    offsets_retention_ms: int = 3_600_000
+    buggy_etcd: bool = False
+    faults: tuple[str, ...] = ()
+    fault_period_ms: int = 1_000
+    """A fault comes so often, on average."""
+    rates: tuple[str, ...] = ()
+    rate: float = 0.02
+    skipped: tuple[int, ...] = ()
+    """Faults that are not done, by their number: for the shrinker."""
+
+    @classmethod
+    def draw(cls, seed: int, *, steps: int = 3_000, buggy_etcd: bool = False) -> GroupPlan:
+        """Give the plan of a seed."""
+        chance = random.Random(f"{seed}/group plan")
+        members = chance.choice((2, 3, 3, 4, 5, 8, 12))
+        return cls(
+            seed=seed,
+            steps=steps,
+            members=members,
+            static=chance.choice((0, 0, 1, members // 2, members)),
+            topics=chance.choice((1, 2, 2, 3)),
+            partitions=chance.choice((1, 3, 4, 6)),
+            assignor=chance.choice(ASSIGNORS),
+            session_timeout_ms=chance.choice((2_000, 6_000, 10_000)),
+            rebalance_timeout_ms=chance.choice((2_000, 60_000, 60_000)),
+            auto_commit=chance.choice(((True,), (False,), (True, False))),
+            handling_ms=chance.choice((5, 20, 100)),
+            stop_on_session_loss=chance.random() < 0.3,
+            offsets_retention_ms=chance.choice((20_000, 3_600_000, 3_600_000)),
+            buggy_etcd=buggy_etcd,
+            faults=tuple(each for each in GROUP_FAULTS if chance.random() < 0.4),
+            fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
+            rates=tuple(each for each in GROUP_RATES if chance.random() < 0.4),
+            rate=chance.choice((0.005, 0.02, 0.08)),
+        )
+
+    def without(self, name: str) -> GroupPlan:
+        """The same plan without one kind of fault or rate."""
+        return replace(
+            self,
+            faults=tuple(each for each in self.faults if each != name),
+            rates=tuple(each for each in self.rates if each != name),
+        )
+
+    def smaller(self) -> GroupPlan | None:
+        """The same plan with a member less; None: there is no smaller one."""
+        if self.members <= 1:
+            return None
+        return replace(self, members=self.members - 1, static=min(self.static, self.members - 1))
+
+    def network_rates(self) -> NetworkRates:
+        """How the network behaves."""
+        return NetworkRates(
+            slow_rate=self._rate("slow messages"), drop_rate=self._rate("drops"), double_rate=self._rate("doubles")
+        )
+
+    def etcd_rates(self) -> EtcdRates:
+        """How etcd behaves."""
+        rates = EtcdRates(
+            lost_answer_rate=self._rate("lost answers") * 3,
+            late_apply_rate=self._rate("late applies"),
+            no_space_rate=self._rate("no space") * 2,
+            lying_keepalive_rate=self._rate("lying keepalives") * 10,
+        )
+        if self.buggy_etcd:
+            rates.stale_read_rate = 0.1
+            rates.lost_event_rate = rates.doubled_event_rate = 0.05
+            rates.lying_keepalive_rate = 0.5
+        return rates
+
+    @property
+    def late_request_rate(self) -> float:
+        """How often a call reaches its coordinator only when its caller has given it up."""
+        return self._rate("late requests") * 2
+
+    def _rate(self, name: str) -> float:
+        return self.rate if name in self.rates else 0.0
