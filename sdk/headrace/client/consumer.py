@@ -81,6 +81,7 @@ class Consumer:
             auto_offset_reset=self._config.auto_offset_reset,
             on_metadata=self._take_new_partitions,
         )
+        self._fetcher.iterating = lambda: self._current
         self._runner: Runner | None = None
         self._group: GroupMember | None = None
         if self._config.group_id:

@@ -31,6 +31,7 @@ from headrace.client.offset_resets import log_edges, position_after
 from headrace.client.position_reports import INTERVAL_S, PositionReports
 from headrace.client.positions import Positions
 from headrace.client.read_position import Chunk
+from headrace.client.records import Segment
 from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable
 from headrace.client.steps import Pause, Steps, drive
@@ -55,6 +56,18 @@ class NewPartitions(Protocol):
 
     def __call__(self, topic: str, partitions: int) -> Steps[None]:
         """`partitions` is the topic's number now."""
+
+
+class Iterated(Protocol):
+    """A segment that is iterated over: its position is ahead of that in `Positions`."""
+
+    segment: Segment
+
+    def is_current(self, positions: Positions) -> bool:
+        """Whether the partition's position was not changed from outside since."""
+
+    def position(self) -> int:
+        """The offset behind the last record that was handed out."""
 
 
 class Fetcher:
@@ -99,6 +112,8 @@ class Fetcher:
         self.last_error: HeadraceError | None = None
         """What keeps metadata from being read, or None while it works."""
         self.last_answer_ms = now_ms()
+        self.iterating: Callable[[], Iterated | None] = lambda: None
+        """Gives what the application is in the middle of, where positions move with it; any thread."""
 
     # --- for the application's thread ---
 
@@ -328,6 +343,9 @@ class Fetcher:
     def _positions_now(self) -> tuple[dict[TopicPartition, int], dict[str, bytes]]:
         """Where the application is, and the topics' ids as far as they are known. Under the lock."""
         positions = {where: self.positions.position(where) for where in self.positions.assigned()}
+        current = self.iterating()
+        if current is not None and current.is_current(self.positions):
+            positions[current.segment.source] = current.position()
         routes = {where.topic: self._routes.topic(where.topic) for where in positions}
         return positions, {name: route.topic_id for name, route in routes.items() if route is not None}
 

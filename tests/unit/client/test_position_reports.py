@@ -195,6 +195,20 @@ def test_a_consumer_says_where_it_is(clicks, receiver):
         receiver.wait_for({("clicks", 0): 3, ("clicks", 1): 0})
 
 
+def test_within_a_batch_it_is_exact(clicks, receiver):
+    """A loop that stands at a record for long is not said to be at the batch's beginning."""
+    with headrace.Consumer("clicks", auto_offset_reset="earliest", **settings(clicks)) as consumer:
+        for record in consumer:
+            if record.offset == 14:
+                break
+        receiver.wait_for({("clicks", 0): 15, ("clicks", 1): 0})
+        records = iter(consumer)
+        next(records)
+        receiver.wait_for({("clicks", 0): 16, ("clicks", 1): 0})
+        consumer.seek(P0, 2)
+        receiver.wait_for({("clicks", 0): 2, ("clicks", 1): 0})
+
+
 def test_a_reader_says_where_it_is(clicks, receiver):
     """Up to its end."""
     with headrace.Reader("clicks", **settings(clicks)) as reader:
