@@ -12,8 +12,10 @@ PRINTS = {
     "asyncio_pipeline": ["the sum is 499500"],
     "bulk_arrow": ["100000 rows; b'value 99999'"],
     "consume": ["read up to 100 and again [b'90', b'91'", "b'99']"],
+    "consumer_group": ["the first consumer dealt with 50", "the second consumer dealt with 50"],
     "json_records": ["refused:", "1 ann 3", "0 bert 4", "0 cleo 4"],
     "produce": ["offset 0", "offset 1"],
+    "run_handlers": ["handled 99, their sum is 4940, dead letters: 1", "b'ten' ValueError"],
     "reader_pandas": ["b'user-0'    100", "b'user-2'    100"],
 }
 

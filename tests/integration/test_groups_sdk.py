@@ -1,0 +1,369 @@
+"""Consumers of groups on a cluster: shared, joined, left, killed, restarted, while coordinators and etcd come and go.
+
+Every record is delivered at least once, in order within a term; what was acknowledged as committed is never
+delivered to a later owner (PROTOCOL I27, I29).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+
+import headrace
+import pytest
+from headrace import TopicPartition
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from tests.integration.replicated import until
+
+pytestmark = pytest.mark.xdist_group("groups_sdk")
+
+SESSION_MS = 1_500
+
+
+@pytest.fixture(scope="module")
+def whole_cluster():
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=2)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(whole_cluster):
+    try:
+        yield whole_cluster
+    finally:
+        whole_cluster.etcd.resume()
+        for part in whole_cluster.parts:
+            if part.state != "running":
+                whole_cluster.restart(part)
+
+
+class Ledger:
+    """What a group was given and has committed."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self.lock = threading.Lock()
+        self.delivered: dict[TopicPartition, set[int]] = defaultdict(set)
+        self.deliveries = 0
+        self.committed: dict[TopicPartition, int] = defaultdict(int)
+        self.errors: list[BaseException] = []
+
+    def assigned(self, member: Member, partitions: list[TopicPartition]) -> None:
+        with self.lock:
+            for where in partitions:
+                member.next[where] = start = member.consumer.position(where)
+                if start < self.committed[where]:
+                    self.errors.append(AssertionError(f"{where}: {start} is below {self.committed[where]}"))
+
+    def got(self, member: Member, batch: headrace.RecordBatch) -> None:
+        with self.lock:
+            self.deliveries += len(batch)
+            for record in batch:
+                where = TopicPartition(record.topic, record.partition)
+                if record.offset != member.next[where]:
+                    self.errors.append(AssertionError(f"{where}: {record.offset}, not {member.next[where]}"))
+                member.next[where] = record.offset + 1
+                self.delivered[where].add(record.offset)
+
+    def stored(self, offsets: dict[TopicPartition, int]) -> None:
+        with self.lock:
+            for where, offset in offsets.items():
+                self.committed[where] = max(self.committed[where], offset)
+
+
+class Member:
+    """A consumer on a thread of its own, which commits what it was given after every poll."""
+
+    def __init__(self, ledger: Ledger, *topics: str, group: str, **settings: object) -> None:
+        self.ledger = ledger
+        self.next: dict[TopicPartition, int] = {}
+        self.calls: list[tuple[str, list[TopicPartition]]] = []
+        self._topics = topics
+        self._settings = {
+            "bootstrap_servers": ledger.servers,
+            "group_id": group,
+            "auto_offset_reset": "earliest",
+            "enable_auto_commit": False,
+            "session_timeout_ms": SESSION_MS,
+            "fetch_wait_ms": 50,
+            **settings,
+        }
+        self._stopped = threading.Event()
+        self.assignment: list[TopicPartition] = []
+        self.consumer: headrace.Consumer
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _note(self, what: str):
+        def callback(partitions: list[TopicPartition]) -> None:
+            self.calls.append((what, partitions))
+            if what == "assigned":
+                self.ledger.assigned(self, partitions)
+
+        return callback
+
+    def _run(self) -> None:
+        callbacks = {f"on_{what}": self._note(what) for what in ("assigned", "revoked", "lost")}
+        try:
+            with headrace.Consumer(*self._topics, **callbacks, **self._settings) as self.consumer:
+                while not self._stopped.is_set():
+                    batch = self.consumer.poll(0.05)
+                    self.assignment = self.consumer.assignment()
+                    if batch:
+                        self.ledger.got(self, batch)
+                        self._commit({where: part[-1].offset + 1 for where, part in batch.by_partition().items()})
+        except BaseException as error:
+            self.ledger.errors.append(error)
+        finally:
+            self.assignment = []
+
+    def _commit(self, offsets: dict[TopicPartition, int]) -> None:
+        if self._settings["enable_auto_commit"]:
+            return
+        self._commit_and_wait(offsets)
+
+    def _commit_and_wait(self, offsets: dict[TopicPartition, int]) -> None:
+        """A partition that was lost meanwhile is its next owner's; what is not known yet is still being tried."""
+        with contextlib.suppress(
+            headrace.wire.errors.NotOwnerError,
+            headrace.wire.errors.UnknownMemberError,
+            headrace.wire.errors.TimedOutError,
+        ):
+            self.consumer.commit(offsets, timeout=5)
+            self.ledger.stored(offsets)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+class Group:
+    """Members, a topic, and a producer that never stops."""
+
+    def __init__(self, cluster: LocalCluster, name: str, partitions: int) -> None:
+        self.cluster, self.name = cluster, name
+        self.servers = cluster.bootstrap_servers
+        self.ledger = Ledger(self.servers)
+        self.members: list[Member] = []
+        self.sent: dict[TopicPartition, int] = defaultdict(int)
+        self.partitions = [TopicPartition(name, number) for number in range(partitions)]
+        self.admin = headrace.Admin(bootstrap_servers=self.servers)
+        self.admin.create_topic(name, partitions, replication_factor=1)
+        self._producer = headrace.Producer(bootstrap_servers=self.servers, linger_ms=0)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+        self._thread.start()
+
+    def _write(self) -> None:
+        while not self._stopped.wait(0.005):
+            for where in self.partitions:
+                self._producer.send(where.topic, b"%d" % self.sent[where], partition=where.partition)
+                self.sent[where] += 1
+
+    def join(self, **settings: object) -> Member:
+        member = Member(self.ledger, self.name, group=self.name, **settings)
+        self.members.append(member)
+        return member
+
+    def leave(self, member: Member) -> None:
+        self.members.remove(member)
+        member.stop()
+
+    def is_shared(self) -> bool:
+        """Whether the members have all partitions, evenly."""
+        shares = [len(member.assignment) for member in self.members]
+        owned = sorted(where for member in self.members for where in member.assignment)
+        return owned == self.partitions and max(shares) - min(shares) <= 1
+
+    def wait_shared(self) -> float:
+        started = time.monotonic()
+        until(self.is_shared, f"a share for each of {len(self.members)}")
+        return time.monotonic() - started
+
+    def wait_news(self) -> None:
+        """Wait until something that was written from now on was delivered of every partition."""
+        wanted = dict(self.sent)
+        until(
+            lambda: all(wanted[where] in self.ledger.delivered[where] for where in self.partitions),
+            "records of every partition",
+        )
+
+    def finish(self) -> None:
+        """Stop writing, wait for the last record, and see that none is missing."""
+        self._stopped.set()
+        self._thread.join()
+        self._producer.flush(30)
+        until(
+            lambda: all(len(self.ledger.delivered[where]) == self.sent[where] for where in self.partitions),
+            "every record",
+        )
+        self.stop()
+        assert self.ledger.errors == []
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+        for member in self.members:
+            member._stopped.set()
+        for member in self.members:
+            member.stop()
+        with contextlib.suppress(headrace.HeadraceError):
+            self._producer.close(5)
+        self.admin.close()
+
+
+@pytest.fixture
+def group(cluster, request):
+    made = Group(cluster, request.node.name.replace("test_", "")[:60], 6)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def test_members_share_join_and_leave(group):
+    first = group.join()
+    group.wait_shared()
+    second = group.join()
+    group.wait_shared()
+    group.wait_news()
+    third = group.join()
+    group.wait_shared()
+    group.leave(second)
+    print(f"a member that left was replaced within {group.wait_shared():.2f} s")
+    group.wait_news()
+    for member in (first, third):
+        assert not [call for call in member.calls if call[0] == "lost"]
+    group.finish()
+
+
+KILLED = """
+import sys, headrace
+consumer = headrace.Consumer(sys.argv[2], bootstrap_servers=sys.argv[1], group_id=sys.argv[2],
+    session_timeout_ms=int(sys.argv[3]), auto_offset_reset="earliest", auto_commit_interval_ms=100)
+for record in consumer:
+    print(record.partition, record.offset, flush=True)
+"""
+
+
+def test_a_member_that_is_killed_is_replaced(group):
+    group.join()
+    group.wait_shared()
+    command = [sys.executable, "-c", KILLED, group.servers, group.name, str(SESSION_MS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            read = {int(process.stdout.readline().split()[0])}
+            process.kill()
+        finally:
+            process.kill()
+    print(f"a member that was killed was replaced within {group.wait_shared():.2f} s; it had read {read}")
+    group.wait_news()
+    # What the killed one committed by itself is not in the ledger, nor is what it was given.
+    committed = group.ledger.committed
+    assert all(committed[where] > 0 for where in group.partitions)
+    group.stop()
+    assert group.ledger.errors == []
+
+
+def test_a_static_member_comes_back_to_its_partitions_and_nobody_else_notices(group):
+    first = group.join(group_instance_id="one", session_timeout_ms=20_000)
+    second = group.join(group_instance_id="two", session_timeout_ms=20_000)
+    group.wait_shared()
+    before = list(second.assignment)
+    calls = list(first.calls)
+    group.leave(second)
+    third = group.join(group_instance_id="two", session_timeout_ms=20_000)
+    group.wait_shared()
+    assert third.assignment == before
+    assert first.calls == calls
+    group.wait_news()
+    group.finish()
+
+
+def test_the_former_life_of_a_static_member_is_told_that_it_is_over(group):
+    first = group.join(group_instance_id="one")
+    group.wait_shared()
+    group.join(group_instance_id="one")
+    until(lambda: group.ledger.errors, "the error of the former life")
+    (error,) = group.ledger.errors
+    assert isinstance(error, headrace.wire.errors.FencedInstanceError)
+    group.ledger.errors.clear()
+    group.leave(first)
+    group.wait_shared()
+    group.finish()
+
+
+def test_a_pattern_takes_in_new_topics_and_deleted_ones_go(group):
+    settings = {"topic_pattern": f"{group.name}*"}
+    member = group.join(**settings)
+    group.wait_shared()
+    other = f"{group.name}-more"
+    group.admin.create_topic(other, 2, replication_factor=1)
+    extra = [TopicPartition(other, 0), TopicPartition(other, 1)]
+    until(lambda: member.assignment == group.partitions + extra, "the new topic")
+    with headrace.Producer(bootstrap_servers=group.servers) as producer:
+        producer.send(other, b"0", partition=0)
+    until(lambda: group.ledger.delivered[extra[0]] == {0}, "its record")
+    group.admin.delete_topic(other)
+    until(lambda: member.assignment == group.partitions, "the end of the deleted topic")
+    group.wait_news()
+    group.finish()
+
+
+def test_while_etcd_stands_still_members_read_on(group):
+    for _ in range(2):
+        group.join(enable_auto_commit=True, auto_commit_interval_ms=100)
+    group.wait_shared()
+    group.cluster.etcd.pause()
+    try:
+        until(lambda: all(member.consumer.health().notices for member in group.members), "that health says so")
+        group.wait_news()
+    finally:
+        group.cluster.etcd.resume()
+    group.wait_shared()
+    group.wait_news()
+    group.finish()
+
+
+def test_a_coordinator_is_killed_and_members_go_on(group):
+    group.join(session_timeout_ms=6_000)
+    group.join(session_timeout_ms=6_000)
+    group.wait_shared()
+    coordinators = [part for part in group.cluster.parts if "coordinator" in part.name]
+    for part in coordinators:
+        part.kill()
+        group.wait_news()
+        third = group.join(session_timeout_ms=6_000)
+        group.wait_shared()
+        group.leave(third)
+        group.wait_shared()
+        group.cluster.restart(part)
+    assert not [call for member in group.members for call in member.calls if call[0] == "lost"]
+    group.finish()
+
+
+def test_a_rolling_restart_of_ten_members_stops_nobody_else(cluster, request):
+    group = Group(cluster, "rolling", 20)
+    try:
+        for _ in range(10):
+            group.join()
+        group.wait_shared()
+
+        group.wait_news()
+        delivered, sent = group.ledger.deliveries, sum(group.sent.values())
+        for member in list(group.members):
+            group.leave(member)
+            group.join()
+            group.wait_shared()
+        delivered, sent = group.ledger.deliveries - delivered, sum(group.sent.values()) - sent
+        print(f"while ten members were restarted {delivered / sent:.0%} of {sent} records were delivered at once")
+        group.finish()
+    finally:
+        group.stop()
