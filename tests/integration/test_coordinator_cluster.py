@@ -456,6 +456,16 @@ def test_the_dump_decodes_every_key(pair, topic_name):
     assert all("/live/" in key for key in first.dump("live/"))
 
 
+def test_the_dump_has_the_keys_of_groups(pair, topic_name):
+    """They stand apart in etcd, last in a whole dump, and alone below `groups/`."""
+    world, first, _ = pair
+    report = groups_pb2.ReportPositionsRequest(reader_id=topic_name, expire_ms=60_000)
+    groups_pb2_grpc.GroupServiceStub(first.channel).ReportPositions(report, timeout=SECONDS)
+    key = f"/headrace/{world.cluster}/groups/1/position/{topic_name}"
+    assert key in first.dump()
+    assert list(first.dump(f"groups/position/{topic_name}")) == [key]
+
+
 def test_the_cluster_is_described_with_its_coordinators(pair):
     """One controller, both coordinators with their addresses, health and etcd's version; old etcd is warned of."""
     _, first, second = pair

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 from headrace.wire.errors import HeadraceError, InvalidRequestError
 from headrace_server.cluster_identity import FORMAT_VERSION
-from headrace_server.keys import meta_key, value_json
+from headrace_server.keys import Keyspace, meta_key, value_json
 from headrace_server.metadata_view import ClusterView, Coordinator
 from headrace_server.metastore.api import KeyValue, Metastore
 from headrace_server.rpc import server_streaming, unary
@@ -164,7 +164,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DumpMetadata(
         self, request: cluster_pb2.DumpMetadataRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.DumpMetadataResponse]:
-        """Every key as etcd has it now, ascending, the cluster's identity first."""
+        """Every key as etcd has it now, ascending, the cluster's identity first, consumer groups last."""
         with self._call("DumpMetadata", request.client_id, ()):
             if len(request.prefix) > MAX_DUMP_PREFIX_CHARACTERS:
                 raise InvalidRequestError(f"the prefix has more than {MAX_DUMP_PREFIX_CHARACTERS} characters")
@@ -173,9 +173,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 meta = (await self._metastore.get(meta_key(keyspace.cluster))).key_value
                 if meta is not None:
                     yield self._dump(meta)
-            listed = await self._metastore.range(keyspace.prefix + request.prefix)
-            for key_value in listed.key_values:
-                yield self._dump(key_value)
+            for prefix in _dump_prefixes(keyspace, request.prefix):
+                for key_value in (await self._metastore.range(prefix)).key_values:
+                    yield self._dump(key_value)
 
     def _dump(self, found: KeyValue) -> cluster_pb2.DumpMetadataResponse:
         return cluster_pb2.DumpMetadataResponse(
@@ -238,6 +238,15 @@ class _Call:
         self._seconds.observe(time.perf_counter() - self._started)
         if isinstance(error, HeadraceError):
             self._errors.labels(error.code.name).inc()
+
+
+def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:
+    """Where the keys of a dump stand: `groups/...` means those of consumer groups, which are kept apart."""
+    if prefix.startswith("groups/"):
+        return [keyspace.groups_prefix + prefix.removeprefix("groups/")]
+    if not prefix:
+        return [keyspace.prefix, keyspace.groups_prefix]
+    return [keyspace.prefix + prefix]
 
 
 def _coordinator_metadata(coordinator: Coordinator) -> cluster_pb2.CoordinatorMetadata:
