@@ -273,6 +273,11 @@ class Broker:
             if not broker.live.draining
         ]
 
+    def take_up_durability(self) -> None:
+        """The topic says something else about flushing than before."""
+        for host in self.hosts.values():
+            host.change_durability(flushes=self.cluster.flushed_only)
+
     # --- time ---
 
     def _tick(self) -> None:

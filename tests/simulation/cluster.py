@@ -161,6 +161,22 @@ class Cluster:
         assert broker is not None, f"b{broker_id} runs"
         return broker.broker_epoch
 
+    def change_durability(self, *, durable: bool) -> None:
+        """Change the topic's setting; brokers take it up when they hear of it (H30)."""
+        self.flushed_only = durable
+        for node in self.brokers.values():
+            broker = node.broker
+            if broker is not None:
+                delay_ms = self.world.chance("configs").randrange(400)
+                self.world.after(delay_ms, broker.process, f"takes up durable {durable}", broker.take_up_durability)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """The topic's settings changed: coordinators look at all partitions."""
+        for node in self.coordinators:
+            if node.coordinator is not None:
+                self.world.after(20, node.coordinator.process, "", node.coordinator.look_at_all)
+
     def begin_faults(self) -> None:
         """Let the network, etcd and disks misbehave as the plan says."""
         self.network.rates = self.plan.network_rates()
@@ -261,6 +277,8 @@ class Cluster:
             coordinator.start()
         for broker_id in self.brokers:
             self.undrain(broker_id)
+        self.min_insync_replicas = self.plan.min_insync_replicas
+        self.look_again()
         for producer in self.producers:
             producer.sending = False
 

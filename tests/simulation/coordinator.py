@@ -131,7 +131,7 @@ class Coordinator:
     def _serve(self, epoch: int) -> None:
         self.epoch = epoch
         self.world.count("controllers elected")
-        self._look_at_all()
+        self.look_at_all()
 
     def _step_down(self) -> None:
         self.world.note(self.process.name, f"is controller {self.epoch} no more")
@@ -154,7 +154,7 @@ class Coordinator:
 
     def _rebalance_now(self) -> None:
         self._rebalance = True
-        self._look_at_all()
+        self.look_at_all()
         self._rebalance = False
         self.world.after(REBALANCE_MS, self.process, "", self._rebalance_now)
 
@@ -162,13 +162,16 @@ class Coordinator:
         keyspace = self.cluster.keyspace
         for key in keys:
             if key.startswith((keyspace.live_prefix(), keyspace.topic_prefix(), f"{keyspace.prefix}drain/")):
-                self._look_at_all()
+                self.look_at_all()
                 return
             parsed = keyspace.parse(key)
             if isinstance(parsed, PartitionKey):
                 self._look_at(parsed.partition)
 
-    def _look_at_all(self) -> None:
+    def look_at_all(self) -> None:
+        """Write what any partition's key is to become."""
+        if not self.metadata.source.revision:
+            return
         for number in self.cluster.partitions:
             self._look_at(number)
 

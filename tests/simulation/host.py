@@ -27,6 +27,7 @@ from headrace_broker.core.messages import (
     Action,
     Appended,
     BatchesReplicated,
+    DurabilityChanged,
     EpochPersisted,
     Event,
     Flushed,
@@ -111,6 +112,8 @@ class Host:
         self.topic, self.topic_id = "t", broker.cluster.topic_id
         self.name = f"p{partition}"
         self.log = log
+        self.flushes = broker.cluster.flushed_only
+        """The topic says that everything is flushed."""
         self.replica = PartitionReplica(
             BrokerId(broker.broker_id),
             log_start_offset=log.log_start_offset,
@@ -118,7 +121,7 @@ class Host:
             flushed_offset=log.flushed_offset,
             high_watermark=log.checkpointed_high_watermark,
             last_epoch=log.last_epoch,
-            flushed_only=broker.cluster.flushed_only,
+            flushed_only=self.flushes,
             producers=_new_windows(),
             lag_max_ms=LAG_MAX_MS,
         )
@@ -229,6 +232,14 @@ class Host:
             self._answer(link, request)
         return base
 
+    def change_durability(self, *, flushes: bool) -> None:
+        """Take up the topic's setting."""
+        if flushes == self.flushes or self.replica.role in (Role.OFFLINE, Role.DELETED):
+            return
+        self.flushes = flushes
+        self.handle(DurabilityChanged(flushes))
+        self._request_flush()
+
     def _persist(self) -> None:
         replica = self.replica
         if replica.role is not Role.STARTING:
@@ -245,7 +256,7 @@ class Host:
     # --- fsync ---
 
     def _request_flush(self) -> None:
-        if not self.broker.cluster.flushed_only:
+        if not self.flushes:
             return
         if self._flushing is not None:
             self._flush_again = True
@@ -441,7 +452,7 @@ class Host:
             self._fail_on(error)
             return
         at_end = isinstance(step, AppendBatches) and not step.more
-        if at_end and self.broker.cluster.flushed_only and self.replica.flushed_offset < self.log.log_end_offset:
+        if at_end and self.flushes and self.replica.flushed_offset < self.log.log_end_offset:
             self._request_flush()  # It fetches once the fsync is done.
         else:
             self.send_fetch()

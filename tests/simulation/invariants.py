@@ -194,8 +194,7 @@ class Checks:
 
     def fetched(self, host: Host, request: FetchRequest) -> None:
         """A leader took note of what a follower has."""
-        offset = request.durable_offset if host.replica.flushed_only else request.offset
-        self._shadow(host).acknowledged[request.follower] = offset
+        self._shadow(host).acknowledged[request.follower] = request.offset, request.durable_offset
         follower = self.partitions[host.partition].replicas.get(request.follower.broker_id)
         mine = self._shadow(host)
         if request.leader_epoch != host.replica.leader_epoch:
@@ -231,7 +230,7 @@ class Checks:
             raise SimulationError("I8", f"{_name(host)}: the high watermark rose with {len(state.in_sync)} in sync")
         me = Replica(host.broker.broker_id, replica.broker_epoch)
         for member in (*state.in_sync, *replica.proposals.members()):
-            if member != me and shadow.acknowledged.get(member, 0) < high_watermark:
+            if member != me and shadow.acknowledged.get(member, (0, 0))[replica.flushed_only] < high_watermark:
                 raise SimulationError(
                     "I8", f"{_name(host)}: high watermark {high_watermark}, {member} has acknowledged less"
                 )

@@ -53,6 +53,13 @@ class BrokerNode:
         yield
         self.filesystem._faults = faults
 
+    def replace_disk(self) -> None:
+        """Take out the disk, with all that is on it."""
+        self.filesystem = MemoryFileSystem()
+        self.suspects.clear()
+        for number in self.cluster.partitions:
+            self.cluster.checks.set_aside(self.broker_id, number)
+
     def kill(self, loss: Loss) -> None:
         """End the process: `Loss.NOTHING` is kill -9, the others are the machine without power."""
         broker, self.broker = self.broker, None

@@ -51,11 +51,14 @@ class Nemesis:
             "disk error": self._disk_error,
             "disk full": self._disk_full,
             "damage": self._damage,
+            "disk replaced": self._replace_disk,
             "clock jump": self._clock_jump,
             "drain": self._drain,
             "move leader": self._move_leader,
             "move": self._move,
             "delete records": self._delete_records,
+            "minimum changes": self._change_minimum,
+            "durability changes": self._change_durability,
             "unclean election": self._elect_uncleanly,
         }
 
@@ -102,7 +105,7 @@ class Nemesis:
 
     def _may_lose(self, loss: Loss) -> bool:
         """Async durability stands one loss at a time: everybody else has to be whole (docs/protocols/simulation.md)."""
-        if loss is Loss.NOTHING or self.cluster.flushed_only:
+        if loss is Loss.NOTHING or all(self.cluster.state(number).durable for number in self.cluster.partitions):
             return True
         return all(other.broker is not None for other in self.cluster.brokers.values()) and self.cluster.is_healthy()
 
@@ -291,6 +294,16 @@ class Nemesis:
             self._later(_duration(chance), node.start)
         return True
 
+    def _replace_disk(self, chance: random.Random) -> bool:
+        """A machine comes back with an empty disk (H17, H42)."""
+        node = self._victim(chance)
+        if node is None or not self._may_damage(node):
+            return False
+        node.kill(Loss.ALL)
+        node.replace_disk()
+        self._later(_duration(chance), node.start)
+        return True
+
     def _clock_jump(self, chance: random.Random) -> bool:
         node = chance.choice(list(self.cluster.brokers.values()))
         node.wall.offset_ms += chance.choice((-3_600_000, -5_000, 5_000, 3_600_000))
@@ -330,6 +343,21 @@ class Nemesis:
             return False
         start, end = int(host.log.log_start_offset), int(host.replica.high_watermark)
         host.delete_records(start + chance.randrange(end - start + 1))
+        return True
+
+    def _change_minimum(self, chance: random.Random) -> bool:
+        """The topic asks for more replicas in sync, or for as many as at first (H15, H30)."""
+        plan = self.cluster.plan
+        self.cluster.min_insync_replicas = chance.randint(plan.min_insync_replicas, plan.replication_factor)
+        self.cluster.look_again()
+        return True
+
+    def _change_durability(self, chance: random.Random) -> bool:
+        """Only from a whole cluster to async: who lost power before comes back as one that async promises nothing."""
+        running = all(node.running is not None for node in self.cluster.brokers.values())
+        if self.cluster.flushed_only and not (running and self.cluster.is_healthy()):
+            return False
+        self.cluster.change_durability(durable=not self.cluster.flushed_only)
         return True
 
     def _elect_uncleanly(self, chance: random.Random) -> bool:

@@ -31,11 +31,14 @@ FAULTS = (
     "disk error",
     "disk full",
     "damage",
+    "disk replaced",
     "clock jump",
     "drain",
     "move leader",
     "move",
     "delete records",
+    "minimum changes",
+    "durability changes",
     "unclean election",
 )
 """What the nemesis may do, by name."""
@@ -88,10 +91,12 @@ class Plan:
         minimum = min(chance.choice((1, 2, 2, 2)) if durable else 2, replication_factor)
         possible = FAULTS if durable else tuple(each for each in FAULTS if each not in _LOSSY)
         if replication_factor < 3 or minimum < 2:  # Where one replica may be the only one that has a record.
-            possible = tuple(each for each in possible if each != "damage")
+            possible = tuple(each for each in possible if each not in ("damage", "disk replaced"))
         faults = tuple(each for each in possible if chance.random() < (0.08 if each in _RARE else 0.4))
         if chance.random() < 0.3:  # One or two kinds alone reach what a storm of all hides.
             faults = tuple(chance.sample(possible, chance.choice((1, 2))))
+        if "durability changes" in faults:
+            faults = tuple(each for each in faults if each not in _LOSSY or each == "power all")
         acks = chance.choice(((-1,), (-1, -1), (-1, 1), (-1, -1, 0)))
         return cls(
             seed=seed,
@@ -147,7 +152,7 @@ class Plan:
         return self._rate("slow disk") * 2
 
 
-_RARE = ("unclean election",)
+_RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
-_LOSSY = ("power all", "disk error", "damage", "disk full")
+_LOSSY = ("power all", "disk error", "damage", "disk replaced", "disk full")
 """What async durability promises nothing about, where it meets several replicas at once."""

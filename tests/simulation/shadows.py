@@ -44,8 +44,8 @@ class Shadow:
     """The disk holds exactly this; False after a loss, until the log is opened again."""
     damaged: bool = False
     """The simulator damaged the disk on purpose."""
-    acknowledged: dict[Replica, int] = field(default_factory=dict)
-    """While it leads: what each follower has, by its fetches of this epoch."""
+    acknowledged: dict[Replica, tuple[int, int]] = field(default_factory=dict)
+    """While it leads: the log end of each follower and what of it is fsynced, by its fetches of this epoch."""
     high_watermark: int = -1
     """While it leads: its last."""
 
