@@ -4,16 +4,18 @@ import sys
 
 import headrace
 
+ORDERS = 100
 
-def main(cluster: str = "localhost:7170", topic: str = "example-group", orders: int = 100) -> None:
+
+def main(cluster: str = "localhost:7170", topic: str = "example-group") -> None:
     """Send orders, and deal with each; what one consumer has dealt with the next one does not get."""
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         admin.create_topic(topic, partitions=4, exist_ok=True)
     with headrace.Producer(bootstrap_servers=cluster) as producer:
-        for number in range(orders):
+        for number in range(ORDERS):
             producer.send(topic, b"%d" % number, key=b"customer-%d" % (number % 10))
     settings = {"bootstrap_servers": cluster, "group_id": f"{topic}-billing", "auto_offset_reset": "earliest"}
-    for name, most in (("first", orders // 2), ("second", orders - orders // 2)):
+    for name, most in (("first", ORDERS // 2), ("second", ORDERS - ORDERS // 2)):
         seen = 0
         with headrace.Consumer(topic, **settings) as consumer:
             for record in consumer:  # never ends by itself
@@ -25,4 +27,4 @@ def main(cluster: str = "localhost:7170", topic: str = "example-group", orders: 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:])

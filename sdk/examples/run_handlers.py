@@ -5,15 +5,17 @@ import threading
 
 import headrace
 
+ORDERS = 100
 
-def main(cluster: str = "localhost:7170", topic: str = "example-run", orders: int = 100) -> None:
+
+def main(cluster: str = "localhost:7170", topic: str = "example-run") -> None:
     """Send orders, one of them broken; handle them on eight threads, in order for each customer."""
     dead = f"{topic}-dead"
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         admin.create_topic(topic, partitions=4, exist_ok=True)
         admin.create_topic(dead, partitions=1, exist_ok=True)
     with headrace.Producer(bootstrap_servers=cluster) as producer:
-        for number in range(orders):
+        for number in range(ORDERS):
             value = b"ten" if number == 10 else b"%d" % number
             producer.send(topic, value, key=b"customer-%d" % (number % 10))
     total, handled, lock = 0, 0, threading.Lock()
@@ -26,7 +28,7 @@ def main(cluster: str = "localhost:7170", topic: str = "example-run", orders: in
             with lock:
                 total += amount
                 handled += 1
-                if handled == orders - 1:
+                if handled == ORDERS - 1:
                     consumer.stop()
 
         retry = headrace.RetryPolicy(attempts=3, backoff_ms=10)
@@ -38,4 +40,4 @@ def main(cluster: str = "localhost:7170", topic: str = "example-run", orders: in
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:])

@@ -6,7 +6,6 @@ which this thread has received, exactly, also in the middle of `for record in co
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from operator import itemgetter, length_hint
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from headrace.client.group_loops import GroupLoops
 from headrace.client.group_member import CLOSE_TIMEOUT_S, GroupMember
 from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.group_session import GroupSession
+from headrace.client.handed_out import HandedOut
 from headrace.client.read_position import Chunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.run_core import RunOptions, RunSummary
@@ -93,7 +93,7 @@ class Consumer:
         self._chunk: Chunk | None = None
         self._segments: Iterator[Segment] = iter(())
         self._rest: Segment | None = None
-        self._current: _Current | None = None
+        self._current: HandedOut | None = None
 
     def _open(self) -> Steps[None]:
         """Find where to start."""
@@ -135,7 +135,7 @@ class Consumer:
         segment = yield from self._next_segment(None, None)
         assert segment is not None, "a wait without end ends with a segment or an error"
         stopper = None if self._group is None else self._group.stopper()
-        self._current = _Current(segment, self._generation_of(segment), stopper)
+        self._current = HandedOut(segment, self._generation_of(segment), stopper)
         self._gave()
         return self._current.records()
 
@@ -580,55 +580,3 @@ class Consumer:
     def _require(positions: Any, where: TopicPartition) -> None:
         if where not in positions:
             raise UnknownPartitionError(f"this consumer does not read {where}", action="Assign it first.")
-
-
-class _Current:
-    """A segment that `for record in consumer` is in the middle of.
-
-    The records are made by C loops that take one offset a record off a list's iterator. How many have been taken says
-    how many records were handed out; emptying the list ends the loop, and so does `stopper`, an iterator, with its own.
-    """
-
-    __slots__ = ("_ended", "_iterator", "_offsets", "_stopper", "generation", "segment")
-
-    def __init__(self, segment: Segment, generation: int, stopper: Iterator[Any] | None = None) -> None:
-        self.segment = segment
-        self.generation = generation
-        self._offsets = list(segment.offsets())
-        self._iterator = iter(self._offsets)
-        self._stopper = stopper
-        self._ended: int | None = None
-
-    def records(self) -> Iterator[Record]:
-        if self._stopper is None:
-            return self.segment.records(self._iterator)
-        return self.segment.records(map(itemgetter(1), zip(self._stopper, self._iterator, strict=False)))
-
-    def delivered(self) -> int:
-        left = length_hint(self._iterator)
-        return self.segment.end - self.segment.start - left if self._ended is None else self._ended
-
-    def position(self) -> int:
-        return self.segment.base_offset + self.delivered()
-
-    def finished(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        """Behind the last record but one that was handed out: the last one may be in work. Any thread."""
-        return self._behind(self.delivered() - 1)
-
-    def received(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        """Behind the last record that was handed out."""
-        return self._behind(self.delivered())
-
-    def _behind(self, records: int) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        if records < 1:
-            return None
-        position = self.segment.base_offset + records
-        return self.segment.source, OffsetAndMetadata(position, self.segment.leader_epoch)
-
-    def is_current(self, positions: Any) -> bool:
-        return bool(positions.generation(self.segment.source) == self.generation)
-
-    def end(self) -> int:
-        self._ended = delivered = self.delivered()  # Before the list is empty: others may ask meanwhile.
-        self._offsets.clear()
-        return delivered

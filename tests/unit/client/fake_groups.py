@@ -31,6 +31,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         self.left: list[bytes] = []
         self.heartbeats: list[groups_pb2.HeartbeatRequest] = []
         self.commits: list[groups_pb2.CommitOffsetsRequest] = []
+        self.looked_up: list[groups_pb2.FetchOffsetsRequest] = []
         self.offsets: dict[tuple[str, int], groups_pb2.PartitionOffset] = {}
         self.heartbeat_faults: deque[HeadraceError] = deque()
         self.commit_faults: deque[HeadraceError] = deque()
@@ -158,6 +159,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
 
     def FetchOffsets(self, request, context):
         with self.changed:
+            self.looked_up.append(request)
             response = groups_pb2.FetchOffsetsResponse(revision=self.revision)
             asked = [(topic.name, topic.topic_id, list(topic.partitions)) for topic in request.topics]
             if not asked:

@@ -109,6 +109,7 @@ def test_a_stored_offset_is_where_reading_starts(clicks, groups):
         records = []
         poll_until(consumer, lambda: records, records)
         assert records[0].offset == 13
+        assert [request.min_revision for request in groups.looked_up] == [groups.revision], "no older view will do"
         assert consumer.committed(P0, P1) == {P0: OffsetAndMetadata(13, 0, "mine"), P1: None}
 
 
