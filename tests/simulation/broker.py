@@ -21,7 +21,7 @@ from headrace_broker.runtime.registration import Registration
 from headrace_broker.storage import DataDirectory, DiskLimits, LogDamagedError, LogId, LogSettings
 from headrace_broker.storage.memory_filesystem import Loss
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import LiveKey, PartitionKey
+from headrace_server.keys import LiveKey, PartitionKey, TopicKey
 from headrace_server.metastore.api import CreateRevisionIs, Delete, LeaseNotFoundError, Put
 from headrace_server.partition_state import Replica
 from prometheus_client import CollectorRegistry
@@ -225,6 +225,9 @@ class Broker:
             match view.keyspace.parse(key):
                 case PartitionKey(_, number):
                     self._reconcile(number)
+                case TopicKey():
+                    for number in self.cluster.partitions:
+                        self._reconcile(number)
                 case LiveKey(broker_id) if broker_id == self.broker_id:
                     broker = view.brokers.get(BrokerId(self.broker_id))
                     behind = view.source.revision < self.broker_epoch
