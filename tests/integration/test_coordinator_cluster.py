@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from headrace.v1 import cluster_pb2, cluster_pb2_grpc, errors_pb2, topics_pb2
+from headrace.v1 import cluster_pb2, cluster_pb2_grpc, errors_pb2, groups_pb2, groups_pb2_grpc, topics_pb2
 from headrace.wire.errors import (
     DeadlineRequiredError,
     InvalidRequestError,
