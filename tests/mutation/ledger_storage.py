@@ -304,7 +304,7 @@ STORAGE_RULES = (
         "        at = bisect_right(self._epochs, epoch) - 1\n"
         "        if at < 0 or self._epochs[at] != epoch:\n            return None\n",
         "A leader that does not know a follower's epoch names no epoch that both may have.",
-        Simulation(200),
+        Simulation(400),
     ),
     Mutant(
         "other-directory-taken",
