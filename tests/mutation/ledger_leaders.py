@@ -141,7 +141,7 @@ LEADERS = (
         Test(
             "tests/unit/broker/test_broker_core_in_sync.py::"
             "test_a_fetch_of_another_session_does_not_count_for_the_member",
-            "As a rule the controller has written the new session before the broker fetches; some seeds in a hundred see it.",
+            "As a rule the controller has written the new session before the broker fetches: few seeds see it.",
         ),
     ),
     Mutant(
