@@ -367,3 +367,41 @@ def test_a_rolling_restart_of_ten_members_stops_nobody_else(cluster, request):
         group.finish()
     finally:
         group.stop()
+
+
+EXITS = """
+import os, sys, headrace
+def handle(record):
+    if record.offset == 10:
+        os._exit(9)
+    print(record.offset, flush=True)
+with headrace.Consumer(sys.argv[2], bootstrap_servers=sys.argv[1], group_id=sys.argv[2],
+        session_timeout_ms=int(sys.argv[3]), auto_offset_reset="earliest", auto_commit_interval_ms=10) as consumer:
+    consumer.run(handle, concurrency=2, ordering="partition")
+"""
+
+
+def test_a_handler_that_ends_its_process_leaves_its_record_to_the_next_owner(cluster):
+    topic, servers = "exits", cluster.bootstrap_servers
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic, 1, replication_factor=1)
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        producer.send_many(topic, [b"%d" % number for number in range(20)])
+    command = [sys.executable, "-c", EXITS, servers, topic, str(SESSION_MS)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 9
+    first = [int(line) for line in ended.stdout.split()]
+    assert first == list(range(10))
+    second: list[int] = []
+    settings = {"bootstrap_servers": servers, "group_id": topic, "auto_offset_reset": "earliest"}
+    with headrace.Consumer(topic, **settings) as consumer:
+
+        def handle(record: headrace.Record) -> None:
+            second.append(record.offset)
+            if record.offset == 19:
+                consumer.stop()
+
+        consumer.run(handle, concurrency=1)
+        assert consumer.committed() == {TopicPartition(topic, 0): headrace.OffsetAndMetadata(20, 0)}
+    assert second == list(range(second[0], 20))
+    assert second[0] <= 10
