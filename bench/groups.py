@@ -22,6 +22,8 @@ from headrace.v1 import groups_pb2, groups_pb2_grpc
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.metastore.etcd import EtcdMetastore
 
+from bench.replication import processor_seconds
+
 GROUP = "bench"
 TOPICS = 10
 CALL_SECONDS = 10.0
@@ -174,7 +176,12 @@ async def measure(running: LocalCluster, *, members: int, partitions: int, sessi
     late.start()
     result["one_more_joined_and_settled_s"] = round(await wait_until(lambda: bool(late.owned) and all_owned()), 3)
 
+    pid = running.coordinators[0].pid
+    assert pid is not None
+    busy = processor_seconds(pid)
     result["heartbeat"] = figures(await spread(lambda member: member.heartbeat(0), group, seconds))
+    busy = processor_seconds(pid) - busy
+    result["coordinator_processor_ms_a_heartbeat"] = round(1_000 * busy / (len(group) * seconds), 2)
 
     before, started = await revision(), time.monotonic()
     took = await spread(lambda member: member.commit(), group, seconds)
