@@ -277,8 +277,8 @@ class GroupLoops:
             with self.lock:
                 if not self.commits.is_flying(request):
                     continue
-                for where in self.commits.answered(answer):
-                    self.membership.lose(where)
+                for where, topic_id in self.commits.answered(answer):
+                    self.membership.lose(where, topic_id, request.member_epoch)
                 retries = self.commits.last_error is not None
                 self.settle()
             if retries:

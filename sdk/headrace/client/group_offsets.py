@@ -150,8 +150,8 @@ class CommitQueue:
         self._request = request
         return request
 
-    def answered(self, answer: groups_pb2.CommitOffsetsResponse) -> list[TopicPartition]:
-        """Take in what became of the commit in flight; gives the partitions that another member owns.
+    def answered(self, answer: groups_pb2.CommitOffsetsResponse) -> list[tuple[TopicPartition, bytes]]:
+        """Take in what became of the commit in flight; gives the partitions that another member owns, with topic ids.
 
         What a retry may mend is queued again, behind a newer offset of the same partition.
         """
@@ -177,7 +177,7 @@ class CommitQueue:
                     newer.tickets[:0] = wanted.tickets
                 continue
             elif isinstance(error, NotOwnerError):
-                lost.append(where)
+                lost.append((where, wanted.topic_id))
             self._resolve(where, wanted, error)
         return lost
 

@@ -222,13 +222,16 @@ class Membership:
         self._is_to_speak = self._says_owned = False
         self.phase = Phase.JOINING
 
-    def lose(self, where: TopicPartition) -> None:
-        """A commit was refused because another member owns the partition."""
-        for key, holding in list(self._holdings.items()):
-            if holding.where == where:
-                if holding.stage in (Stage.OWNED, Stage.REVOKED):
-                    self._lost[where] = None
-                self._drop(key)
+    def lose(self, where: TopicPartition, topic_id: bytes, member_epoch: int) -> None:
+        """A commit of `member_epoch` was refused because another member owns the partition. What was granted later
+        stays, and so does the partition of a topic that was made anew.
+        """
+        key = topic_id, where.partition
+        holding = self._holdings.get(key)
+        if holding is not None and holding.assignment_epoch <= member_epoch:
+            if holding.stage in (Stage.OWNED, Stage.REVOKED):
+                self._lost[where] = None
+            self._drop(key)
 
     def leave(self) -> None:
         """Be done with the group."""

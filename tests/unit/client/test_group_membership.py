@@ -257,10 +257,23 @@ def test_the_session_counts_from_when_the_answered_heartbeat_was_sent():
 
 def test_a_commit_that_was_refused_for_another_owner_loses_that_partition_alone():
     member = joined()
-    member.lose(P[1])
+    member.lose(P[1], TOPIC, 1)
     assert member.news().lost == (P[1],)
     assert owned(member) == [P[0]]
     assert said(member.request()) == [0]
+
+
+def test_a_refused_commit_loses_nothing_that_was_granted_after_it():
+    """The topic was deleted and made anew under its name while the commit for the old one was on its way."""
+    member = joined()
+    hear(member, 6, 2, {0: 2, 1: 2}, topic_id=b"u" * 16)
+    member.lose(P[1], TOPIC, 2)
+    take_all(member)
+    member.release(lambda where: True)
+    take_all(member)
+    assert P[1] in owned(member)
+    member.lose(P[1], b"u" * 16, 1)
+    assert P[1] in owned(member)
 
 
 class _Coordinators:
