@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from headrace.client.steps import Call
-from headrace.wire.errors import HeadraceError
+from headrace.wire.errors import HeadraceError, UnknownMemberError
 
 from tests.simulation.world import Event, Process
 
@@ -119,6 +119,8 @@ class MemberCall:
             self._end()
         if error is None and self._call.method == "CommitOffsets":
             self._cluster.checks.told_stored(self._call.request, answer)
+        if isinstance(error, UnknownMemberError) and self._call.method == "Heartbeat":
+            self._cluster.checks.told_unknown(self._call.request)
         done(answer, error)
 
     def _end(self) -> None:

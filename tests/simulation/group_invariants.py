@@ -280,6 +280,13 @@ class GroupChecks:
                 elif self.cluster.exists(partition[0]):
                     self.acknowledged[partition] = max(wanted.offset, self.acknowledged.get(partition, 0))
 
+    def told_unknown(self, request: Any) -> None:
+        """A member was told that it is none: so it is not, for no id comes back (H63, H73)."""
+        member_id = request.member_id
+        known = member_id in self.now.group.members and member_id in self.now.live
+        if known and request.member_epoch and not self.cluster.plan.buggy_etcd:
+            self._fail("H63", f"{_short(member_id)} was told that it is no member, and is")
+
     # --- views ---
 
     def check_views(self) -> None:
