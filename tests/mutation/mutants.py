@@ -12,6 +12,7 @@ from pathlib import Path
 
 BROKER = "services/broker/headrace_broker"
 SERVER = "services/common/headrace_server"
+CLIENT = "sdk/headrace/client"
 COORDINATOR = "services/coordinator/headrace_coordinator"
 
 
@@ -25,6 +26,8 @@ class Simulation:
 
     seeds: int
     """It must break within so many."""
+    groups: bool = False
+    """Of the simulation of consumer groups."""
     durability: str = "mixed"
     buggy_etcd: bool = False
     changes: Mapping[str, object] = field(default_factory=dict)

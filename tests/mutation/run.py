@@ -137,6 +137,7 @@ def _judge(killer: Killer, copy: Path, seed: int = 0) -> dict[str, Any]:
             request = {
                 "first": seed or 1,
                 "last": seed or killer.seeds,
+                "groups": killer.groups,
                 "durability": killer.durability,
                 "buggy_etcd": killer.buggy_etcd,
                 "changes": dict(killer.changes),

@@ -40,13 +40,19 @@ def _check_sources() -> None:
 
 def run_seeds(request: dict[str, Any]) -> dict[str, Any]:
     """Run seeds `first` to `last` until one breaks a promise."""
+    from tests.simulation import group_simulation, simulation
+    from tests.simulation.group_plan import GroupPlan
     from tests.simulation.plan import Plan
-    from tests.simulation.simulation import run
 
+    buggy_etcd = request["buggy_etcd"]
     changes = {name: tuple(value) if isinstance(value, list) else value for name, value in request["changes"].items()}
     for seed in range(request["first"], request["last"] + 1):
-        plan = Plan.draw(seed, durability=request["durability"], buggy_etcd=request["buggy_etcd"])
-        result = run(replace(plan, **changes))
+        if request["groups"]:
+            group_plan = replace(GroupPlan.draw(seed, buggy_etcd=buggy_etcd), **changes)
+            result = group_simulation.run(group_plan)
+        else:
+            plan = replace(Plan.draw(seed, durability=request["durability"], buggy_etcd=buggy_etcd), **changes)
+            result = simulation.run(plan)
         if result.broken:
             return {"killed": True, "seed": seed, "by": result.broken, "message": result.message}
     return {"killed": False, "seed": 0, "by": "", "message": ""}
