@@ -51,7 +51,7 @@ class GroupCluster:
         self.dead_loops: list[VirtualLoop] = []
         self.shells: list[Shell] = []
         skew = self.world.chance("skew")
-        self.coordinators = [GroupCoordinatorNode(self, name, skew.randrange(-2_000, 2_000)) for name in ("c1", "c2")]
+        self.coordinators = [GroupCoordinatorNode(self, name, skew.randrange(-400, 400)) for name in ("c1", "c2")]
         self.topics: dict[str, tuple[bytes, int]] = {}
         """Id and partitions by name."""
         self._ids: dict[bytes, str] = {}
