@@ -527,8 +527,8 @@ class HandFollower:
         self._requests.put(internal.ReplicaFetchRequest(follower=follower))
 
     def send(self, topic_id: bytes, partition: int = 0, **fetch_fields: Any) -> None:
-        """One fetch."""
-        fields = {"last_epoch": -1, "token": 1, **fetch_fields}
+        """One fetch, as of the newest key."""
+        fields = {"last_epoch": -1, "token": 1, "partition_epoch": 1 << 40, **fetch_fields}
         entry = internal.PartitionReplicaFetch(partition=partition, **fields)
         topic = internal.TopicReplicaFetch(topic_id=topic_id, partitions=[entry])
         self._requests.put(internal.ReplicaFetchRequest(topics=[topic]))

@@ -8,6 +8,8 @@ def test_a_follower_refuses_what_its_leaders_disk_damaged() -> None:
     story = Scenario()
     story.separate(3, 1, 2)
     story.until_in_sync(1, 2)
+    story.kill(3)
+    story.start(3)  # Its fetches are as of the key that it left in, so that the first one counts.
     story.produce(to=1, value=LARGE)
     story.damage(1)
     story.reunite(3, 1, 2)

@@ -144,7 +144,10 @@ class Host:
     def handle(self, event: Event) -> None:
         """Tell the core and do what it asks."""
         self.checks.touched(self)
+        revision = self.replica.revision
         self._perform(self.replica.handle(event))
+        if self.replica.revision != revision:
+            self._refuse_fenced()
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -384,6 +387,15 @@ class Host:
         for link, request in parked.items():
             link.answer(self, request, NotLeaderError("leadership was lost", outcome=Outcome.NOT_APPLIED))
 
+    def _refuse_fenced(self) -> None:
+        """The key has changed: a fetch that waits may be of a replica that was there before."""
+        for link, request in list(self._parked.items()):
+            try:
+                check_fetch(self.replica, request)
+            except HeadraceError as error:
+                del self._parked[link]
+                link.answer(self, request, error)
+
     def drop_parked(self, link: ReplicaLink) -> None:
         """A stream ended: nothing that came by it waits any more."""
         self._parked.pop(link, None)
@@ -411,6 +423,7 @@ class Host:
             log.last_batch_epoch,
             log.last_crc,
             replica.high_watermark,
+            0 if replica.state is None else replica.state.partition_epoch,
         )
         link.fetch(self, request, found_damage=self._found_damage)
         self._found_damage = False

@@ -211,6 +211,7 @@ class Node:
             last_epoch=self.log.last_batch_epoch,
             last_crc=self.log.last_crc,
             high_watermark=self.replica.high_watermark,
+            partition_epoch=0 if self.replica.state is None else self.replica.state.partition_epoch,
         )
 
     def answer(self, request: FetchRequest, max_bytes: int = 1 << 20) -> FetchAnswer:

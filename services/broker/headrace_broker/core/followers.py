@@ -82,6 +82,10 @@ class FollowerTable:
             if at_ms > follower.caught_up_ms and follower.acknowledged(flushed_only) >= log_end_offset:
                 follower.caught_up_ms = at_ms
 
+    def forget(self, broker_id: int) -> None:
+        """What a broker had says nothing any more: it has to fetch again."""
+        self._followers.pop(broker_id, None)
+
     def behind(self, members: Iterable[Replica], at_ms: int, lag_max_ms: int) -> list[Replica]:
         """Those of `members` that were not caught up for `lag_max_ms`; one that never fetched: since the start.
 

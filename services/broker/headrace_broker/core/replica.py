@@ -129,6 +129,7 @@ class PartitionReplica:
         self.proposals = Proposals()
         # The high watermark when unflushed records stopped counting: it never falls.
         self._seen_unflushed = Offset(0)
+        self._replicas_since: dict[int, int] = {}
         self._acknowledgements = Acknowledgements()
         self._fetches = 0  # the token of the last fetch
         self._awaited: int | None = None  # the token of the fetch whose answer may be used (H6)
@@ -233,6 +234,7 @@ class PartitionReplica:
         check_shape(event.state)
         if self.state is not None:
             assert event.state.leader_epoch >= self.state.leader_epoch, "leader epochs never fall (I11)"
+            self._fence_replicas(self.state, event.state)
         self.state, self.revision = event.state, event.revision
         self.proposals.clear()
         if self.role is Role.OFFLINE:
@@ -241,6 +243,23 @@ class PartitionReplica:
             named = any(member.broker_id == self.broker_id for member in members)
             return [LeaveInSync(self._damaged)] if named else []
         return [] if self.role is Role.FENCED else self._follow_key()
+
+    def _fence_replicas(self, before: PartitionState, after: PartitionState) -> None:
+        """Count nothing that was fetched before a replica was added (again), or left the in-sync set.
+
+        It may have another log since, in the same session: an empty one where it was moved away and back, or where a
+        damaged one was set aside (H17, H33).
+        """
+        in_sync = {entry.broker_id for entry in after.in_sync}
+        left = {entry.broker_id for entry in before.in_sync} - in_sync
+        added = (set(after.replicas) - set(before.replicas)) | (set(after.adding) - set(before.adding))
+        for broker_id in left | added:
+            self._replicas_since[broker_id] = after.partition_epoch
+            self.followers.forget(broker_id)
+
+    def replica_since(self, broker_id: int) -> int:
+        """The partition epoch from which on a broker's fetches count."""
+        return self._replicas_since.get(broker_id, 0)
 
     def _see_gone(self, event: StateGone) -> list[Action]:
         actions = [*self._end_leadership("the topic was deleted"), *self._unfollow()]

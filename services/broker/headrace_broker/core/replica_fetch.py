@@ -78,6 +78,7 @@ class FetchRequest:
     last_epoch: int  # of its last batch; -1: none
     last_crc: int  # of its last batch
     high_watermark: int  # as it knows it
+    partition_epoch: int  # of the key as it knows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
     """Raise where this replica must not answer the fetch.
 
     Raises:
-        As `PartitionReplica.check_leading`; FencedBrokerError: a newer session of the follower has fetched;
+        As `PartitionReplica.check_leading`; FencedBrokerError: a newer session of the follower has fetched, or the
+        replica was added again, or left the in-sync set, after the fetch was sent;
         InvalidRequestError: the broker holds no replica, the epoch is left open, or the offsets contradict each other.
     """
     if request.leader_epoch < 0:
@@ -131,6 +133,10 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
         raise InvalidRequestError(
             f"broker {follower.broker_id} holds no replica of this partition",
             action="Wait for the metadata: the replicas were moved.",
+        )
+    if request.partition_epoch < replica.replica_since(follower.broker_id):
+        raise FencedBrokerError(
+            f"the fetch is of a replica that broker {follower.broker_id} had before", outcome=Outcome.NOT_APPLIED
         )
     if follower.broker_epoch < replica.followers.last_session(follower.broker_id):
         raise FencedBrokerError(

@@ -19,7 +19,7 @@ from headrace_server.internal_v1 import replication_pb2
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.messages import FollowerFetched
-from headrace_broker.core.replica_fetch import FetchRequest, Verdict
+from headrace_broker.core.replica_fetch import FetchRequest, Verdict, check_fetch
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_messages import (
     SIGN_OF_LIFE_SECONDS,
@@ -236,7 +236,7 @@ class FollowerStream:
         error: HeadraceError | None = None
         more = False
         try:
-            partition.replica.check_leading(request.leader_epoch)
+            check_fetch(partition.replica, request)
             data, more = await partition.read_for_replica(request.offset, room)
             partition.replica.check_leading(request.leader_epoch)
         except SliceCutError:

@@ -188,6 +188,7 @@ class LeaderLink:
                 last_epoch=end.epoch,
                 last_crc=end.crc,
                 high_watermark=replica.high_watermark,
+                partition_epoch=0 if replica.state is None else replica.state.partition_epoch,
                 found_damage=key in self._damaged,
             )
             self._damaged.pop(key, None)

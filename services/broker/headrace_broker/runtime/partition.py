@@ -564,7 +564,10 @@ class Partition:
 
     def handle(self, event: Event) -> None:
         """Tell the core and do what it asks."""
+        revision = self.replica.revision
         self._perform(self.replica.handle(event))
+        if self.replica.revision != revision:
+            self.wake_replicas()  # The key has changed: a fetch that waits may be of a replica that was there before.
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:

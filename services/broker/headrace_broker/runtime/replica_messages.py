@@ -30,6 +30,7 @@ def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch
         last_epoch=entry.last_epoch,
         last_crc=entry.last_crc,
         high_watermark=entry.high_watermark,
+        partition_epoch=entry.partition_epoch,
     )
 
 

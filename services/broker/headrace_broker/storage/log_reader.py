@@ -213,6 +213,8 @@ class LogReader:
         with self._segments.lock:
             self._state.check_online()
             self._check_range(offset, self._state.end.offset)
+            if offset == self._state.end.offset:
+                return Offset(offset)
             parts = [
                 (segment, segment.size_bytes) for segment in self._segments.from_offset(offset) if segment.size_bytes
             ]
