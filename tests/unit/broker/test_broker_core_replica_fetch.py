@@ -33,6 +33,7 @@ from headrace_broker.core.replica_fetch import (
     judge,
     next_step,
 )
+from headrace_broker.storage.errors import LogDamagedError
 from headrace_server.partition_state import Replica, change
 
 from tests.unit.broker.three_replicas import Node, ThreeReplicas
@@ -169,6 +170,25 @@ def test_the_same_epoch_and_another_chain_goes_one_batch_back(offset: int, last_
     partition = leader_with_epochs()
     request = asked(partition, offset=offset, last_epoch=last_epoch, last_crc=12345)
     assert judge(partition[LEADER].log, request) == verdict
+
+
+def test_a_leader_with_damage_sends_no_good_follower_back() -> None:
+    """I17: whichever byte before the fetch has rotted, the copy is called a copy, or the leader its own log damaged."""
+    partition = leader_with_epochs()
+    node = partition[LEADER]
+    request = asked(partition, offset=4, last_epoch=1, last_crc=crc_before(node, 4))
+    before, batch = (next(each for each in node.log.headers(offset) if each.base_offset == offset) for offset in (0, 2))
+    path = f"{node.log.directory}/{0:020d}.log"
+    noticed = 0
+    for position in range(before.batch_bytes, before.batch_bytes + batch.batch_bytes):
+        node.disk.corrupt(path, position, 0x10)
+        try:
+            assert judge(node.log, request) is None
+        except LogDamagedError:
+            noticed += 1
+        node.disk.corrupt(path, position, 0x10)
+    assert noticed
+    assert judge(node.log, request) is None
 
 
 def test_below_the_log_start_the_follower_starts_over() -> None:

@@ -80,6 +80,20 @@ def test_every_byte_flip_below_the_mark_is_reported_and_none_is_cut(bench):
         bench.disk.corrupt(bench.path(0), position, 0x10)
 
 
+def test_every_byte_flip_of_the_last_batch_is_found_where_it_is(bench):
+    """The piecewise check says so of the batch asked for, also where its header claims records beyond the log (I17)."""
+    bench.open()
+    bench.append(2, records=3, size_bytes=20)
+    batch_bytes = bench.log.size_bytes // 2
+    assert bench.log.verify_from(3, 1) == (6, batch_bytes)
+    for position in range(batch_bytes, 2 * batch_bytes):
+        bench.disk.corrupt(bench.path(0), position, 0x10)
+        with pytest.raises(LogDamagedError) as caught:
+            bench.log.verify_from(3, 1)
+        assert caught.value.file == bench.path(0)
+        bench.disk.corrupt(bench.path(0), position, 0x10)
+
+
 def test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail(bench):
     """H31: in the same boot the kernel has kept it all: nothing is changed until the operator says that it may go."""
     bench.open()

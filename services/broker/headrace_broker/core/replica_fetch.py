@@ -61,6 +61,10 @@ class ReplicaLog(Protocol):
         """The header of the batch that holds `offset`."""
         ...
 
+    def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
+        """Check at least the batch that holds `offset`; raises where it is damaged."""
+        ...
+
     def first_batch(self) -> tuple[Offset, int]:
         """Base offset and `previous_crc` of the batch that holds the log start."""
         ...
@@ -176,10 +180,15 @@ def judge(log: ReplicaLog, request: FetchRequest) -> Verdict | None:
 
 
 def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> Verdict:
-    """The same epoch and another chain: let the follower ask again from the batch before its last one."""
-    if request.last_epoch < 0 or request.offset <= log.log_start_offset:
+    """The same epoch and another chain: let the follower ask again from the batch before its last one.
+
+    One of the two logs is damaged. Raises where it is this one: a good follower must not be sent back (I17).
+    """
+    if request.offset <= log.log_start_offset:
         return Restart(*log.first_batch())
-    return Diverged(request.last_epoch, log.batch_with(request.offset - 1).base_offset)
+    base_offset = log.batch_with(request.offset - 1).base_offset
+    log.verify_from(max(base_offset, log.log_start_offset), 1)
+    return Restart(*log.first_batch()) if request.last_epoch < 0 else Diverged(request.last_epoch, base_offset)
 
 
 # --- the follower's side ---

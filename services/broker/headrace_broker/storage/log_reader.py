@@ -231,8 +231,14 @@ class LogReader:
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
         """Read and check the batches of one slice; the offset after it and its bytes."""
-        with self.read(offset, max_bytes, self._state.end.offset, nowait=False) as found:
+        end_offset = self._state.end.offset
+        with self.read(offset, max_bytes, end_offset, nowait=False) as found:
             data, position, path = found.read(), found.position, found.path
+            if not data and offset < end_offset:
+                segment = self._segments.find(offset)
+                position, header = next(self._segments.walk(segment, offset, self._state.settings.index_interval_bytes))
+                reason = f"the batch ends at offset {header.end_offset}, the log at {end_offset}"
+                raise LogDamagedError(reason, file=segment.path, offset=header.base_offset, position=position)
             before: ChainPoint | None = None
             try:
                 for header, batch in iter_batches(data):
