@@ -237,6 +237,26 @@ class Cluster:
                 return False
         return True
 
+    def is_whole(self) -> bool:
+        """Healthy by more than the key: each member of this session is at work and holds what is committed.
+
+        The key names a machine whose disk was just replaced until its old session ends.
+        """
+        if not self.is_healthy():
+            return False
+        for number in self.partitions:
+            leader = self.leader_host(number)
+            assert leader is not None
+            for member in self.state(number).in_sync:
+                host = self.host(member.broker_id, number)
+                if host is None or host.replica.broker_epoch != member.broker_epoch:
+                    return False
+                if host.replica.role not in (Role.LEADING, Role.FOLLOWING):
+                    return False
+                if host.log.log_end_offset < leader.replica.high_watermark:
+                    return False
+        return True
+
     def is_quiet(self) -> bool:
         """L1, L2 and L4: healthy, nothing unanswered, all replicas equal and their high watermarks too."""
         if not self.is_healthy() or any(producer.waits for producer in self.producers):

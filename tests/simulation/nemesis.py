@@ -105,9 +105,10 @@ class Nemesis:
 
     def _may_lose(self, loss: Loss) -> bool:
         """Async durability stands one loss at a time: everybody else has to be whole (docs/protocols/simulation.md)."""
-        if loss is Loss.NOTHING or all(self.cluster.state(number).durable for number in self.cluster.partitions):
+        states = [self.cluster.state(number) for number in self.cluster.partitions]
+        if loss is Loss.NOTHING or all(state.durable for state in states):
             return True
-        return all(other.broker is not None for other in self.cluster.brokers.values()) and self.cluster.is_healthy()
+        return all(state.durable or state.min_insync_replicas >= 2 for state in states) and self.cluster.is_whole()
 
     # --- processes ---
 
@@ -262,7 +263,7 @@ class Nemesis:
         return (
             all(other.running is not None for other in self.cluster.brokers.values())
             and self.cluster.plan.replication_factor >= 3
-            and self.cluster.is_healthy()
+            and self.cluster.is_whole()
             and not any(s.damaged for p in self.cluster.checks.partitions.values() for s in p.replicas.values())
         )
 
@@ -355,7 +356,7 @@ class Nemesis:
     def _change_durability(self, chance: random.Random) -> bool:
         """Only from a whole cluster to async: who lost power before comes back as one that async promises nothing."""
         running = all(node.running is not None for node in self.cluster.brokers.values())
-        if self.cluster.flushed_only and not (running and self.cluster.is_healthy()):
+        if self.cluster.flushed_only and not (running and self.cluster.is_whole()):
             return False
         self.cluster.change_durability(durable=not self.cluster.flushed_only)
         return True
