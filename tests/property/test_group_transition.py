@@ -193,6 +193,10 @@ class World:
         elif sum(topic.partitions for topic in self.store.topics.values()) < 20:
             self.put_topic(name)
 
+    def is_overdue(self, member):
+        """Coordinators count for themselves, each from another moment."""
+        return member.revoking_since_ms and self.random.random() < 0.02
+
     def look(self):
         self.round([], None)
 
@@ -210,6 +214,7 @@ class World:
             live=groups.live,
             topics=topics.topics,
             stored={member_id: value for member_id, (_, value) in groups.assignments.items()},
+            overdue=[m for m, member in before.members.items() if self.is_overdue(member)],
             now_ms=self.now_ms,
         )
         existing = {topic.topic_id for topic in self.store.topics.values()}

@@ -32,6 +32,8 @@ MAX_HEAL_STEPS = 300_000
 """A group that does so much is busy with itself."""
 LOOK_EVERY = 10
 RESTART_MS = 700
+SKEW_MS = 600_000
+"""Coordinators' wall clocks are wrong by so much at most, before they jump."""
 
 
 class GroupCluster:
@@ -51,7 +53,9 @@ class GroupCluster:
         self.dead_loops: list[VirtualLoop] = []
         self.shells: list[Shell] = []
         skew = self.world.chance("skew")
-        self.coordinators = [GroupCoordinatorNode(self, name, skew.randrange(-400, 400)) for name in ("c1", "c2")]
+        self.coordinators = [
+            GroupCoordinatorNode(self, name, skew.randrange(-SKEW_MS, SKEW_MS)) for name in ("c1", "c2")
+        ]
         self.topics: dict[str, tuple[bytes, int]] = {}
         """Id and partitions by name."""
         self._ids: dict[bytes, str] = {}
@@ -212,7 +216,6 @@ class GroupCluster:
         self.calls.late_rate = 0.0
         self._appends = False
         for node in self.coordinators:
-            node.set_clock()
             if node.coordinator is not None:
                 self.world.resume(node.coordinator.process)
             node.start()

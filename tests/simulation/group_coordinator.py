@@ -44,13 +44,8 @@ class GroupCoordinatorNode:
         self.cluster = cluster
         self.name = name
         self.address = f"{name}:9000"
-        self._skew_ms = skew_ms
         self.wall = WallClock(skew_ms)
         self.coordinator: GroupCoordinator | None = None
-
-    def set_clock(self) -> None:
-        """Undo what faults did to its wall clock."""
-        self.wall.offset_ms = WallClock(self._skew_ms).offset_ms
 
     def start(self) -> None:
         """Start a process, where none runs."""

@@ -63,6 +63,10 @@ class GroupChecks:
         self._stored_in: dict[TopicPartition, tuple[int, int, int]] = {}
         """Assignment epoch, commit number and offset of the last commit."""
         self._owners: dict[TopicPartition, tuple[bytes, int]] = {}
+        self._asked_ms: dict[bytes, int] = {}
+        """When each member that is to give up something was asked."""
+        self._empty_ms: int | None = None
+        """Since when the group has no members."""
         self.failure: SimulationError | None = None
         """What was found in the middle of something that catches errors."""
         cluster.etcd.store.on_commit.append(self._on_commit)
@@ -104,6 +108,7 @@ class GroupChecks:
                     offsets.append(((bytes(topic_id), number), value))
         if self.now.group is not before:
             self._check_members(before, lived)
+            self._note_times()
             self._check_target()
         if changed:
             self._check_owners(revision, was, lived)
@@ -140,9 +145,25 @@ class GroupChecks:
             if member.instance_id in places:
                 self.world.count("static members replaced")
             elif member.revoking_since_ms:
+                waited_ms = self.world.now_ms - self._asked_ms[member_id]
+                if waited_ms < member.rebalance_timeout_ms:
+                    self._fail("I25", f"{_short(member_id)} was put out {waited_ms} ms after it was asked to give up")
                 self.world.count("members that did not give up in time")
             else:
                 self._fail("I25", f"{_short(member_id)} was put out though its session lives")
+
+    def _note_times(self) -> None:
+        """By the world's clock, which no coordinator has."""
+        now_ms, group = self.world.now_ms, self.now.group
+        self._asked_ms = {
+            member_id: self._asked_ms.get(member_id, now_ms)
+            for member_id, member in group.members.items()
+            if member.revoking_since_ms
+        }
+        if group.members:
+            self._empty_ms = None
+        elif self._empty_ms is None:
+            self._empty_ms = now_ms
 
     def _check_target(self) -> None:
         """I28: the target gives every partition that somebody subscribes to, to one who does."""
@@ -212,6 +233,9 @@ class GroupChecks:
             if self.cluster.exists(partition[0]):
                 if before.members:
                     self._fail("H70", f"the offset of {partition[1]} was deleted while the group has members")
+                empty_ms = self.world.now_ms - (self.world.now_ms if self._empty_ms is None else self._empty_ms)
+                if empty_ms < self.cluster.plan.offsets_retention_ms:
+                    self._fail("H70", f"the offset of {partition[1]} was deleted after {empty_ms} ms without members")
                 self.world.count("offsets expired")
                 self.acknowledged.pop(partition, None)
                 self._stored_in.pop(partition, None)

@@ -284,13 +284,14 @@ def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given_it_up
 
 
 def test_who_does_not_give_up_in_time_is_put_out(run):
-    """After the rebalance timeout, by the coordinators' clock."""
+    """After the rebalance timeout, as the coordinator counts that puts it out."""
 
     async def scenario(parts, a, b):
         one, two = Caller(1), Caller(2)
         await one.beat(a)
         await two.beat(a)
         await one.beat(a)
+        assert not a.keeper._needs_a_round(GROUP)
         a.clock.advance(59_999)
         await two.beat(a)
         assert not a.keeper._needs_a_round(GROUP)
@@ -301,6 +302,56 @@ def test_who_does_not_give_up_in_time_is_put_out(run):
         await two.beat(a)
         assert two.numbers == [0, 1, 2, 3]
         assert isinstance(await error_of(one.beat(a)), UnknownMemberError)
+
+    run(scenario)
+
+
+def test_coordinators_clocks_may_be_days_apart(run):
+    """Each counts the rebalance timeout on its own monotonic clock; one that takes over begins to count anew."""
+
+    async def scenario(parts, a, b):
+        a.clock.jump(-86_400_000)
+        b.clock.jump(86_400_000)
+        one, two = Caller(1), Caller(2)
+        await one.beat(a)
+        await two.beat(a)
+        await one.beat(a)
+        assert not a.keeper._needs_a_round(GROUP)
+        a.clock.advance(50_000)
+        a.clock.jump(86_400_000)
+        await b.see()
+        await two.beat(b)
+        assert not a.keeper._needs_a_round(GROUP)
+        assert not b.keeper._needs_a_round(GROUP)
+        b.clock.jump(-100 * 86_400_000)
+        b.clock.advance(59_999)
+        assert not b.keeper._needs_a_round(GROUP)
+        b.clock.advance(1)
+        assert b.keeper._needs_a_round(GROUP)
+        b.rounds.look(GROUP)
+        await until(lambda: one.id not in b.group.members)
+
+    run(scenario)
+
+
+def test_the_time_to_give_up_begins_anew_with_each_occasion(run):
+    """Who gave up in time has the whole time again when it is asked for something else."""
+
+    async def scenario(parts, a, b):
+        one, two, three = Caller(1), Caller(2), Caller(3)
+        await one.beat(a)
+        await two.beat(a)
+        assert not a.keeper._needs_a_round(GROUP)
+        a.clock.advance(50_000)
+        await settle(a, one, two)
+        await three.beat(a)
+        revoking = [m for m, member in a.group.members.items() if member.revoking_since_ms]
+        assert revoking
+        assert not a.keeper._needs_a_round(GROUP)
+        a.clock.advance(59_999)
+        assert not a.keeper._needs_a_round(GROUP)
+        a.clock.advance(1)
+        assert a.keeper._needs_a_round(GROUP)
 
     run(scenario)
 

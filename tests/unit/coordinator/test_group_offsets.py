@@ -373,16 +373,35 @@ def test_offsets_of_a_group_expire_when_it_was_empty_for_the_retention_time(run)
         await a.keeper.expire()
         assert await a.committed() == {0: 5}
         await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+        await a.keeper.expire()
         a.clock.advance(RETENTION_MS - 1)
         await a.keeper.expire()
         assert await a.committed() == {0: 5}
         await a.commit(None, {1: 6})
+        await a.keeper.expire()
         a.clock.advance(RETENTION_MS - 1)
         await a.keeper.expire()
         assert await a.committed() == {0: 5, 1: 6}
         a.clock.advance(1)
         await a.keeper.expire()
         assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
+        assert a.groups.groups == {}
+
+    run(scenario)
+
+
+def test_a_wall_clock_that_is_wrong_removes_no_group(run):
+    """H70: the coordinator that removes it has itself seen it without members for an hour, too."""
+
+    async def scenario(parts, a, b):
+        await a.commit(None, {0: 5})
+        a.clock.jump(1_000 * RETENTION_MS)
+        await a.keeper.expire()
+        a.clock.advance(RETENTION_MS - 1)
+        await a.keeper.expire()
+        assert await a.committed() == {0: 5}
+        a.clock.advance(1)
+        await a.keeper.expire()
         assert a.groups.groups == {}
 
     run(scenario)

@@ -35,7 +35,8 @@ class Member:
     rebalance_timeout_ms: int = 0
     joined_ms: int = 0
     revoking_since_ms: int = 0
-    """Since when it owns what it is to give up; 0: nothing."""
+    """Since when it owns what it is to give up, by the wall clock of who asked; 0: nothing. Nothing is counted from
+    it: see `runtime.group_times`."""
 
     @property
     def order(self) -> str:

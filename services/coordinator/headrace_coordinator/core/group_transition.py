@@ -92,16 +92,18 @@ def transition(
     live: Collection[bytes],
     topics: Mapping[str, AssignableTopic],
     stored: Mapping[bytes, bytes],
+    overdue: Collection[bytes],
     now_ms: int,
 ) -> Transition:
     """Compute what becomes of the group; level-triggered, so that it may be asked with nothing to report.
 
     `live`: members whose lease's key is there. `topics`: all topics by name. `stored`: the values of the members'
-    assignment keys. `now_ms`: a coordinator's wall clock, used
-    for the rebalance timeout and for when the group became empty. Two coordinators that ask the same get the same.
+    assignment keys. `overdue`: members that did not give up in time, as the asking coordinator counts. `now_ms`: its
+    wall clock, for what the state says of since when; nothing is decided on it. Two coordinators that ask the same get
+    the same.
     """
     round_ = _Round(group, live, topics, now_ms)
-    round_.put_out()
+    round_.put_out(overdue)
     for member_id in sorted(leaving):
         round_.end(member_id)
     for heartbeat in sorted(heartbeats, key=lambda heartbeat: heartbeat.member.member_id):
@@ -146,7 +148,7 @@ class _Round:
 
     # --- who is a member ---
 
-    def put_out(self) -> None:
+    def put_out(self, overdue: Collection[bytes]) -> None:
         """Remove members whose lease is gone, and those that did not give up in time what they were to give up."""
         for member_id, member in sorted(self._members.items()):
             if member_id not in self._live:
@@ -155,9 +157,7 @@ class _Round:
                     self._remove(member_id)
                 else:
                     self._more = True
-            elif member.revoking_since_ms and (
-                self._now_ms - member.revoking_since_ms >= member.rebalance_timeout_ms > 0
-            ):
+            elif member_id in overdue and member.revoking_since_ms:
                 self.end(member_id)
 
     def _spend(self, operations: int, compares: int = 0) -> bool:

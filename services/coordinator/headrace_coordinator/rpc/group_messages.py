@@ -182,7 +182,7 @@ def write_members(entry: GroupEntry, names: Mapping[bytes, str], now_ms: int) ->
                 target=write_partitions(target, names),
                 joined_ms=member.joined_ms,
                 session_timeout_ms=member.session_timeout_ms,
-                revoking_ms=now_ms - member.revoking_since_ms if member.revoking_since_ms else 0,
+                revoking_ms=max(1, now_ms - member.revoking_since_ms) if member.revoking_since_ms else 0,
                 live=member.member_id in entry.live,
             )
         )

@@ -18,6 +18,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MetastoreRolledBackError
 
 from headrace_coordinator.core.assignors import AssignableTopic
+from headrace_coordinator.core.group_state import Group
 from headrace_coordinator.core.group_transition import transition
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
@@ -29,6 +30,9 @@ log = structlog.get_logger(__name__)
 ROUND_SECONDS = 1.0
 OTHERS_WAIT_SECONDS = 1.0
 EXPIRY_ROUND_SECONDS = 60.0
+SEEN_EMPTY_MS = 3_600_000
+"""So long, or the whole retention where it is shorter, the coordinator that removes a group has itself seen it without
+members: a wall clock that is wrong for less than that removes nothing."""
 DELETE_SECONDS = 30.0
 
 
@@ -96,7 +100,7 @@ class GroupKeeper:
         view.subscribe(self._on_change)
 
     def _on_members(self, group_id: str) -> None:
-        if _is_pressing(self._groups.entry(group_id), self._clock.now_ms()):
+        if self._is_pressing(group_id, self._groups.entry(group_id)):
             self._noticed[group_id] = None
             self._wake.set()
 
@@ -138,8 +142,10 @@ class GroupKeeper:
         members = 0
         for group_id, entry in self._groups.groups.items():
             members += len(entry.group.members)
+            self._rounds.times.empty_ms(group_id, entry.group)
             if self._needs_a_round(group_id):
                 self._noticed[group_id] = None
+        self._rounds.times.forget(self._groups.groups)
         for group_id in [group_id for group_id in self._settled if group_id not in self._groups.groups]:
             del self._settled[group_id]
         self._metrics.groups.set(len(self._groups.groups))
@@ -151,8 +157,8 @@ class GroupKeeper:
 
     def _needs_a_round(self, group_id: str) -> bool:
         """Whether a round would change the group: also what a coordinator that has died has left half done."""
-        entry, now_ms = self._groups.entry(group_id), self._clock.now_ms()
-        if _is_pressing(entry, now_ms):
+        entry = self._groups.entry(group_id)
+        if self._is_pressing(group_id, entry):
             return True
         version = entry.mod_revision, self._topics.version
         if not entry.group.members or self._settled.get(group_id) == version:
@@ -164,12 +170,18 @@ class GroupKeeper:
             live=entry.live,
             topics=self._topics.get(),
             stored={member_id: key_value.value for member_id, key_value in entry.assignments.items()},
-            now_ms=now_ms,
+            overdue=(),
+            now_ms=self._clock.now_ms(),
         )
         if result.changes(entry.group):
             return True
         self._settled[group_id] = version
         return False
+
+    def _is_pressing(self, group_id: str, entry: GroupEntry) -> bool:
+        """Whether a member is out of time, or dead; cheap, and asked at every change, so that times begin at once."""
+        overdue = self._rounds.times.overdue(group_id, entry.group)
+        return bool(overdue) or any(member_id not in entry.live for member_id in entry.group.members)
 
     def _is_home(self, group_id: str) -> bool:
         ids = [*self._view.coordinators] or [self._coordinator_id]
@@ -177,13 +189,12 @@ class GroupKeeper:
 
     async def expire(self) -> None:
         """Remove groups that have had no members for the retention time (H70), and offsets of topics that are gone."""
-        now_ms = self._clock.now_ms()
         for group_id, entry in list(self._groups.groups.items()):
             if not self._is_home(group_id):
                 continue
             since_ms = entry.group.empty_since_ms
             try:
-                if not entry.group.members and since_ms and now_ms - since_ms >= self._offsets_retention_ms:
+                if self._is_expired(group_id, entry.group):
                     deadline = asyncio.get_running_loop().time() + DELETE_SECONDS
                     await self._offsets.delete_group(group_id, deadline, empty_since_ms=since_ms)
                     log.info("group_removed", group=group_id, empty_since_ms=since_ms)
@@ -194,18 +205,18 @@ class GroupKeeper:
             except HeadraceError as error:
                 log.info("group_not_expired", group=group_id, cause=str(error))
 
+    def _is_expired(self, group_id: str, group: Group) -> bool:
+        """Whether a group has had no members for the retention time, by the wall clocks of those who say so and ask.
+
+        They may differ, or have jumped; so this coordinator has to have seen it empty for `SEEN_EMPTY_MS`, too.
+        """
+        if not group.empty_since_ms or group.members:
+            return False
+        seen_ms = self._rounds.times.empty_ms(group_id, group)
+        lasted_ms = self._clock.now_ms() - group.empty_since_ms
+        return lasted_ms >= self._offsets_retention_ms and seen_ms >= min(self._offsets_retention_ms, SEEN_EMPTY_MS)
+
     def _gone(self, entry: GroupEntry) -> set[bytes]:
         """Topics that have offsets in a group and that this coordinator does not know."""
         topic_ids = {topic_id for topic_id, _ in entry.offsets}
         return {topic_id for topic_id in topic_ids if self._view.topic_by_id(topic_id) is None}
-
-
-def _is_pressing(entry: GroupEntry, now_ms: int) -> bool:
-    """Whether a member is dead, or out of time; cheap, and asked often."""
-    group = entry.group
-    for member_id, member in group.members.items():
-        if member_id not in entry.live:
-            return True
-        if member.revoking_since_ms and now_ms - member.revoking_since_ms >= member.rebalance_timeout_ms > 0:
-            return True
-    return False

@@ -41,6 +41,7 @@ from headrace_coordinator.core.assignors import AssignableTopic
 from headrace_coordinator.core.group_state import Group, Member, encode_group
 from headrace_coordinator.core.group_transition import MemberHeartbeat, Transition, check_size, transition
 from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.runtime.group_times import GroupTimes
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 
 log = structlog.get_logger(__name__)
@@ -83,6 +84,7 @@ class GroupRounds:
         self._topics = topics
         self._metrics = metrics
         self._clock = clock
+        self.times = GroupTimes(clock)
         self._round_seconds = round_seconds
         self._waiting: dict[str, _Waiting] = {}
 
@@ -191,7 +193,7 @@ class GroupRounds:
         entry = self._view.entry(group_id)
         heartbeats = {member_id: beat for member_id, (beat, _) in waiting.heartbeats.items()}
         leaving = tuple(waiting.leaving)
-        result = self._compute(entry, heartbeats, leaving)
+        result = self._compute(entry, heartbeats, leaving, self.times.overdue(group_id, entry.group))
         if result.changes(entry.group) and not await self._write(group_id, entry, result):
             waiting.look = True
             return False
@@ -207,7 +209,11 @@ class GroupRounds:
         return result.changes(entry.group)
 
     def _compute(
-        self, entry: GroupEntry, heartbeats: Mapping[bytes, MemberHeartbeat], leaving: tuple[bytes, ...]
+        self,
+        entry: GroupEntry,
+        heartbeats: Mapping[bytes, MemberHeartbeat],
+        leaving: tuple[bytes, ...],
+        overdue: frozenset[bytes],
     ) -> Transition:
         stored = {member_id: key_value.value for member_id, key_value in entry.assignments.items()}
 
@@ -219,6 +225,7 @@ class GroupRounds:
                 live=entry.live,
                 topics=self._topics(),
                 stored=stored,
+                overdue=overdue,
                 now_ms=self._clock.now_ms(),
             )
 
