@@ -7,15 +7,19 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-pytest_plugins = ["headrace_devcluster.fixtures"]
+pytest_plugins = ["headrace_devcluster.fixtures", "tests.spark_session"]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once."""
+    """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
+
+    So do all tests of the Spark session.
+    """
     for item in items:
-        if "headrace_cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("headrace_cluster"))
+        for shared in ("headrace_cluster", "spark_session"):
+            if shared in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(shared))
 
 
 @pytest.fixture(scope="session", autouse=True)

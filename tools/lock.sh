@@ -4,8 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-members=(sdk services/common services/broker services/coordinator services/devcluster)
-distributions=(headrace headrace-server headrace-broker headrace-coordinator headrace-devcluster headrace-workspace)
+members=(sdk services/common services/broker services/coordinator services/devcluster spark_jobs)
+distributions=(headrace headrace-server headrace-broker headrace-coordinator headrace-devcluster headrace-spark-jobs
+  headrace-workspace)
 options=(--quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock")
 [[ -z "${UPGRADE:-}" ]] || options+=(--upgrade)
 
@@ -16,8 +17,8 @@ compile() { .venv/bin/uv pip compile "${options[@]}" "$@" > /dev/null; }
 
 compile --group pyproject.toml:bootstrap --output-file requirements-bootstrap.lock
 compile --group pyproject.toml:proto --output-file requirements-proto.lock
-compile "${members[@]/%//pyproject.toml}" --extra arrow --extra cli --extra lz4 --extra zstd \
-  --group pyproject.toml:dev "${distributions[@]/#/--no-emit-package=}" --output-file requirements.lock
+compile "${members[@]/%//pyproject.toml}" --extra arrow --extra cli --extra delta --extra java --extra lz4 --extra spark \
+  --extra zstd --group pyproject.toml:dev "${distributions[@]/#/--no-emit-package=}" --output-file requirements.lock
 
 if grep -nE 'https?://|file:|/(home|root|tmp|work)/' requirements*.lock; then
   echo "a lock file names a host or a path of this machine" >&2

@@ -117,9 +117,10 @@ def make_workspace_venv(venv: str) -> None:
     bootstrap(venv)
     python = os.path.join(venv, "bin", "python")
     uv = [os.path.join(venv, "bin", "uv"), "pip", "install", "--quiet", *certificates(), "--python", python]
-    # etcd3 is published as source only. It is built by the setuptools that the bootstrap lock pins, not by whatever is
-    # newest today.
-    hashed = ["--require-hashes", "--no-build-isolation-package", "etcd3", "-r", "requirements.lock"]
+    # These are published as source only. They are built by the setuptools that the bootstrap lock pins, not by whatever
+    # is newest today.
+    sources = [argument for name in ("etcd3", "pyspark") for argument in ("--no-build-isolation-package", name)]
+    hashed = ["--require-hashes", *sources, "-r", "requirements.lock"]
     run("installing the locked packages", uv + hashed)
     editable = [argument for member in MEMBERS for argument in ("--editable", "./" + member)]
     run("installing the workspace's members", [*uv, "--no-deps", "--no-build-isolation", *editable])

@@ -1,0 +1,96 @@
+"""Fixtures for tests that run Spark: one session and one cluster for all of them, in one worker (`tests/conftest.py`).
+
+A Spark session of its own takes seconds and a gigabyte, so tests share `spark`, and none stops it or changes its
+settings without putting them back (`spark_settings`). Streams that a test leaves running are stopped after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import pytest
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark_cluster() -> Iterator[LocalCluster]:
+    """Two brokers for all Spark tests that leave them as they are; apart from `headrace_cluster`, which another worker
+    of pytest has."""
+    with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark in this process and one Java beside it, `local[2]`; `spark` is what tests take."""
+    from headrace.spark.java import use_java
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    use_java()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    directory = tmp_path_factory.mktemp("spark")
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("headrace-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.local.dir", str(directory / "local"))
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    gateway = session.sparkContext._gateway
+    try:
+        yield session
+    finally:
+        session.stop()
+        gateway.shutdown()
+        # Java ends when this pipe does, and Python's workers with it.
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def spark(spark_session: SparkSession) -> Iterator[SparkSession]:
+    """The session; streams that are still running after the test are stopped."""
+    try:
+        yield spark_session
+    finally:
+        for query in spark_session.streams.active:
+            query.stop()
+        spark_session.catalog.clearCache()
+
+
+@pytest.fixture
+def spark_settings(spark: SparkSession) -> Callable[..., AbstractContextManager[None]]:
+    """Change settings of the session for a while: `with spark_settings({"spark.sql.x": "1"})`."""
+
+    @contextlib.contextmanager
+    def changed(settings: dict[str, str]) -> Iterator[None]:
+        before = {name: spark.conf.get(name, None) for name in settings}
+        try:
+            for name, value in settings.items():
+                spark.conf.set(name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, value)
+
+    return changed
