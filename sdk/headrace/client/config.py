@@ -20,7 +20,9 @@ from headrace.client.serializers import (
     resolve_deserializer,
     resolve_serializer,
 )
+from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.topic_names import check_topic_name
 
 KiB, MiB = 1024, 1024 * 1024
 
@@ -114,6 +116,16 @@ class ProducerConfig(ClientConfig):
     receipts: bool = _setting(True, "Whether `send` returns a Receipt; without, it is faster and returns None.")
     key_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
+    audit_topic: str = _setting(
+        "",
+        "A topic to which this producer tells how many records it sent, by topic and window of time, so that the audit "
+        "job can say whether all arrived. Empty: it does not.",
+    )
+    audit_application: str = _setting("", "What it calls itself there; empty: client_id.")
+    audit_window_ms: int = _setting(
+        600_000, "The windows that are counted; the same for all producers of a topic.", low=1_000, high=86_400_000
+    )
+    audit_interval_ms: int = _setting(10_000, "How often counts are told.", low=100, high=3_600_000)
     partitioner: Partitioner | None = _setting(
         None, "A callable (topic, key, partitions) -> partition. None: CRC-32 of the key, sticky without a key."
     )
@@ -141,6 +153,11 @@ class ProducerConfig(ClientConfig):
             raise ConfigError("delivery_timeout_ms is less than linger_ms")
         if self.batch_bytes > self.buffer_memory:
             raise ConfigError("batch_bytes is more than buffer_memory")
+        if self.audit_topic:
+            try:
+                check_topic_name(self.audit_topic)
+            except HeadraceError as error:
+                raise ConfigError(f"audit_topic: {error.message}", action=error.action) from None
         if self.partitioner is not None and not callable(self.partitioner):
             raise ConfigError("partitioner is not a callable (topic, key, partitions) -> partition")
         resolve_serializer(self.key_serializer, "key_serializer")

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import grpc
 
 from headrace.client.accumulator import RECORD_OVERHEAD, Budget, Headers, PartitionBuffer, record_cost
+from headrace.client.audit import AuditLedger
+from headrace.client.audit_publisher import AuditPublisher, publisher_settings
 from headrace.client.bulk import Bulk, bulk_of
 from headrace.client.cluster_calls import ClusterCalls, error_of_call
 from headrace.client.config import ProducerConfig, build
@@ -137,6 +139,10 @@ class Producer:
         self._dispatching = False
         self._dispatch_again = False
         self._housekeeper = Housekeeper(self._config, self._backoff, self._seal_due, self._refresh)
+        self._audit: AuditLedger | None = None
+        if config.audit_topic:
+            self._audit = AuditLedger(config)
+            self._publisher = AuditPublisher(self, config, self._audit, lambda: _claims_producer(config))
         self._fork = ForkGuard(self._forked)
         _live.add(self)
 
@@ -306,6 +312,8 @@ class Producer:
                 self._housekeeper.close()
                 self._connections.close()
                 _live.discard(self)
+            if self._audit is not None:
+                self._publisher.close(timeout)
 
     def partitions_for(self, topic: str) -> int:
         """Give how many partitions a topic has.
@@ -486,6 +494,8 @@ class Producer:
             deadline_ms = _monotonic_ms() + self._config.delivery_timeout_ms
             batch = SealedBatch(buffer.pipeline, pending, records, charged, deadline_ms)
             self._dispatcher.add(batch)
+        if self._audit is not None and self._audit.sealed(pending, records):
+            self._publisher.wake()
         return batch
 
     def _encode_sealed(self, sealed: "tuple[SealedBatch, Any]") -> None:
@@ -587,6 +597,8 @@ class Producer:
         for batch, base_offset, error in finished:
             self._budget.give_back(batch.charged)
             batch.encoded = None
+            if self._audit is not None:
+                self._audit.finished(batch.pending, batch.records, error)
             if error is not None:
                 with self._lock:
                     self._failed_records += batch.records
@@ -853,6 +865,12 @@ class Producer:
         self._forked_at = True
         self._open.clear()
         self._keyed.clear()
+
+
+def _claims_producer(config: ProducerConfig) -> Producer:
+    producer = Producer(**publisher_settings(config))
+    _live.discard(producer)  # It is closed by the one whose claims it sends.
+    return producer
 
 
 def _is_unknown_topic(error: HeadraceError) -> bool:

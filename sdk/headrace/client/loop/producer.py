@@ -16,9 +16,11 @@ from typing import Any, cast
 import grpc
 
 from headrace.client.accumulator import Headers, record_cost
+from headrace.client.audit_publisher import AuditPublisher, publisher_settings
 from headrace.client.config import ProducerConfig, build
 from headrace.client.errors import BufferFullError, ClosedError, ConfigError
 from headrace.client.housekeeping import Housekeeper, refresh_delay_ms
+from headrace.client.loop.audit_publisher import LoopAuditPublisher
 from headrace.client.loop.connection import LoopConnections
 from headrace.client.pipeline import Finished, Request
 from headrace.client.produce_rpc import GRACE_MS, produce_request
@@ -211,6 +213,11 @@ class _Core(BlockingProducer):
         self._channels = LoopConnections("Producer")
         self._keeper = LoopHousekeeper(self)
         self._housekeeper = cast(Housekeeper, self._keeper)
+        if self._audit is not None:
+            self._claims = LoopAuditPublisher(
+                self._config, self._audit, lambda: Producer(**publisher_settings(self._config))
+            )
+            self._publisher = cast(AuditPublisher, self._claims)
         self._waiting_for_room: dict[asyncio.Future[None], None] = {}
         self._ended = asyncio.Event()
 
@@ -302,6 +309,8 @@ class _Core(BlockingProducer):
         finally:
             self._give_up(ClosedError("Producer"))
             self._keeper.close()
+            if self._audit is not None:
+                await self._claims.close_all(timeout)
             self._ended.set()
             await asyncio.shield(self._loop.create_task(self._channels.close()))
 
