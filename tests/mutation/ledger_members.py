@@ -192,7 +192,31 @@ MEMBERS = (
         "The key says that members have everything on stable storage while some have it in their page cache.",
         Test(
             "tests/unit/broker/test_broker_core_in_sync.py::test_the_key_says_durable_once_every_member_is",
-            "The simulator's topics keep their durability from the beginning to the end.",
+            "Who lacks it has to lose its power as well, while the key stands so.",
+        ),
+    ),
+    Mutant(
+        "unanswered-promise-forgotten",
+        "H30",
+        f"{BROKER}/core/replica.py",
+        " or self.proposals.durable\n",
+        "\n",
+        "A leader counts what nobody has flushed while a write of its own may have promised that all of it is.",
+        Test(
+            "tests/unit/broker/test_broker_core_in_sync.py::test_a_promise_that_may_be_in_the_key_binds",
+            "Two settings have to change around one lost answer; seed 40547 of the simulator found it.",
+        ),
+    ),
+    Mutant(
+        "promise-taken-back-too-early",
+        "H30",
+        f"{BROKER}/core/replica.py",
+        "            return self.flushes or len(state.in_sync) < state.min_insync_replicas\n",
+        "            return self.flushes\n",
+        "The key stops promising while eligible leaders are away, so that they come back as nobody.",
+        Test(
+            "tests/unit/broker/test_broker_core_in_sync.py::test_the_promise_stays_while_too_few_are_in_sync",
+            "Nothing is lost by it: a leader is.",
         ),
     ),
 )

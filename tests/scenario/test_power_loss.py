@@ -61,6 +61,22 @@ def test_without_fsync_a_machine_that_lost_its_power_is_not_elected() -> None:
     story.finish()
 
 
+def test_a_topic_that_asks_for_fsync_no_more_keeps_who_has_fsynced() -> None:
+    """The setting changes and all power is lost: until a leader has taken the key's promise back it holds (H30)."""
+    story = Scenario()
+    story.produce(to=1)
+    for broker_id in (1, 2, 3):
+        story.lose_power(broker_id)
+    story.cluster.change_durability(durable=False)
+    story.run_for(500)
+    assert story.state.durable
+    for broker_id in (2, 3, 1):
+        story.start(broker_id)
+    story.until_in_sync(1, 2, 3)
+    story.until(lambda: not story.state.durable, "the promise is taken back")
+    story.finish()
+
+
 def test_a_clean_stop_counts_once() -> None:
     """b1 stopped in order, was started again, and lost its power: that it stopped in order once says nothing now."""
     story = Scenario(durable=False)

@@ -193,7 +193,6 @@ class Coordinator:
             entry.state,
             self.sessions(),
             setting,
-            counts_flushed=self.cluster.flushed_only,
             rebalance=self._rebalance,
         )
         if decision is None:

@@ -147,7 +147,7 @@ class Host:
         revision = self.replica.revision
         self._perform(self.replica.handle(event))
         if self.replica.revision != revision:
-            self._refuse_fenced()
+            self._answer_parked()
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -259,7 +259,7 @@ class Host:
     # --- fsync ---
 
     def _request_flush(self) -> None:
-        if not self.flushes:
+        if not self.replica.flushed_only:
             return
         if self._flushing is not None:
             self._flush_again = True
@@ -387,17 +387,19 @@ class Host:
         for link, request in parked.items():
             link.answer(self, request, NotLeaderError("leadership was lost", outcome=Outcome.NOT_APPLIED))
 
-    def _refuse_fenced(self) -> None:
-        """The key has changed: a fetch that waits may be of a replica that was there before."""
-        for link, request in list(self._parked.items()):
+    def _answer_parked(self) -> None:
+        """The key has changed: a fetch that waits may be of a replica that was there before, or has to be sent anew."""
+        parked, self._parked = self._parked, {}
+        for link, request in parked.items():
             try:
                 check_fetch(self.replica, request)
             except HeadraceError as error:
-                del self._parked[link]
                 link.answer(self, request, error)
 
     def drop_parked(self, link: ReplicaLink) -> None:
         """A stream ended: nothing that came by it waits any more."""
+            else:
+                self._answer(link, request)
         self._parked.pop(link, None)
 
     # --- the follower's side ---
@@ -465,7 +467,7 @@ class Host:
             self._fail_on(error)
             return
         at_end = isinstance(step, AppendBatches) and not step.more
-        if at_end and self.flushes and self.replica.flushed_offset < self.log.log_end_offset:
+        if at_end and self.replica.flushed_only and self.replica.flushed_offset < self.log.log_end_offset:
             self._request_flush()  # It fetches once the fsync is done.
         else:
             self.send_fetch()

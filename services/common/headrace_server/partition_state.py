@@ -128,8 +128,7 @@ def change(
     stay under the same condition. With enough in-sync members the eligible set is empty (I4). `leader_epoch` rises by
     one iff `leader` changes, `partition_epoch` always. `unclean` (default: False where the leader changes, else as it
     was) says that the election may lose records. `move` replaces the replicas; who is not among them leaves all sets.
-    `durable` (default: as it was): set by the leader once it holds, cleared by the controller before anybody stops
-    flushing.
+    `durable` (default: as it was): set by the leader once it holds, cleared by it before it counts anything unflushed.
     """
     minimum = state.min_insync_replicas if min_insync_replicas is None else min_insync_replicas
     if move is None:

@@ -354,15 +354,43 @@ def test_the_key_says_durable_once_every_member_is() -> None:
 
 
 def test_a_key_that_says_durable_binds_whoever_leads() -> None:
-    """H30: while the key promises it only flushed records count, whatever the topic's settings say by now."""
+    """H30: while the key promises it only flushed records count; who leads takes the promise back, then they do."""
     leading = Leading(in_sync=(1, 2))
     leading.node.handle(DurabilityChanged(False))
     leading.node.produce()
     leading.fetch(FOLLOWER, 1)
     assert leading.replica.high_watermark == 0
     state = leading.partition.state
-    leading.partition.write(change(state, leader=state.leader, in_sync=state.in_sync, durable=False))
-    assert advanced(leading.node.see()) == [1]
+    proposal = leading.proposed(leading.tick(100))
+    assert proposal.state == change(state, leader=state.leader, in_sync=state.in_sync, durable=False)
+    assert advanced(leading.node.handle(leading.partition.apply(proposal))) == [1]
+    assert leading.tick(200) == []
+
+
+def test_the_promise_stays_while_too_few_are_in_sync() -> None:
+    """H30: eligible leaders that have no power now outlive it by what the key says."""
+    leading = Leading(in_sync=(1,), minimum=2)
+    leading.node.handle(DurabilityChanged(False))
+    assert leading.tick(100) == []
+
+
+def test_a_promise_that_may_be_in_the_key_binds() -> None:
+    """H30, C3: a write that says durable has no answer, and the topic asks for no flush any more."""
+    leading = Leading(in_sync=(1, 2), durable=False)
+    leading.node.handle(DurabilityChanged(True))
+    leading.node.produce()
+    leading.node.flush()
+    leading.fetch(FOLLOWER, 1)
+    proposal = leading.proposed(leading.tick(100))
+    assert proposal.state.durable
+    leading.node.handle(ProposalUnanswered(proposal.number))
+    leading.node.handle(DurabilityChanged(False))
+    leading.node.produce()
+    leading.fetch(FOLLOWER, 2, durable=1)
+    assert leading.replica.high_watermark == 1
+    settled = leading.proposed(leading.tick(200))
+    assert not settled.state.durable
+    assert advanced(leading.node.handle(leading.partition.apply(settled))) == [2]
 
 
 # --- writes without an answer ---

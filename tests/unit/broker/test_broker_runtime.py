@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
 from headrace_server.clock import ManualClock
 from headrace_server.partition_state import PartitionState, Replica
-from headrace_server.topic_configs import TopicConfig
+from headrace_server.topic_configs import Durability, TopicConfig
 from prometheus_client import CollectorRegistry
 
 TOPIC_ID = bytes(range(16))
@@ -120,6 +121,25 @@ def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(tmp_path: Path) 
             assert [thread is main for thread in threads] == [True, False, False, True]
             await committed(partition, 4)
             partition.replica.validate_state()
+
+    asyncio.run(scenario())
+
+
+def test_while_the_key_promises_durability_everything_is_flushed(tmp_path: Path) -> None:
+    """H30: a topic that asks for fsync no more is flushed until the key says so; one that asks again is told of it."""
+
+    async def scenario() -> None:
+        async with leading_partition(tmp_path) as partition:
+            state = partition.replica.state
+            assert state is not None
+            partition.handle(StateSeen(replace(state, durable=True, partition_epoch=1), 10))
+            partition.update_config(TopicConfig(durability=Durability.ASYNC))
+            assert partition.append_now([batch(b"0")], -1, committed=True) is not None
+            await committed(partition, 1)
+            assert partition.replica.flushed_offset == 1
+            partition.update_config(TopicConfig())
+            partition.handle(StateSeen(replace(state, durable=False, partition_epoch=2), 11))
+            assert partition.replica.flushed_only
 
     asyncio.run(scenario())
 

@@ -29,6 +29,11 @@ class Proposals:
         """Whether any write may still take effect."""
         return bool(self._unresolved)
 
+    @property
+    def durable(self) -> bool:
+        """Whether one of them says that members have everything on stable storage: that may be in effect by now."""
+        return any(state.durable for state in self._unresolved.values())
+
     def members(self) -> list[Replica]:
         """All that unresolved proposals have in sync; an entry may come twice."""
         return [entry for state in self._unresolved.values() for entry in state.in_sync]

@@ -73,7 +73,7 @@ from headrace_broker.core.producers import Duplicate, ProducerWindows
 from headrace_broker.core.proposals import Proposals
 
 JOIN_RETRY_MS = 1_000
-"""After a refused proposal to take a follower in, it is not proposed again for so long (H23)."""
+"""After a refused proposal to take a follower in, it is not proposed again for at least so long (H23)."""
 
 
 class Role(Enum):
@@ -103,10 +103,12 @@ class PartitionReplica:
         flushed_only: bool,
         producers: ProducerWindows,
         lag_max_ms: int = 10_000,
+        join_retry_ms: int = JOIN_RETRY_MS,
     ) -> None:
         """Start fenced over an opened log. `high_watermark` is the checkpointed one, within log start .. log end.
 
-        `lag_max_ms`: a follower that has not been caught up for longer leaves the in-sync set.
+        `lag_max_ms`: a follower that has not been caught up for longer leaves the in-sync set. `join_retry_ms`: see
+        `JOIN_RETRY_MS`; a shell spreads its partitions, so that they do not all ask again in one moment.
         """
         self.broker_id = broker_id
         self.role = Role.FENCED
@@ -123,6 +125,7 @@ class PartitionReplica:
         self.flushes = flushed_only  # the topic's settings: everything appended is flushed
         self.producers = producers
         self.lag_max_ms = lag_max_ms
+        self.join_retry_ms = join_retry_ms
         self.offline_reason = ""
         self._damaged = False
         self.followers = FollowerTable(0)
@@ -136,8 +139,8 @@ class PartitionReplica:
 
     @property
     def flushed_only(self) -> bool:
-        """Whether only flushed records count: the topic says so, or its members still promise it (H30)."""
-        return self.flushes or (self.state is not None and self.state.durable)
+        """Whether only flushed records count: the topic says so, or the key still promises it, or may do so (H30)."""
+        return self.flushes or (self.state is not None and self.state.durable) or self.proposals.durable
 
     # --- the hot path: questions ---
 
@@ -476,14 +479,19 @@ class PartitionReplica:
         for follower in self.followers:
             if follower.replica in event.may_join and (actions := self._join(follower, event.at_ms)):
                 return actions
-        durable = state.durable or self._is_durable(state)
+        durable = self._says_durable(state)
         if self.proposals.unresolved or durable != state.durable:
             wanted = change(state, leader=state.leader, in_sync=state.in_sync, durable=durable)
             return [self.proposals.send(wanted, self.revision, (self._me(),))]
         return []
 
-    def _is_durable(self, state: PartitionState) -> bool:
-        """Whether every member has all that is committed on stable storage; only then may the key say so."""
+    def _says_durable(self, state: PartitionState) -> bool:
+        """What the key is to say: whether every member has all that is committed on stable storage (H30).
+
+        It is taken back by who leads, and while enough are in sync: members that lost power before that outlive it.
+        """
+        if state.durable:
+            return self.flushes or len(state.in_sync) < state.min_insync_replicas
         if not self.flushes or state.eligible_leaders or len(state.in_sync) < state.min_insync_replicas:
             return False
         committed = max(self.high_watermark, self.start_offset)
@@ -505,7 +513,7 @@ class PartitionReplica:
         self.proposals.discard(event.number)
         for follower in self.followers:
             if follower.replica in proposed.in_sync:
-                follower.join_after_ms = follower.fetched_ms + JOIN_RETRY_MS
+                follower.join_after_ms = follower.fetched_ms + self.join_retry_ms
         return self._advance()
 
     def _note_unanswered(self, event: ProposalUnanswered) -> list[Action]:

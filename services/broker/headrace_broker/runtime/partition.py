@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, assert_never
 
@@ -56,7 +57,7 @@ from headrace_broker.core.messages import (
     Unfollow,
 )
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.core.replica import PartitionReplica, Role
+from headrace_broker.core.replica import JOIN_RETRY_MS, PartitionReplica, Role
 from headrace_broker.core.replica_fetch import (
     AppendBatches,
     CutTo,
@@ -173,6 +174,7 @@ class Partition:
             lag_max_ms=services.settings.replica_lag_max_ms,
         )
 
+            join_retry_ms=JOIN_RETRY_MS + zlib.crc32(b"%b %d" % (topic_id, number)) % JOIN_RETRY_MS,
     def _make_producers(self) -> ProducerWindows:
         settings = self.services.settings
         return ProducerWindows(max_producers=settings.max_producers, expiry_ms=settings.producer_expiry_ms)
@@ -667,7 +669,7 @@ class Partition:
     def ask_for_flush(self, records: int) -> None:
         """See that `records` that were appended become durable when the topic's settings say so."""
         config = self.config
-        if config.durability is Durability.FSYNC:
+        if self._flushes_always:
             self.services.flusher.request(self)
             return
         if not config.flushes_by_policy:
@@ -685,13 +687,20 @@ class Partition:
             self._flush_timer.cancel()
             self._flush_timer = None
         if self.replica.role not in (Role.OFFLINE, Role.DELETED):
+    @property
+    def _flushes_always(self) -> bool:
+        """Whether every append is flushed at once: the topic asks for it, or the key promises it still (H30)."""
+        if self.config.durability is Durability.FSYNC:
+            return True
+        return self.replica.flushed_only and not self.config.flushes_by_policy
+
             self.services.flusher.request(self)
 
     def update_config(self, config: TopicConfig) -> None:
         """Apply changed topic settings; the log takes its part under the lock by `update_log_settings`."""
         self.config = config
         flushed_only = config.counts_flushed
-        if flushed_only != self.replica.flushed_only:
+        if flushed_only != self.replica.flushes:
             self.handle(DurabilityChanged(flushed_only))
             if flushed_only:
                 self.flush_soon()

@@ -79,15 +79,12 @@ def change_partition(
     live: Mapping[int, Session],
     min_insync_replicas: int,
     *,
-    counts_flushed: bool = True,
     rebalance: bool = False,
 ) -> Decision | None:
     """Say what a visible partition's key is to become; None: it is right as it is.
 
     `live` holds the registered brokers by id, `min_insync_replicas` is the topic's setting (0: the default for the
-    number of replicas). `counts_flushed`: the topic acknowledges flushed records only; where not, `durable` is cleared,
-    and until then the leader goes on as before (H30). `rebalance`: the preferred leader takes over again, which is
-    asked for now and then only.
+    number of replicas). `rebalance`: the preferred leader takes over again, which is asked for now and then only.
     Raises nothing; I11 is asserted on the result.
     """
     minimum = _minimum(state, min_insync_replicas)
@@ -96,9 +93,8 @@ def change_partition(
         return Decision(Step.ELECT, after)
     if state.leader is not None and (after := sweep(state, live)) is not None:
         return Decision(Step.SWEEP, after)
-    durable = state.durable and counts_flushed
-    if (state.min_insync_replicas, state.durable) != (minimum, durable):
-        after = change(state, leader=state.leader, in_sync=state.in_sync, min_insync_replicas=minimum, durable=durable)
+    if state.min_insync_replicas != minimum:
+        after = change(state, leader=state.leader, in_sync=state.in_sync, min_insync_replicas=minimum)
         return Decision(Step.CONFIGURE, after)
     if state.leader is None:
         return None

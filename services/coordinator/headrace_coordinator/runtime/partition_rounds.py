@@ -116,7 +116,6 @@ class PartitionRounds:
             state,
             self.live,
             topic.config.min_insync_replicas,
-            counts_flushed=topic.config.counts_flushed,
             rebalance=key in self._rebalance,
         )
         if decision is None:
