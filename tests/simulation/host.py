@@ -395,6 +395,8 @@ class Host:
                 check_fetch(self.replica, request)
             except HeadraceError as error:
                 link.answer(self, request, error)
+            else:
+                self._answer(link, request)
 
     def drop_parked(self, link: ReplicaLink) -> None:
         """A stream ended: nothing that came by it waits any more."""
