@@ -400,8 +400,6 @@ class Host:
 
     def drop_parked(self, link: ReplicaLink) -> None:
         """A stream ended: nothing that came by it waits any more."""
-            else:
-                self._answer(link, request)
         self._parked.pop(link, None)
 
     # --- the follower's side ---

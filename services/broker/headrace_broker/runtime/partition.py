@@ -172,9 +172,9 @@ class Partition:
             flushed_only=config.counts_flushed,
             producers=self._make_producers(),
             lag_max_ms=services.settings.replica_lag_max_ms,
+            join_retry_ms=JOIN_RETRY_MS + zlib.crc32(b"%b %d" % (topic_id, number)) % JOIN_RETRY_MS,
         )
 
-            join_retry_ms=JOIN_RETRY_MS + zlib.crc32(b"%b %d" % (topic_id, number)) % JOIN_RETRY_MS,
     def _make_producers(self) -> ProducerWindows:
         settings = self.services.settings
         return ProducerWindows(max_producers=settings.max_producers, expiry_ms=settings.producer_expiry_ms)
@@ -425,7 +425,7 @@ class Partition:
         if self.replica.role is not Role.FOLLOWING or self._applying or self._holds_back():
             return False
         replica = self.replica
-        at_end = self.config.durability is Durability.FSYNC and not self._more
+        at_end = self._flushes_always and not self._more
         if at_end and replica.flushed_offset < replica.log_end_offset:
             self.services.flusher.request(self)
             return False
@@ -666,6 +666,13 @@ class Partition:
         """For the flusher: the replica goes offline at once (H34)."""
         self.fail(error)
 
+    @property
+    def _flushes_always(self) -> bool:
+        """Whether every append is flushed at once: the topic asks for it, or the key promises it still (H30)."""
+        if self.config.durability is Durability.FSYNC:
+            return True
+        return self.replica.flushed_only and not self.config.flushes_by_policy
+
     def ask_for_flush(self, records: int) -> None:
         """See that `records` that were appended become durable when the topic's settings say so."""
         config = self.config
@@ -687,13 +694,6 @@ class Partition:
             self._flush_timer.cancel()
             self._flush_timer = None
         if self.replica.role not in (Role.OFFLINE, Role.DELETED):
-    @property
-    def _flushes_always(self) -> bool:
-        """Whether every append is flushed at once: the topic asks for it, or the key promises it still (H30)."""
-        if self.config.durability is Durability.FSYNC:
-            return True
-        return self.replica.flushed_only and not self.config.flushes_by_policy
-
             self.services.flusher.request(self)
 
     def update_config(self, config: TopicConfig) -> None:
