@@ -4,13 +4,13 @@ This module is imported in every Python process in which Spark looks for data so
 pyspark only, and the rest when a reader or writer is made.
 """
 
-from pyspark.sql.datasource import DataSource
+from typing import TYPE_CHECKING
 
-SCHEMA = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
-"""All columns; a schema of the user's own names some of them, in any order."""
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from headrace.spark.reader import HeadraceReader
 
 
 class HeadraceDataSource(DataSource):
@@ -21,6 +21,15 @@ class HeadraceDataSource(DataSource):
         """Give the name of the format."""
         return "headrace"
 
-    def schema(self) -> str:
-        """Give all columns."""
-        return SCHEMA
+    def schema(self) -> StructType:
+        """Give the columns that are read where the user gives no schema."""
+        from headrace.spark.options import describe_schema_options
+        from headrace.spark.schema import full_schema
+
+        return full_schema(describe_schema_options(self.options))
+
+    def reader(self, schema: StructType) -> "HeadraceReader":
+        """Make a reader of a bounded part of topics."""
+        from headrace.spark.reader import HeadraceReader
+
+        return HeadraceReader(self.options, schema)

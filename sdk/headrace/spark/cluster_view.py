@@ -1,0 +1,118 @@
+"""What the driver asks the cluster: which partitions there are, where their logs start and end.
+
+One connection, opened when first used; for one thread.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headrace.client.admin import Admin
+from headrace.client.admin_rpc import TopicDescription
+from headrace.client.config import AdminConfig, ReaderConfig, build
+from headrace.client.errors import ConfigError, NoBrokersAvailableError
+from headrace.spark.edges import EARLIEST, LATEST, Edge
+from headrace.spark.options import SERVERS, Subscription
+from headrace.wire.errors import UnknownTopicError
+from headrace.wire.ids import TopicPartition
+
+_ADMIN_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
+
+
+class ClusterView:
+    """The cluster as far as a subscription goes."""
+
+    def __init__(self, settings: Mapping[str, Any], subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._pattern = re.compile(subscription.pattern) if subscription.pattern else None
+        self._names: tuple[str, ...] = ()
+        self._names_until = 0.0
+        self._names_age_s = build(ReaderConfig, settings).metadata_max_age_ms / 1000
+        self.admin = Admin(**{name: value for name, value in settings.items() if name in _ADMIN_SETTINGS})
+        self.topic_ids: dict[str, str] = {}
+        """Of the topics that `partitions` found last, in hexadecimal."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.admin.close()
+
+    def partitions(self) -> list[TopicPartition]:
+        """Give the partitions that are subscribed to and there now, ascending; notes their topics' ids.
+
+        Raises:
+            ConfigError: a topic or partition that an option names is not there, or nobody answers at the addresses.
+        """
+        try:
+            topics = self._topics()
+        except UnknownTopicError as error:
+            raise ConfigError(
+                f"option {self._subscription.option}: {error.message}", action="Create the topic first."
+            ) from error
+        except NoBrokersAvailableError as error:
+            raise ConfigError(f"option {SERVERS}: {error.message}", action=error.action) from error
+        self.topic_ids = {topic.name: topic.topic_id.hex() for topic in topics}
+        found = {TopicPartition(topic.name, entry.partition) for topic in topics for entry in topic.partitions}
+        if not self._subscription.assigned:
+            return sorted(found)
+        assigned = [
+            TopicPartition(name, number) for name, numbers in self._subscription.assigned.items() for number in numbers
+        ]
+        for where in assigned:
+            if where not in found:
+                count = sum(1 for entry in found if entry.topic == where.topic)
+                raise ConfigError(f"option assign: there is no {where}; {where.topic} has {count} partitions")
+        return sorted(assigned)
+
+    def _topics(self) -> list[TopicDescription]:
+        if self._pattern is None:
+            names = self._subscription.names or tuple(self._subscription.assigned)
+            return self.admin.describe_topics(names)
+        if time.monotonic() >= self._names_until:
+            topics = [topic for topic in self.admin.describe_topics() if self._pattern.fullmatch(topic.name)]
+            self._names = tuple(topic.name for topic in topics)
+            self._names_until = time.monotonic() + self._names_age_s
+            return topics
+        try:
+            return self.admin.describe_topics(self._names) if self._names else []
+        except UnknownTopicError:  # One of them was deleted.
+            self._names_until = 0.0
+            return self._topics()
+
+    def at_times(self, edge: Edge, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Look up the times that an edge names."""
+        found: dict[TopicPartition, int] = {}
+        for time_ms, wanted in edge.times(partitions).items():
+            found.update(self.offsets(wanted, time_ms))
+        return found
+
+    def edge_offsets(
+        self,
+        edge: Edge,
+        partitions: list[TopicPartition],
+        earliest: Mapping[TopicPartition, int],
+        latest: Mapping[TopicPartition, int],
+    ) -> dict[TopicPartition, int]:
+        """Give an edge's offset in each partition.
+
+        Raises:
+            ConfigError: it does not name every partition, or names others.
+        """
+        edge.check_covers(partitions)
+        at_times = self.at_times(edge, partitions)
+        return {where: edge.offset(where, earliest, latest, at_times) for where in partitions}
+
+    def edges(self, partitions: list[TopicPartition]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """Look up where every log starts and ends."""
+        return self.offsets(partitions, EARLIEST), self.offsets(partitions, LATEST)
+
+    def offsets(self, partitions: Iterable[TopicPartition], at: str | int) -> dict[TopicPartition, int]:
+        """Look up the `earliest` or `latest` offset of each, or that at a time in ms since 1970."""
+        by_topic: dict[str, list[int]] = {}
+        for where in partitions:
+            by_topic.setdefault(where.topic, []).append(where.partition)
+        found: dict[TopicPartition, int] = {}
+        for topic, numbers in by_topic.items():
+            answers = self.admin.list_offsets(topic, at, partitions=numbers)
+            found.update({where: answer.offset for where, answer in answers.items()})
+        return found

@@ -1,0 +1,136 @@
+"""Where reading starts or ends, as options say it, and what that means once the log's offsets are known. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.client.errors import ConfigError
+from headrace.wire.ids import TopicPartition
+
+EARLIEST, LATEST = "earliest", "latest"
+_WORDS = {-2: EARLIEST, -1: LATEST}
+MAX_TIME_MS = 253_402_300_799_999
+"""The end of the year 9999: a number beyond it is no time in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One end of what is read: a word for all partitions, a time for all, or a number for each."""
+
+    option: str
+    """Which option said it."""
+    word: str = ""
+    time_ms: int = -1
+    """-1: none."""
+    offsets: Mapping[TopicPartition, int] | None = None
+    """-2 is the earliest, -1 the latest."""
+    times_ms: Mapping[TopicPartition, int] | None = None
+
+    def check_covers(self, partitions: Iterable[TopicPartition]) -> None:
+        """Check that a map names every partition that is read, and no other.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        named = self.offsets if self.offsets is not None else self.times_ms
+        if named is None:
+            return
+        wanted = set(partitions)
+        missing, others = sorted(wanted - set(named)), sorted(set(named) - wanted)
+        if missing:
+            raise ConfigError(
+                f"{self.option} says nothing of partition {missing[0]}" + _and_more(missing),
+                action="Name every partition that is read; -2 is the earliest offset, -1 the latest.",
+            )
+        if others:
+            raise ConfigError(f"{self.option} names {others[0]}{_and_more(others)}, which is not read or not there")
+
+    def times(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Give the times that must be looked up, each with its partitions."""
+        found: dict[int, list[TopicPartition]] = {}
+        for where in partitions:
+            time_ms = self.times_ms[where] if self.times_ms is not None else self.time_ms
+            if time_ms >= 0:
+                found.setdefault(time_ms, []).append(where)
+        return found
+
+    def offset(
+        self,
+        where: TopicPartition,
+        earliest: Mapping[TopicPartition, int],
+        latest: Mapping[TopicPartition, int],
+        at_times: Mapping[TopicPartition, int],
+    ) -> int:
+        """Give the offset in one partition; `at_times` has what was found for `times`."""
+        if where in at_times:
+            return at_times[where]
+        word = self.word
+        if self.offsets is not None:
+            given = self.offsets[where]
+            if given >= 0:
+                return given
+            word = _WORDS[given]
+        return earliest[where] if word == EARLIEST else latest[where]
+
+
+def word_edge(word: str, option: str) -> Edge:
+    """Make one for `earliest` or `latest`."""
+    return Edge(option, word=word)
+
+
+def time_edge(time_ms: int, option: str) -> Edge:
+    """Make one for a time in ms since 1970.
+
+    Raises:
+        ConfigError: that is no time.
+    """
+    _check_time(time_ms, option)
+    return Edge(option, time_ms=time_ms)
+
+
+def offsets_edge(given: Mapping[str, Any], option: str) -> Edge:
+    """Make one from `{topic: {partition: offset}}`.
+
+    Raises:
+        ConfigError: it is not like that.
+    """
+    offsets = _numbers(given, option, "an offset")
+    for where, offset in offsets.items():
+        if offset < -2:
+            raise ConfigError(f"{option}: {offset} for {where} is no offset; -2 is the earliest, -1 the latest")
+    return Edge(option, offsets=offsets)
+
+
+def times_edge(given: Mapping[str, Any], option: str) -> Edge:
+    """Make one from `{topic: {partition: ms since 1970}}`.
+
+    Raises:
+        ConfigError: it is not like that.
+    """
+    times = _numbers(given, option, "a time in ms since 1970")
+    for time_ms in times.values():
+        _check_time(time_ms, option)
+    return Edge(option, times_ms=times)
+
+
+def _check_time(time_ms: int, option: str) -> None:
+    if not 0 <= time_ms <= MAX_TIME_MS:
+        raise ConfigError(f"{option}: {time_ms} is not a time in ms since 1970")
+
+
+def _numbers(given: Mapping[str, Any], option: str, what: str) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for topic, numbers in given.items():
+        if not isinstance(numbers, dict) or not numbers:
+            raise ConfigError(f'{option}: {topic} has no object of partitions as in {{"{topic}": {{"0": 23}}}}')
+        for partition, number in numbers.items():
+            if not partition.isdecimal():
+                raise ConfigError(f"{option}: {partition!r} of {topic} is not a partition")
+            if type(number) is not int or abs(number) >= 2**63:
+                raise ConfigError(f"{option}: {number!r} for {topic}-{partition} is not {what}")
+            found[TopicPartition(topic, int(partition))] = number
+    return found
+
+
+def _and_more(partitions: list[TopicPartition]) -> str:
+    return f" and {len(partitions) - 1} more" if len(partitions) > 1 else ""

@@ -1,0 +1,374 @@
+"""The options of the data source: the table of them, and what a reader or writer is told by them. Pure.
+
+Spark hands options over as strings whose names are in lower case. A name that starts with `headrace.` is a setting of
+the SDK's `Reader` or `Producer`, with dots or underscores (`headrace.bootstrap.servers`); all others are in `OPTIONS`.
+Everything that can be wrong with them is an error of one sentence that names the option.
+"""
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from headrace.client.config import ClientConfig, ProducerConfig, ReaderConfig, build
+from headrace.client.config_text import nearest
+from headrace.client.errors import ConfigError
+from headrace.spark.edges import EARLIEST, LATEST, Edge, offsets_edge, time_edge, times_edge, word_edge
+from headrace.wire.errors import InvalidTopicNameError
+from headrace.wire.topic_names import check_topic_name
+
+BATCH, STREAM, WRITE = "batch", "stream", "write"
+READS = (BATCH, STREAM)
+PREFIX = "headrace."
+SERVERS = "headrace.bootstrap.servers"
+_NOT_FOR_SPARK = frozenset(
+    {"key_deserializer", "value_deserializer", "report_positions_as", "key_serializer", "value_serializer"}
+    | {"partitioner", "receipts", "producer_id", "producer_epoch"}
+)
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+"""Spark's own, which it hands to sources and sinks as well."""
+
+
+class Option(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    uses: tuple[str, ...]
+    """Of `BATCH`, `STREAM`, `WRITE`."""
+    default: str
+    kafka: str
+    """What Spark's Kafka source calls it; empty: it has no such option."""
+    text: str
+
+
+OPTIONS = (
+    Option("subscribe", READS, "", "subscribe", "Topics to read, separated by commas."),
+    Option("subscribePattern", READS, "", "subscribePattern", "A regular expression that whole topic names match."),
+    Option("assign", READS, "", "assign", 'Partitions to read: `{"clicks": [0, 2]}`.'),
+    Option(
+        "startingOffsets",
+        READS,
+        "batch: earliest, stream: latest",
+        "startingOffsets",
+        'Where to start: `earliest`, `latest` (streams), or `{"clicks": {"0": 23, "1": -2}}`, where -2 is the earliest '
+        "and -1 the latest. A stream goes on from its checkpoint.",
+    ),
+    Option(
+        "startingTimestamp",
+        READS,
+        "",
+        "startingTimestamp",
+        "Start at the first record that is not older, in ms since 1970; where all are older, at the end.",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        READS,
+        "",
+        "startingOffsetsByTimestamp",
+        'The same a partition: `{"clicks": {"0": 1700000000000, "1": 0}}`.',
+    ),
+    Option("endingOffsets", (BATCH,), "latest", "endingOffsets", "Where to end, exclusive, as `startingOffsets`."),
+    Option("endingTimestamp", (BATCH,), "", "endingTimestamp", "End before the first record that is not older."),
+    Option(
+        "endingOffsetsByTimestamp", (BATCH,), "", "endingOffsetsByTimestamp", "The same a partition, as for starting."
+    ),
+    Option(
+        "minPartitions",
+        READS,
+        "one task a partition",
+        "minPartitions",
+        "At least so many tasks: large partitions are split by offset.",
+    ),
+    Option("maxRecordsPerPartition", READS, "", "maxRecordsPerPartition", "At most so many records a task."),
+    Option(
+        "maxOffsetsPerTrigger",
+        (STREAM,),
+        "all there are",
+        "maxOffsetsPerTrigger",
+        "At most so many records a micro-batch, shared among partitions by how much waits in each.",
+    ),
+    Option(
+        "failOnDataLoss",
+        READS,
+        "true",
+        "failOnDataLoss",
+        "Whether records that retention has removed before they were read end the query; else they are skipped, and a "
+        "warning says how many.",
+    ),
+    Option("includeHeaders", READS, "false", "includeHeaders", "Whether there is a column `headers`."),
+    Option(
+        "commitGroup",
+        (STREAM,),
+        "",
+        "kafka.group.id",
+        "A name under which positions are reported, so that `headrace group list --observed` shows the stream's lag.",
+    ),
+    Option("topic", (WRITE,), "", "topic", "Where to write; without it the column `topic` says it a row."),
+)
+_BY_KEY = {option.name.lower(): option for option in OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What is read: one of the three."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def option(self) -> str:
+        """Which option said it."""
+        return "assign" if self.assigned else "subscribePattern" if self.pattern else "subscribe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a reader is told. Goes to executors."""
+
+    settings: Mapping[str, Any]
+    """For `headrace.Reader`, checked."""
+    subscription: Subscription
+    start: Edge
+    end: Edge
+    min_partitions: int
+    """0: as many as there are."""
+    max_records_per_partition: int
+    """0: any number."""
+    max_offsets_per_trigger: int
+    """0: any number."""
+    fail_on_data_loss: bool
+    include_headers: bool
+    commit_group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What a writer is told. Goes to executors."""
+
+    settings: Mapping[str, Any]
+    """For `headrace.Producer`, checked."""
+    topic: str
+    """Empty: the column says it."""
+
+
+def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
+    """Check the options of a batch (`BATCH`) or a stream (`STREAM`).
+
+    Raises:
+        ConfigError: one is unknown, missing, malformed, or contradicts another.
+    """
+    options = _Options(given, use)
+    group = options.text("commitGroup")
+    settings = options.settings(ReaderConfig)
+    if group:
+        options.checked("commitGroup", ReaderConfig, {"report_positions_as": group, **settings})
+    start = options.edge("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+    end = options.edge("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+    if use == BATCH:
+        start = start or word_edge(EARLIEST, "startingOffsets")
+        if start.word == LATEST:
+            raise ConfigError("startingOffsets=latest reads nothing in a batch", action="Use a stream, or earliest.")
+        if end is not None and end.word == EARLIEST:
+            raise ConfigError("endingOffsets=earliest reads nothing", action="Use latest, or offsets.")
+    return ReadOptions(
+        settings=settings,
+        subscription=options.subscription(),
+        start=start or word_edge(LATEST, "startingOffsets"),
+        end=end or word_edge(LATEST, "endingOffsets"),
+        min_partitions=options.number("minPartitions"),
+        max_records_per_partition=options.number("maxRecordsPerPartition"),
+        max_offsets_per_trigger=options.number("maxOffsetsPerTrigger"),
+        fail_on_data_loss=options.flag("failOnDataLoss", True),
+        include_headers=options.flag("includeHeaders", False),
+        commit_group=group,
+    )
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Check the options of a writer.
+
+    Raises:
+        ConfigError: one is unknown, missing or malformed.
+    """
+    options = _Options(given, WRITE)
+    topic = options.text("topic")
+    if topic:
+        _check_topic("topic", topic)
+    settings = options.settings(ProducerConfig)
+    if settings.get("enable_idempotence") is False or settings.get("acks") in {0, "0"}:
+        raise ConfigError(
+            "headrace.acks=0 and headrace.enable.idempotence=false would let Spark's retries write records twice",
+            action="Leave them out.",
+        )
+    return WriteOptions(settings=settings, topic=topic)
+
+
+def describe_schema_options(given: Mapping[str, str]) -> bool:
+    """Give `includeHeaders` alone, whatever the options are for; the reader checks the others."""
+    return _Options(given, "").flag("includeHeaders", False)
+
+
+class _Options:
+    """The options as they came, and how each kind is read."""
+
+    def __init__(self, given: Mapping[str, str], use: str) -> None:
+        self._given = {name.lower(): value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
+        if use:
+            for name in self._given:
+                self._check_name(name, use)
+
+    def _check_name(self, name: str, use: str) -> None:
+        if name.startswith(PREFIX):
+            return
+        option = _BY_KEY.get(name)
+        if option is None:
+            if name.startswith("kafka."):
+                hint = f"; settings of the client are named {PREFIX}..., as {SERVERS}"
+            else:
+                hint = nearest(name, [*(entry.name for entry in OPTIONS), SERVERS])
+            if name == "path":
+                hint = "; name the topic by the option subscribe or topic"
+            raise ConfigError(f"unknown option {name!r}{hint}")
+        if use not in option.uses:
+            kinds = {BATCH: "reading a batch", STREAM: "reading a stream", WRITE: "writing"}
+            meant = " or ".join(kinds[entry] for entry in option.uses)
+            raise ConfigError(f"option {option.name} is for {meant}, not for {kinds[use]}")
+
+    def text(self, name: str) -> str:
+        return self._given.get(name.lower(), "").strip()
+
+    def number(self, name: str) -> int:
+        text = self.text(name)
+        if not text:
+            return 0
+        if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
+            raise ConfigError(f"{name}={text!r} is not a number of at least 1")
+        return int(text)
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.text(name).lower()
+        if text not in {"", "true", "false"}:
+            raise ConfigError(f"{name}={text!r} is not true or false")
+        return default if not text else text == "true"
+
+    def settings(self, config: type[ClientConfig]) -> dict[str, Any]:
+        """Give what stands behind `headrace.`, checked as the SDK checks it."""
+        known = {entry.name: entry for entry in dataclasses.fields(config) if entry.name not in _NOT_FOR_SPARK}
+        hints = typing.get_type_hints(config)
+        settings: dict[str, Any] = {}
+        for name, text in self._given.items():
+            if not name.startswith(PREFIX):
+                continue
+            setting = name.removeprefix(PREFIX).replace(".", "_")
+            if setting not in known:
+                dotted = [PREFIX + entry.replace("_", ".") for entry in known]
+                raise ConfigError(f"unknown option {name!r}{nearest(name, dotted)}")
+            settings[setting] = _value(name, text.strip(), typing.get_args(hints[setting]) or (hints[setting],))
+        if "bootstrap_servers" not in settings:
+            raise ConfigError(f"option {SERVERS} is missing", action="Give host:port of brokers or coordinators.")
+        for name, value in settings.items():
+            self.checked(PREFIX + name.replace("_", "."), config, {name: value})
+        build(config, settings)
+        return settings
+
+    def checked(self, option: str, config: type[ClientConfig], settings: Mapping[str, Any]) -> None:
+        """Check a setting as the SDK does; the error names the option."""
+        try:
+            build(config, settings)
+        except ConfigError as error:
+            raise ConfigError(f"option {option}: {error.message}", action=error.action) from error
+
+    def subscription(self) -> Subscription:
+        given = [name for name in ("subscribe", "subscribePattern", "assign") if self.text(name)]
+        if len(given) > 1:
+            raise ConfigError(f"options {' and '.join(given)} are given; exactly one says what is read")
+        if not given:
+            raise ConfigError("option subscribe, subscribePattern or assign is missing; exactly one says what is read")
+        match given[0]:
+            case "subscribe":
+                return Subscription(names=self._names())
+            case "subscribePattern":
+                return Subscription(pattern=self._pattern())
+            case _:
+                return Subscription(assigned=self._assigned())
+
+    def _names(self) -> tuple[str, ...]:
+        names = [name.strip() for name in self.text("subscribe").split(",")]
+        for name in names:
+            _check_topic("subscribe", name)
+        return tuple(sorted(set(names)))
+
+    def _pattern(self) -> str:
+        pattern = self.text("subscribePattern")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"subscribePattern={pattern!r} is not a regular expression: {error}") from error
+        return pattern
+
+    def _assigned(self) -> dict[str, tuple[int, ...]]:
+        assigned = json_object("assign", self.text("assign"))
+        for topic, numbers in assigned.items():
+            _check_topic("assign", topic)
+            good = isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
+            if not good or not numbers:
+                raise ConfigError(f'assign: the partitions of {topic} are not a list as in {{"{topic}": [0, 1]}}')
+        return {topic: tuple(sorted(set(numbers))) for topic, numbers in sorted(assigned.items())}
+
+    def edge(self, one_time: str, times: str, offsets: str) -> Edge | None:
+        """Give where to start or to end, as the one of three options that is given says."""
+        given = [name for name in (one_time, times, offsets) if self.text(name)]
+        if len(given) > 1:
+            raise ConfigError(f"options {' and '.join(given)} are given; one of them is enough")
+        if not given:
+            return None
+        name, text = given[0], self.text(given[0])
+        if name == one_time:
+            if not re.fullmatch(r"\d{1,18}", text):
+                raise ConfigError(f"{name}={text!r} is not a time in ms since 1970")
+            return time_edge(int(text), name)
+        if name == times:
+            return times_edge(json_object(name, text), name)
+        if text.lower() in {EARLIEST, LATEST}:
+            return word_edge(text.lower(), name)
+        return offsets_edge(json_object(name, text, f" nor {EARLIEST} or {LATEST}"), name)
+
+
+def json_object(name: str, text: str, otherwise: str = "") -> dict[str, Any]:
+    """Read an option that is a JSON object.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not JSON{otherwise}: {error}") from error
+    if not isinstance(found, dict) or not found:
+        raise ConfigError(f'{name}={text!r} is not a JSON object as in {{"topic": ...}}')
+    return found
+
+
+def _check_topic(option: str, name: str) -> None:
+    try:
+        check_topic_name(name)
+    except InvalidTopicNameError as error:
+        raise ConfigError(f"option {option}: {error.message}") from error
+
+
+def _value(option: str, text: str, kinds: Iterable[Any]) -> Any:
+    """Turn a string into what the setting takes."""
+    kinds = tuple(kinds)
+    if bool in kinds:
+        if text.lower() not in {"true", "false"}:
+            raise ConfigError(f"option {option}={text!r} is not true or false")
+        return text.lower() == "true"
+    if int in kinds and re.fullmatch(r"-?\d{1,18}", text):
+        return int(text)
+    if str in kinds:
+        return text
+    raise ConfigError(f"option {option}={text!r} is not a number")

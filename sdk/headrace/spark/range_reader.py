@@ -1,0 +1,72 @@
+"""What an executor does: read one range of offsets from its leader or nearest replica, every checksum looked at.
+
+The SDK's `Reader` does it all: batches are checked and decoded, leaders are followed, as much is fetched ahead as
+`headrace.prefetch.bytes` allows. Here is what Spark wants beyond that: the range that was planned is read whole, or it
+is said what is missing.
+"""
+
+import logging
+import time
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from headrace.client.errors import LogTruncationError
+from headrace.client.reader import Reader
+from headrace.client.records import Segment
+from headrace.spark.ranges import Loss, OffsetRange, raise_loss
+from headrace.wire.errors import OffsetOutOfRangeError
+
+log = logging.getLogger("headrace.spark")
+
+READ_TIMEOUT_S = 120.0
+"""So long a task waits for the next record, which is known to be there, before it fails and Spark tries it again."""
+LOOK_AGAIN_S = 0.1
+END_TIMEOUT_S = 30.0
+
+
+def read_range(settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool) -> Generator[Segment]:
+    """Give the records of a range in order, as the batches that they came in.
+
+    Raises:
+        DataLossError: the log starts behind the first of them, or came to while they were read.
+        LogTruncationError: the log ends before them, and goes on doing so.
+        HeadraceError: they could not be read within `READ_TIMEOUT_S`.
+    """
+    position = part.start
+    while position < part.end:
+        with _open(settings, OffsetRange(part.where, position, part.end)) as reader:
+            first = reader.start_offsets()[part.where]
+            if first > position:
+                loss = Loss(part.where, position, first, min(first, part.end) - position)
+                if fail_on_data_loss:
+                    raise_loss([loss])
+                log.warning("skipped, as failOnDataLoss is false: %s", loss)
+                position = min(first, part.end)
+            try:
+                for batch in reader.batches(READ_TIMEOUT_S):
+                    for segment in batch.segments:
+                        yield segment
+                        position = segment.end_offset
+                return
+            except OffsetOutOfRangeError:
+                continue  # Retention came by; what is left of the range is opened anew, which says what is lost.
+
+
+def _open(settings: Mapping[str, Any], part: OffsetRange) -> Reader:
+    """Give a reader of a range whose end the log has.
+
+    A leader that was elected just now may not know yet how far its predecessor's records are visible.
+    """
+    topic, partition = part.where
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while True:
+        reader = Reader(
+            topic, start={partition: part.start}, end={partition: part.end}, partitions=[partition], **settings
+        )
+        end = reader.end_offsets()[part.where]
+        if end >= part.end:
+            return reader
+        reader.close()
+        if time.monotonic() >= deadline:
+            raise LogTruncationError(part.where, part.end, end)
+        time.sleep(LOOK_AGAIN_S)

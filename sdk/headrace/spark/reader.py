@@ -1,0 +1,125 @@
+"""The batch reader: ranges are fixed on the driver once, and read by executors.
+
+`partitions` runs where the query is planned, `read` in executors; the object travels there between the two, so it holds
+options and nothing that is open.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from headrace.spark.cluster_view import ClusterView
+from headrace.spark.filters import Pushed
+from headrace.spark.options import BATCH, ReadOptions, read_options
+from headrace.spark.ranges import OffsetRange, check_order, raise_loss, split, within_log
+from headrace.spark.schema import check_read_schema
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+log = logging.getLogger("headrace.spark")
+
+
+@dataclass(slots=True)
+class RangePartition(InputPartition):
+    """One task's range of offsets."""
+
+    part: OffsetRange
+
+    @property
+    def value(self) -> str:
+        """What Spark's errors show."""
+        return f"{self.part.where} from {self.part.start} to {self.part.end}"
+
+
+def read_partition(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator["RecordBatch"]:
+    """Read one task's range. Runs in an executor, where connections are opened only now: its processes fork."""
+    if not isinstance(partition, RangePartition):  # Spark's own, where a query reads nothing.
+        return
+    from headrace.spark.arrow_columns import ArrowColumns
+    from headrace.spark.range_reader import read_range
+
+    part = partition.part
+    segments = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss)
+    with closing(segments):
+        yield from ArrowColumns(schema, part.where).batches(segments)
+
+
+class HeadraceReader(DataSourceReader):
+    """Reads a bounded part of topics. One planning thread; see the module."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        """Check everything that can be checked without asking the cluster.
+
+        Raises:
+            ConfigError: an option or the schema does not fit.
+        """
+        check_read_schema(schema)
+        self._schema = schema
+        self._options = read_options(given, BATCH)
+        self._pushed = Pushed()
+
+    @property
+    def pushFilters(self) -> Any:
+        """What Spark calls with its conditions; it gives back those that Spark must look at itself."""
+        return _PushFilters(self._pushed)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Fix what is read, and divide it over tasks.
+
+        Raises:
+            ConfigError: a topic is not there, offsets do not fit the log, or nobody answers.
+            DataLossError: the log starts behind an offset that was asked for.
+        """
+        options = self._options
+        with closing(ClusterView(options.settings, options.subscription)) as cluster:
+            ranges = self._ranges(cluster, cluster.partitions())
+        return [
+            RangePartition(part) for part in split(ranges, options.min_partitions, options.max_records_per_partition)
+        ]
+
+    def _ranges(self, cluster: ClusterView, partitions: list[TopicPartition]) -> list[OffsetRange]:
+        options = self._options
+        earliest, latest = cluster.edges(partitions)
+        starts = cluster.edge_offsets(options.start, partitions, earliest, latest)
+        ends = cluster.edge_offsets(options.end, partitions, earliest, latest)
+        wanted = [OffsetRange(where, starts[where], ends[where]) for where in partitions]
+        check_order(wanted, latest, options.start.option, options.end.option)
+        pushed = self._pushed
+        left = [pushed.cut(part) for part in wanted if pushed.wants(part.where)]
+        kept, losses = within_log(left, earliest)
+        if options.fail_on_data_loss:
+            raise_loss(losses)
+        for loss in losses:
+            log.warning("skipped, as failOnDataLoss is false: %s", loss)
+        if pushed.not_before_ms < 0:
+            return kept
+        at_time = cluster.offsets([part.where for part in kept], pushed.not_before_ms)
+        return [OffsetRange(part.where, max(part.start, at_time[part.where]), part.end) for part in kept]
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        """Read one task's range."""
+        return read_partition(self._options, self._schema, partition)
+
+
+class _PushFilters:
+    """`pushFilters` of a reader, as a callable that Spark takes for the method that it inherits.
+
+    A reader that overrides the method is refused where `spark.sql.python.filterPushdown.enabled` is off, as it is by
+    default. It is not called then, so nothing is lost by not being seen.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, pushed: Pushed) -> None:
+        self._pushed = pushed
+
+    def __call__(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Take conditions, and give back those that are not held exactly."""
+        return iter([condition for condition in filters if not self._pushed.take(condition)])

@@ -1,0 +1,101 @@
+"""The offsets of a stream as its checkpoint has them: plain JSON, so that people can read and programs can write it.
+
+    {"@init": "startingOffsets"}                              before the first micro-batch, always the same
+    {"clicks": {"0": 23, "1": 7}, "@ids": {"clicks": "6f.."}, "@start": {"clicks": {"0": 0, "1": 7}}}
+                                                              the end of the first: where it starts stands in it
+    {"clicks": {"0": 40, "1": 7}, "@ids": {"clicks": "6f.."}} the end of any other
+
+Spark asks for the initial offset again when the first micro-batch has failed, and has written down nothing but the end
+of that batch. Were the initial offset looked up then, it could be another one; so the start is part of the first end.
+`@ids` tells a topic from one that was created later under its name. No topic's name contains `@`. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from headrace.client.errors import ConfigError
+from headrace.spark.ranges import OffsetRange
+from headrace.wire.ids import TopicPartition
+
+OffsetJson: TypeAlias = dict[str, Any]
+INIT, IDS, START = "@init", "@ids", "@start"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffsets:
+    """Where a stream stands: the next record to read of each partition."""
+
+    ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """Of the topics that `ends` are of, in hexadecimal."""
+    starts: Mapping[TopicPartition, int] | None = None
+    """Where the first micro-batch starts; None in all others."""
+
+    def to_json(self) -> OffsetJson:
+        """Give what the checkpoint keeps."""
+        written: OffsetJson = _nested(self.ends)
+        written[IDS] = dict(sorted(self.topic_ids.items()))
+        if self.starts is not None:
+            written[START] = _nested(self.starts)
+        return written
+
+
+def initial_offset() -> OffsetJson:
+    """Give what stands for the start of a stream that has not read yet."""
+    return {INIT: "startingOffsets"}
+
+
+def parse_offsets(written: Mapping[str, Any]) -> StreamOffsets | None:
+    """Read what the checkpoint has; None: the initial offset.
+
+    Raises:
+        ConfigError: it is none of ours.
+    """
+    if INIT in written:
+        return None
+    try:
+        starts = written.get(START)
+        return StreamOffsets(
+            _flat({topic: ends for topic, ends in written.items() if not topic.startswith("@")}),
+            {str(topic): str(topic_id) for topic, topic_id in written.get(IDS, {}).items()},
+            None if starts is None else _flat(starts),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the checkpoint has offsets that are not this source's: {dict(written)!r:.200}",
+            action="Give the query a checkpointLocation of its own.",
+        ) from error
+
+
+def ranges_between(before: StreamOffsets | None, after: StreamOffsets) -> list[OffsetRange]:
+    """Give what a micro-batch reads. What `before` does not know is new, and is read from offset 0 on."""
+    if before is None:
+        starts = after.starts if after.starts is not None else {}
+    else:
+        starts = known_starts(before, after.topic_ids)
+    return [OffsetRange(where, starts.get(where, 0), end) for where, end in sorted(after.ends.items())]
+
+
+def known_starts(before: StreamOffsets, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
+    """Give where to go on in the topics of these ids: nothing is known of one that was created anew."""
+    return {
+        where: end
+        for where, end in before.ends.items()
+        if before.topic_ids.get(where.topic) in {None, topic_ids.get(where.topic)}
+    }
+
+
+def _nested(offsets: Mapping[TopicPartition, int]) -> OffsetJson:
+    nested: dict[str, dict[str, int]] = {}
+    for where, offset in sorted(offsets.items()):
+        nested.setdefault(where.topic, {})[str(where.partition)] = offset
+    return dict(nested)
+
+
+def _flat(nested: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, int(partition)): int(offset)
+        for topic, offsets in nested.items()
+        for partition, offset in offsets.items()
+    }
