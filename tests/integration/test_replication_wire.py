@@ -220,6 +220,19 @@ def test_every_fetch_is_verified(setting: Setting, follower: HandFollower) -> No
     assert follower.ask(setting.topic_id, token=3, **good).batches
 
 
+def test_an_answer_ahead(setting: Setting, follower: HandFollower) -> None:
+    """The answer begins at `read_offset`; what it is verified by, and acknowledges, is `offset`."""
+    good = {"leader_epoch": 1, "offset": EPOCH_START, "last_epoch": 0, "last_crc": setting.crcs[2]}
+    whole = follower.ask(setting.topic_id, **good)
+    (first, _), (second, _), *_ = iter_batches(whole.batches)
+    ahead = follower.ask(setting.topic_id, token=2, read_offset=second.base_offset, **good)
+    assert ahead.batches == whole.batches[first.batch_bytes :]
+    fetched = next(f for f in setting.replicated.logs("wire")[1].followers if f.broker_id == 3)
+    assert fetched.log_end_offset == EPOCH_START
+    parted = follower.ask(setting.topic_id, token=3, leader_epoch=1, offset=7, last_epoch=0, read_offset=9)
+    assert parted.HasField("diverged")
+
+
 @pytest.mark.parametrize(
     "fields", [{"offset": 2, "durable_offset": 4}, {"offset": -1}, {"offset": 2, "durable_offset": -1}]
 )

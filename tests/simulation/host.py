@@ -53,6 +53,7 @@ from headrace_broker.core.replica_fetch import (
     AppendBatches,
     CutTo,
     Diverged,
+    FetchAgain,
     FetchAnswer,
     FetchRequest,
     StartOver,
@@ -350,12 +351,13 @@ class Host:
 
     def _answer(self, link: ReplicaLink, request: FetchRequest) -> None:
         log, replica = self.log, self.replica
-        batches, more = b"", False
+        batches, more, next_offset = b"", False, 0
         try:
             if request.offset < log.log_end_offset:
-                start = max(request.offset, log.log_start_offset)  # The log start may lie inside a batch.
+                start = max(request.read_offset or request.offset, log.log_start_offset)  # It may lie inside a batch.
                 with log.read(start, FETCH_BYTES, log.log_end_offset) as found:
                     batches, more = found.read(), found.end_offset < log.log_end_offset
+                    next_offset = found.end_offset if more else 0
         except HeadraceError as error:
             self._fail_on(error)
             link.answer(self, request, error)
@@ -367,6 +369,7 @@ class Host:
             high_watermark=replica.high_watermark,
             log_start_offset=replica.log_start_offset,
             more=more,
+            next_offset=next_offset,
         )
         link.answer(self, request, answer)
 
@@ -404,14 +407,14 @@ class Host:
 
     # --- the follower's side ---
 
-    def send_fetch(self, *, replace: bool = False) -> None:
+    def send_fetch(self, *, replace: bool = False, ahead_offset: int = 0) -> None:
         """Fetch from the leader, where there is a stream to it."""
         if self.leader is None:
             return
         link = self.broker.link_to(self.leader.broker_id)
         if link is None:
             return
-        token = self.replica.begin_fetch(replace=replace)
+        token = self.replica.begin_fetch(replace=replace, ahead_offset=ahead_offset)
         if token is None:
             return
         replica, log = self.replica, self.log
@@ -426,6 +429,7 @@ class Host:
             log.last_crc,
             replica.high_watermark,
             0 if replica.state is None else replica.state.partition_epoch,
+            ahead_offset,
         )
         link.fetch(self, request, found_damage=self._found_damage)
         self._found_damage = False
@@ -451,16 +455,23 @@ class Host:
                 case StartOver(offset, previous_crc):
                     self._start_over(offset, previous_crc)
                 case AppendBatches():
+                    if step.next_offset and self.broker.disk_chance.random() < 0.5:
+                        self.world.count("fetches ahead")
+                        self.send_fetch(ahead_offset=step.next_offset)
                     self._replicate(step)
+                case FetchAgain():
+                    self.world.count("answers ahead not used")
                 case _:
                     assert_never(step)
         except CorruptBatchError as error:
             self.world.count("damaged answers refused")
             self._note(f"refuses what came: {error.message}")
             self._found_damage = True
+            self.replica.end_fetch()
             self._fetch_later()
             return
         except StorageFullError:
+            self.replica.end_fetch()
             self._fetch_later()
             return
         except HeadraceError as error:
@@ -478,6 +489,7 @@ class Host:
     def _cut(self, offset: int) -> None:
         self._finish_flush()
         self.world.count("truncations")
+        self.checks.shortens(self, offset)
         end = self.log.truncate_to(offset)
         self._note(f"cuts its log to {end}")
         self.replica.producers = _new_windows()
@@ -489,6 +501,7 @@ class Host:
         self._finish_flush()
         self.world.count("restarts from the log start")
         self._note(f"starts over at {offset}")
+        self.checks.shortens(self, 0)
         self.log.reset_to(offset, previous_crc)
         self.replica.producers = _new_windows()
         self.checks.started_over(self, offset)

@@ -18,12 +18,13 @@ from headrace.wire.errors import (
     UnknownLeaderEpochError,
 )
 from headrace.wire.ids import LeaderEpoch, Offset
-from headrace_broker.core.messages import FollowerFetched, LogCut, SessionLost
+from headrace_broker.core.messages import BatchesReplicated, FollowerFetched, LogCut, SessionLost
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import (
     AppendBatches,
     CutTo,
     Diverged,
+    FetchAgain,
     FetchAnswer,
     FetchRequest,
     Restart,
@@ -94,6 +95,25 @@ def test_what_the_leader_refuses(fields: dict[str, object], error: type[Headrace
     request = asked(partition, **fields)
     with pytest.raises(error):
         check_fetch(partition[LEADER].replica, request)
+
+
+@pytest.mark.parametrize(
+    ("read_offset", "may"), [(0, True), (1, False), (2, True), (3, False), (4, False), (-1, False)]
+)
+def test_an_answer_ahead_begins_behind_what_the_follower_has(read_offset: int, may: bool) -> None:
+    """At the leader's log end such a fetch would wait, with an acknowledgement that is old."""
+    partition = started(min_insync_replicas=1)
+    node = partition[LEADER]
+    for _ in range(3):
+        node.produce()
+    assert partition[FOLLOWER].take(node.answer(asked(partition), max_bytes=1))
+    request = asked(partition, read_offset=read_offset)
+    assert request.offset == 1
+    if may:
+        check_fetch(node.replica, request)
+    else:
+        with pytest.raises(InvalidRequestError):
+            check_fetch(node.replica, request)
 
 
 def test_who_does_not_lead_refuses() -> None:
@@ -269,6 +289,61 @@ def test_data_is_appended() -> None:
         node.replica, node.log, answer_to(request, batches=b"x", high_watermark=7, log_start_offset=1, more=True)
     )
     assert step == AppendBatches(b"x", 7, 1, True)
+
+
+def fetching_ahead() -> tuple[ThreeReplicas, FetchAnswer, FetchAnswer]:
+    """The leader has 2 and 3, too; its answers: with 2, and with 3 to a fetch that was sent before 2 was written."""
+    partition = follower_with(2)
+    node, leader = partition[FOLLOWER], partition[LEADER]
+    leader.produce()
+    leader.produce()
+    request = asked(partition)
+    first = leader.answer(request, max_bytes=1)
+    assert first.more
+    assert isinstance(next_step(node.replica, node.log, first), AppendBatches)
+    token = node.replica.begin_fetch(ahead_offset=3)
+    assert token is not None
+    with leader.log.read(3, 1, 4) as found:
+        return partition, first, FetchAnswer(token, request.leader_epoch, batches=found.read())
+
+
+def test_an_answer_ahead_is_appended_where_the_log_ends() -> None:
+    """It was asked for before the log reached there; when it comes the log has."""
+    partition, first, ahead = fetching_ahead()
+    node = partition[FOLLOWER]
+    node.handle(BatchesReplicated(node.log.append_replicated(first.batches)))
+    assert isinstance(node.take(ahead), AppendBatches)
+    assert node.log.log_end_offset == node.replica.log_end_offset == 4
+
+
+def test_an_answer_ahead_does_not_fit_where_the_one_before_was_not_written() -> None:
+    """Its bytes are good: they are no damage, and are asked for again."""
+    partition, _, ahead = fetching_ahead()
+    node = partition[FOLLOWER]
+    assert next_step(node.replica, node.log, ahead) == FetchAgain()
+    assert node.log.log_end_offset == 2
+    assert node.replica.begin_fetch() is not None
+
+
+@pytest.mark.parametrize("verdict", [Diverged(1, 2), Restart(9, 0)])
+def test_a_verdict_on_a_fetch_ahead_is_not_used(verdict: Diverged | Restart) -> None:
+    """H6: it is about the log as it was before the batches that have been written since."""
+    partition, first, ahead = fetching_ahead()
+    node = partition[FOLLOWER]
+    node.handle(BatchesReplicated(node.log.append_replicated(first.batches)))
+    answer = FetchAnswer(ahead.token, ahead.leader_epoch, verdict)
+    assert next_step(node.replica, node.log, answer) == FetchAgain()
+    assert next_step(node.replica, node.log, ahead) is None
+
+
+def test_nothing_takes_the_place_of_a_fetch_ahead() -> None:
+    """It waits for nothing, and what it brings would be sent twice."""
+    partition, _, ahead = fetching_ahead()
+    replica = partition[FOLLOWER].replica
+    assert replica.begin_fetch(replace=True) is None
+    replica.end_fetch()
+    assert replica.begin_fetch(replace=True) == ahead.token + 1
+    assert replica.begin_fetch(replace=True) == ahead.token + 2
 
 
 @pytest.mark.parametrize(

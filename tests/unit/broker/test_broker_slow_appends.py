@@ -64,11 +64,11 @@ def test_followers_are_sent_what_the_core_knows(tmp_path: Path) -> None:
             partition.append_now([batch(b"a")], -1, committed=False)
             async with append_in_thread(partition, b"b", b"c"):
                 assert (partition.open_log.log_end_offset, partition.replica.log_end_offset) == (3, 1)
-                data, more = await partition.read_for_replica(0, 1 << 20)
-                assert (len(data), more) == (partition.open_log.batch_with(0).batch_bytes, False)
-                assert await partition.read_for_replica(1, 1 << 20) == (b"", False)
-            data, more = await partition.read_for_replica(1, 1 << 20)
-            assert (len(data), more) == (partition.open_log.batch_with(1).batch_bytes, False)
+                data, next_offset = await partition.read_for_replica(0, 1 << 20)
+                assert (len(data), next_offset) == (partition.open_log.batch_with(0).batch_bytes, None)
+                assert await partition.read_for_replica(1, 1 << 20) == (b"", None)
+            data, next_offset = await partition.read_for_replica(1, 1 << 20)
+            assert (len(data), next_offset) == (partition.open_log.batch_with(1).batch_bytes, None)
 
     asyncio.run(scenario())
 

@@ -136,6 +136,7 @@ class PartitionReplica:
         self._acknowledgements = Acknowledgements()
         self._fetches = 0  # the token of the last fetch
         self._awaited: int | None = None  # the token of the fetch whose answer may be used (H6)
+        self.fetches_ahead = Offset(0)  # where its answer begins, if it was sent before the log reached there
 
     @property
     def flushed_only(self) -> bool:
@@ -525,12 +526,19 @@ class PartitionReplica:
 
     # --- copying, while it follows ---
 
-    def begin_fetch(self, *, replace: bool = False) -> int | None:
-        """The token of a fetch to send; None: it does not follow, or awaits an answer (and `replace` is not wanted)."""
-        if self.role is not Role.FOLLOWING or (self._awaited is not None and not replace):
+    def begin_fetch(self, *, replace: bool = False, ahead_offset: int = 0) -> int | None:
+        """The token of a fetch to send; None: it does not follow, or awaits an answer (and `replace` is not wanted).
+
+        `ahead_offset`: the answer is to begin there, and can be used once the log ends there. Such a fetch waits for
+        nothing at the leader, so none takes its place.
+        """
+        if self.role is not Role.FOLLOWING:
+            return None
+        if self._awaited is not None and (not replace or self.fetches_ahead):
             return None
         self._fetches += 1
         self._awaited = self._fetches
+        self.fetches_ahead = Offset(ahead_offset)
         return self._fetches
 
     def end_fetch(self) -> None:

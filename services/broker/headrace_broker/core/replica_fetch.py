@@ -83,6 +83,7 @@ class FetchRequest:
     last_crc: int  # of its last batch
     high_watermark: int  # as it knows it
     partition_epoch: int  # of the key as it knows it
+    read_offset: int = 0  # where the answer begins while what lies before is being written; 0: at `offset`
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class FetchAnswer:
     high_watermark: int = 0
     log_start_offset: int = 0
     more: bool = False  # the leader's log goes on behind `batches`
+    next_offset: int = 0  # where it does; 0: not said
 
 
 # --- the leader's side ---
@@ -148,6 +150,11 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
         )
     if not 0 <= request.durable_offset <= request.offset:
         raise InvalidRequestError(f"durable offset {request.durable_offset} is not within 0 to {request.offset}")
+    if request.read_offset and not request.offset < request.read_offset < replica.log_end_offset:
+        raise InvalidRequestError(
+            f"a fetch of what has been sent up to {request.read_offset} is behind {request.offset} and before this "
+            f"log's end, {replica.log_end_offset}"
+        )
 
 
 def judge(log: ReplicaLog, request: FetchRequest) -> Verdict | None:
@@ -217,9 +224,15 @@ class AppendBatches:
     high_watermark: int
     log_start_offset: int
     more: bool
+    next_offset: int = 0
 
 
-Step: TypeAlias = CutTo | StartOver | AppendBatches
+@dataclass(frozen=True, slots=True)
+class FetchAgain:
+    """Use nothing of it, fetch from the log end."""
+
+
+Step: TypeAlias = CutTo | StartOver | AppendBatches | FetchAgain
 
 
 def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -> Step | None:
@@ -231,8 +244,11 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
         StorageOfflineError: the answer asks to cut records that were committed here, and no unclean election explains
             it (I18): the replica must not go on.
     """
+    ahead_offset = replica.fetches_ahead
     if not replica.take_answer(answer.token, answer.leader_epoch):
         return None
+    if ahead_offset and (answer.verdict is not None or log.log_end_offset != ahead_offset):
+        return FetchAgain()  # A verdict is on the log as it was before the batches that have been written since.
     match answer.verdict:
         case Diverged(leader_epoch, end_offset):
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
@@ -242,7 +258,9 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
             _check_cut(replica, log, answer, offset)
             return StartOver(offset, previous_crc)
         case None:
-            return AppendBatches(answer.batches, answer.high_watermark, answer.log_start_offset, answer.more)
+            return AppendBatches(
+                answer.batches, answer.high_watermark, answer.log_start_offset, answer.more, answer.next_offset
+            )
 
 
 def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, target: int) -> None:

@@ -234,10 +234,10 @@ class FollowerStream:
         partition, request = waiting.partition, waiting.request
         data: bytes = b""
         error: HeadraceError | None = None
-        more = False
+        next_offset: int | None = None
         try:
             check_fetch(partition.replica, request)
-            data, more = await partition.read_for_replica(request.offset, room)
+            data, next_offset = await partition.read_for_replica(request.read_offset or request.offset, room)
             partition.replica.check_leading(request.leader_epoch)
         except SliceCutError:
             return 0  # Leadership has ended; the fetch is answered when the partition wakes it.
@@ -253,6 +253,7 @@ class FollowerStream:
             return 0
         replica = partition.replica
         result.high_watermark, result.log_start_offset = replica.high_watermark, replica.log_start_offset
-        result.more = more
+        if next_offset is not None:
+            result.more, result.next_offset = True, next_offset
         self._services.metrics.replicated_out_bytes.inc(len(data))
         return len(data)

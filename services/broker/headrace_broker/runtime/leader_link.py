@@ -131,6 +131,7 @@ class LeaderLink:
         call = open_stream()
         heard = False
         writer: asyncio.Task[None] | None = None
+        applying: asyncio.Task[None] | None = None
         try:
             await call.write(replication_pb2.ReplicaFetchRequest(follower=identity))
             writer = asyncio.create_task(self._write(call))
@@ -141,7 +142,10 @@ class LeaderLink:
                     break  # The leader ended the stream.
                 heard = True
                 self._hear()
-                await self._apply(envelope.message, envelope.batches)
+                # The next message comes in while this one is written: one is at hand, never more.
+                if applying is not None:
+                    await applying
+                applying = asyncio.create_task(self._apply(envelope.message, envelope.batches))
             return heard
         finally:
             if writer is not None:
@@ -151,6 +155,10 @@ class LeaderLink:
             call.cancel()
             for task in list(self._tasks):
                 task.cancel()
+            if applying is not None:
+                applying.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await applying
 
     # --- fetches ---
 
@@ -171,11 +179,12 @@ class LeaderLink:
         for key, partition in due.items():
             if not partition.may_fetch():
                 continue  # A flush is under way, which asks again.
-            token = partition.replica.begin_fetch(replace=partition.fetches_anew)
-            if token is None:
-                continue
-            # An append of the leadership that has just ended may still be under way in a thread.
+            # An append may be under way in a thread: of the last answer, or of the leadership that has just ended.
             replica, end = partition.replica, partition.open_log.end
+            begun = partition.begin_fetch(end.offset)
+            if begun is None:
+                continue
+            token, read_offset = begun
             topic = topics.get(key[0])
             if topic is None:
                 topic = topics[key[0]] = request.topics.add(topic_id=key[0])
@@ -190,6 +199,7 @@ class LeaderLink:
                 high_watermark=replica.high_watermark,
                 partition_epoch=0 if replica.state is None else replica.state.partition_epoch,
                 found_damage=key in self._damaged,
+                read_offset=read_offset,
             )
             self._damaged.pop(key, None)
         return request
@@ -227,7 +237,8 @@ class LeaderLink:
     ) -> None:
         pause = 0.0
         try:
-            await partition.take_answer(read_answer(result, data))
+            if not await partition.take_answer(read_answer(result, data)):
+                return
         except CorruptBatchError as error:
             partition.services.metrics.damaged_fetches.inc()
             log.error(

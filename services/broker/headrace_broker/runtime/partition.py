@@ -62,6 +62,7 @@ from headrace_broker.core.replica_fetch import (
     AppendBatches,
     CutTo,
     Diverged,
+    FetchAgain,
     FetchAnswer,
     FetchRequest,
     StartOver,
@@ -153,6 +154,7 @@ class Partition:
         self.failure: BaseException | None = None
         self._applying = False  # an answer of the leader is being written
         self._more = False  # the leader's last answer was not all it had
+        self._next_offset = Offset(0)  # what is being written ends there, and the leader's log goes on; 0: not known
         self._copy_until_ms = 0.0  # a throttled copy waits until then
         self._copied_at_rate = 0
         self._copy_timer: asyncio.TimerHandle | None = None
@@ -387,8 +389,8 @@ class Partition:
 
     # --- replication: both ends of a fetch ---
 
-    async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, bool]:
-        """Whole batches from `offset` to the log end, fsynced or not, and whether more follow.
+    async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, Offset | None]:
+        """Whole batches from `offset` to the log end, fsynced or not, and where more follow; None: nowhere.
 
         The core's log end: of an append in a thread it is told when it is done, and then wakes the followers.
         Raises SliceCutError, StorageOfflineError.
@@ -397,13 +399,13 @@ class Partition:
         end_offset = self.replica.log_end_offset
         start = max(offset, partition_log.log_start_offset)
         if start >= end_offset:
-            return b"", False
+            return b"", None
         try:
             found = partition_log.read_nowait(start, max_bytes, end_offset)
             if found is None:
                 found = await self.in_thread(lambda: partition_log.read(start, max_bytes, end_offset))
-            more = found.end_offset < self.replica.log_end_offset
-            return await self.read(found), more
+            next_offset = Offset(found.end_offset) if found.end_offset < self.replica.log_end_offset else None
+            return await self.read(found), next_offset
         except HeadraceError as error:
             self.note_read_error(error)
             raise
@@ -422,9 +424,9 @@ class Partition:
 
         With durability=fsync a follower that has reached the end flushes first: its next fetch acknowledges.
         """
-        if self.replica.role is not Role.FOLLOWING or self._applying or self._holds_back():
-            return False
         replica = self.replica
+        if replica.role is not Role.FOLLOWING or (self._applying and not self._next_offset) or self._holds_back():
+            return False
         at_end = self._flushes_always and not self._more
         if at_end and replica.flushed_offset < replica.log_end_offset:
             self.services.flusher.request(self)
@@ -453,25 +455,31 @@ class Partition:
         state = self.replica.state
         return state.copy_bytes_per_second if state is not None and self.services.broker_id in state.adding else 0
 
+    def begin_fetch(self, end_offset: int) -> tuple[int, Offset] | None:
+        """As `PartitionReplica.begin_fetch`: the token, and where the answer begins; 0: at `end_offset`, the log's."""
+        ahead_offset = self._next_offset if self._next_offset > end_offset else Offset(0)
+        token = self.replica.begin_fetch(replace=self._fetches_anew, ahead_offset=ahead_offset)
+        return None if token is None else (token, ahead_offset)
+
     @property
-    def fetches_anew(self) -> bool:
+    def _fetches_anew(self) -> bool:
         """Whether a fetch that waits at the leader is replaced to tell it what was flushed since (flush policies)."""
         return self.config.durability is not Durability.FSYNC and self.config.flushes_by_policy
 
-    async def take_answer(self, answer: FetchAnswer) -> None:
-        """Do what a leader's answer asks for.
+    async def take_answer(self, answer: FetchAnswer) -> bool:
+        """Do what a leader's answer asks for; False: it is not the one awaited, and nothing was done.
 
         Raises:
             CorruptBatchError: the batches fail their checks (I17); nothing was appended.
             StorageFullError: nothing was appended.
             HeadraceError: the replica must not go on.
         """
-        await uninterrupted(self._take_answer(answer))
+        return await uninterrupted(self._take_answer(answer))
 
-    async def _take_answer(self, answer: FetchAnswer) -> None:
+    async def _take_answer(self, answer: FetchAnswer) -> bool:
         async with self.log_lock:
             if self.replica.role in (Role.OFFLINE, Role.DELETED):
-                return
+                return False
             step = next_step(self.replica, self.open_log, answer)
             self._applying = step is not None
             try:
@@ -482,10 +490,16 @@ class Partition:
                         await self._cut_log(offset)
                     case StartOver(offset, previous_crc):
                         await self._start_over(offset, previous_crc)
-                    case None:
+                    case FetchAgain() | None:
                         pass
+            except HeadraceError:
+                self.replica.end_fetch()  # Of what was to follow these batches, nothing can be used.
+                raise
             finally:
-                self._applying = False
+                self._applying, self._next_offset = False, Offset(0)
+                if self.replica.leader_epoch != answer.leader_epoch:
+                    self._host.fetch(self)  # The first fetch of the new epoch has waited for this.
+            return step is not None
 
     async def _append_replicated(self, step: AppendBatches) -> None:
         partition_log = self.open_log
@@ -494,6 +508,7 @@ class Partition:
             if len(step.batches) <= _INLINE_BYTES and not self._slow:
                 headers = partition_log.append_replicated(step.batches)
             else:
+                self._fetch_ahead(step)
                 headers = await self.in_thread(lambda: partition_log.append_replicated(step.batches))
             self.handle(BatchesReplicated(headers))
             self.services.metrics.replicated_in_bytes.inc(len(step.batches))
@@ -506,6 +521,12 @@ class Partition:
         start = min(step.log_start_offset, self.replica.high_watermark)
         if start > self.replica.log_start_offset:
             await self._raise_log_start(start, self.replica.high_watermark)
+
+    def _fetch_ahead(self, step: AppendBatches) -> None:
+        """Let the next slice come while a thread writes this one."""
+        if step.more and step.next_offset and not self._copy_rate():
+            self._next_offset = Offset(step.next_offset)
+            self._host.fetch(self)
 
     async def _cut_log(self, offset: int) -> None:
         log.warning(
@@ -594,7 +615,7 @@ class Partition:
                         leader=leader.broker_id,
                         leader_epoch=leader_epoch,
                     )
-                    self._more = False
+                    self._more, self._next_offset = False, Offset(0)
                     self._host.follow(self, leader)
                 case Unfollow():
                     self._host.unfollow(self)

@@ -31,6 +31,7 @@ def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch
         last_crc=entry.last_crc,
         high_watermark=entry.high_watermark,
         partition_epoch=entry.partition_epoch,
+        read_offset=entry.read_offset,
     )
 
 
@@ -63,4 +64,5 @@ def read_answer(result: replication_pb2.PartitionReplicaFetchResult, batches: Re
         high_watermark=result.high_watermark,
         log_start_offset=result.log_start_offset,
         more=result.more,
+        next_offset=result.next_offset,
     )

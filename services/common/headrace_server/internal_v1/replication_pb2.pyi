@@ -35,7 +35,7 @@ class TopicReplicaFetch(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetch, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetch(_message.Message):
-    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "found_damage", "partition_epoch")
+    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "found_damage", "partition_epoch", "read_offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class PartitionReplicaFetch(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     FOUND_DAMAGE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    READ_OFFSET_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader_epoch: int
     token: int
@@ -56,7 +57,8 @@ class PartitionReplicaFetch(_message.Message):
     high_watermark: int
     found_damage: bool
     partition_epoch: int
-    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., found_damage: bool = ..., partition_epoch: _Optional[int] = ...) -> None: ...
+    read_offset: int
+    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., found_damage: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ...) -> None: ...
 
 class ReplicaFetchResponse(_message.Message):
     __slots__ = ("topics",)
@@ -73,7 +75,7 @@ class TopicReplicaFetchResult(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetchResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetchResult(_message.Message):
-    __slots__ = ("partition", "token", "leader_epoch", "batches", "high_watermark", "log_start_offset", "more", "diverged", "restart", "error")
+    __slots__ = ("partition", "token", "leader_epoch", "batches", "high_watermark", "log_start_offset", "more", "diverged", "restart", "error", "next_offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +86,7 @@ class PartitionReplicaFetchResult(_message.Message):
     DIVERGED_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     partition: int
     token: int
     leader_epoch: int
@@ -94,7 +97,8 @@ class PartitionReplicaFetchResult(_message.Message):
     diverged: Diverged
     restart: Restart
     error: _errors_pb2.ErrorDetail
-    def __init__(self, partition: _Optional[int] = ..., token: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches: _Optional[bytes] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., more: bool = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    next_offset: int
+    def __init__(self, partition: _Optional[int] = ..., token: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches: _Optional[bytes] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., more: bool = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ...) -> None: ...
 
 class Diverged(_message.Message):
     __slots__ = ("leader_epoch", "end_offset")

@@ -1,0 +1,277 @@
+"""A follower that is far behind: the next slice comes while a thread writes this one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from headrace.wire.batch import STAMP_BYTES, read_header, stamp
+from headrace.wire.envelopes import Envelope
+from headrace.wire.errors import CorruptBatchError, HeadraceError
+from headrace_broker.core.messages import StateSeen
+from headrace_broker.core.replica import Role
+from headrace_broker.core.replica_fetch import FetchAnswer, Restart
+from headrace_broker.runtime.leader_link import LeaderLink
+from headrace_broker.runtime.partition import Partition
+from headrace_broker.storage.errors import storage_full
+from headrace_server.internal_v1 import replication_pb2
+from headrace_server.metadata_view import ClusterView
+from headrace_server.partition_state import PartitionState, Replica
+from headrace_server.topic_configs import Durability
+
+from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, leading_partition
+
+LEADER = Replica(2, 7)
+ME = Replica(1, 5)
+LARGE = bytes(200_000)
+"""A batch of it is written in a thread."""
+
+
+def slices(count: int) -> list[bytes]:
+    """Batches of one record from offset 0, as the leader of epoch 1 has them."""
+    made: list[bytes] = []
+    previous_crc = 0
+    for offset in range(count):
+        data = batch(LARGE)
+        header = read_header(data)
+        made.append(
+            stamp(header, base_offset=offset, append_timestamp_ms=1, leader_epoch=1, previous_crc=previous_crc)
+            + data[STAMP_BYTES:]
+        )
+        previous_crc = header.crc
+    return made
+
+
+class Follower:
+    """A partition that follows broker 2 by a link without a connection; its large writes stop at a gate."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.link = LeaderLink(LEADER.broker_id, cast(ClusterView, None), lambda: None, lambda: None)
+        host = cast(Any, partition)._host
+        host.follow = lambda partition, _leader: self.link.add(partition)
+        host.fetch = self.link.fetch
+        self.writing, self.gate = asyncio.Event(), threading.Event()
+        self.failure: HeadraceError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._append = partition.open_log.append_replicated
+        partition.open_log.append_replicated = self._write  # type: ignore[method-assign]
+        partition.update_config(replace(partition.config, durability=Durability.ASYNC))
+        self.see(1)
+        assert partition.replica.role is Role.FOLLOWING
+
+    def see(self, leader_epoch: int, **fields: Any) -> None:
+        """The key names broker 2 as leader of an epoch."""
+        state = PartitionState((1, 2), LEADER, leader_epoch, (ME, LEADER), **fields)
+        self.partition.handle(StateSeen(state, 100 + leader_epoch))
+
+    def _write(self, data: Any) -> Any:
+        self._loop.call_soon_threadsafe(self.writing.set)
+        assert self.gate.wait(20)
+        if self.failure is not None:
+            raise self.failure
+        return self._append(data)
+
+    def fetch(self) -> replication_pb2.PartitionReplicaFetch | None:
+        """What the link would send now."""
+        topics = self.link._make_request().topics
+        return topics[0].partitions[0] if topics else None
+
+    @asynccontextmanager
+    async def write(self, answer: FetchAnswer) -> AsyncIterator[asyncio.Task[bool]]:
+        """Within: an answer is being written; after: it has been."""
+        self.writing.clear()
+        self.gate.clear()
+        taking = asyncio.create_task(self.partition.take_answer(answer))
+        try:
+            await asyncio.wait_for(self.writing.wait(), 20)
+            yield taking
+        finally:
+            self.gate.set()
+            await asyncio.wait([taking])
+
+
+@asynccontextmanager
+async def following(path: Path) -> AsyncIterator[Follower]:
+    async with leading_partition(path) as partition:
+        follower = Follower(partition)
+        try:
+            yield follower
+        finally:
+            follower.gate.set()
+
+
+def answer(
+    fetch: replication_pb2.PartitionReplicaFetch | None, batches: bytes, next_offset: int, **fields: Any
+) -> FetchAnswer:
+    assert fetch is not None
+    return FetchAnswer(
+        fetch.token, fetch.leader_epoch, batches=batches, more=next_offset > 0, next_offset=next_offset, **fields
+    )
+
+
+def test_the_next_slice_is_asked_for_while_one_is_written(tmp_path: Path) -> None:
+    """The fetch says where the log ends, which is what it acknowledges, and from where it wants more; one at a time."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            first, second, third = slices(3)
+            begun = follower.fetch()
+            async with follower.write(answer(begun, first, 1)):
+                ahead = follower.fetch()
+                assert ahead is not None
+                assert (ahead.offset, ahead.durable_offset, ahead.last_epoch, ahead.read_offset) == (0, 0, -1, 1)
+                follower.link.fetch(follower.partition)
+                assert follower.fetch() is None
+            follower.link.fetch(follower.partition)
+            assert follower.fetch() is None
+            async with follower.write(answer(ahead, second, 2)):
+                further = follower.fetch()
+                assert further is not None
+                assert (further.offset, further.last_epoch, further.read_offset) == (1, 1, 2)
+            assert await follower.partition.take_answer(answer(further, third, 0))
+            assert follower.partition.replica.log_end_offset == 3
+            follower.link.fetch(follower.partition)
+            last = follower.fetch()
+            assert last is not None
+            assert (last.offset, last.read_offset) == (3, 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failure", [storage_full("here"), CorruptBatchError("rotten")], ids=["full", "rotten"])
+def test_nothing_is_made_of_what_follows_a_slice_that_was_not_written(tmp_path: Path, failure: HeadraceError) -> None:
+    """H6: the fetch ahead is over, so that its answer neither counts as damage nor cuts the pause short."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            first, second = slices(2)
+            begun = follower.fetch()
+            follower.failure = failure
+            async with follower.write(answer(begun, first, 1)) as taking:
+                ahead = follower.fetch()
+            with pytest.raises(type(failure)):
+                await taking
+            assert not await follower.partition.take_answer(answer(ahead, second, 0))
+            assert follower.partition.replica.log_end_offset == 0
+            follower.link.fetch(follower.partition)
+            again = follower.fetch()
+            assert again is not None
+            assert (again.offset, again.read_offset) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_verdict_on_a_fetch_ahead_changes_nothing(tmp_path: Path) -> None:
+    """H6: it is about the log before the slice; the leader is asked again."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            (first,) = slices(1)
+            async with follower.write(answer(follower.fetch(), first, 1)):
+                ahead = follower.fetch()
+            assert await follower.partition.take_answer(answer(ahead, b"", 0, verdict=Restart(9, 0)))
+            assert follower.partition.replica.log_end_offset == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_one_leader_sent_is_no_place_to_read_on_at_another(tmp_path: Path) -> None:
+    """H4: a new epoch begins while a slice is written; its first fetch waits for that and is from the log end."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            (first,) = slices(1)
+            async with follower.write(answer(follower.fetch(), first, 1)):
+                follower.see(2)
+                assert follower.fetch() is None
+            fetch = follower.fetch()
+            assert fetch is not None
+            assert (fetch.leader_epoch, fetch.offset, fetch.read_offset) == (2, 1, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_throttled_copy_asks_for_nothing_ahead(tmp_path: Path) -> None:
+    """Its next slice is due when the last one is paid for."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            (first,) = slices(1)
+            follower.see(2, adding=(1,), copy_bytes_per_second=1_000_000)
+            async with follower.write(answer(follower.fetch(), first, 1)):
+                assert follower.fetch() is None
+
+    asyncio.run(scenario())
+
+
+class Stream:
+    """A stream to a leader whose messages a test puts in; `taken` counts those that the link has read."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Envelope] = asyncio.Queue()
+        self.taken = 0
+        self.sent: asyncio.Queue[replication_pb2.ReplicaFetchRequest] = asyncio.Queue()
+
+    def stream_stream(self, *_: Any, **__: Any) -> Any:
+        return lambda: self
+
+    async def read(self) -> Envelope:
+        envelope = await self.messages.get()
+        self.taken += 1
+        return envelope
+
+    async def write(self, request: replication_pb2.ReplicaFetchRequest) -> None:
+        self.sent.put_nowait(request)
+
+    def cancel(self) -> None:
+        pass
+
+    async def next_fetch(self) -> replication_pb2.PartitionReplicaFetch:
+        while True:
+            request = await asyncio.wait_for(self.sent.get(), 20)
+            if request.topics:
+                return request.topics[0].partitions[0]
+
+    def answer(self, fetch: replication_pb2.PartitionReplicaFetch, batches: bytes, next_offset: int) -> None:
+        response = replication_pb2.ReplicaFetchResponse()
+        result = response.topics.add(topic_id=TOPIC_ID).partitions.add(
+            token=fetch.token, leader_epoch=fetch.leader_epoch, more=next_offset > 0, next_offset=next_offset
+        )
+        assert result.partition == 0
+        self.messages.put_nowait(Envelope(response, [[batches]]))
+
+
+def test_one_message_is_read_while_one_is_written(tmp_path: Path) -> None:
+    """And no more than one: what is in memory is bounded."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            first, second = slices(2)
+            stream = Stream()
+            talking = asyncio.create_task(
+                follower.link._talk(cast(Any, stream), replication_pb2.FollowerIdentity(broker_id=1))
+            )
+            stream.answer(await stream.next_fetch(), first, 1)
+            ahead = await stream.next_fetch()
+            await asyncio.wait_for(follower.writing.wait(), 20)
+            assert ahead.read_offset == 1
+            stream.answer(ahead, second, 0)
+            for _ in range(3):
+                stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert (stream.taken, follower.partition.open_log.log_end_offset) == (2, 0)
+            follower.gate.set()
+            last = await stream.next_fetch()
+            assert (last.offset, last.read_offset) == (2, 0)
+            talking.cancel()
+            await asyncio.wait([talking])
+
+    asyncio.run(scenario())
