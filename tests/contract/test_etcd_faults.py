@@ -178,6 +178,33 @@ def test_a_silent_etcd_is_not_a_lost_lease(own_etcd):
     run(scenario)
 
 
+def test_renewals_end_in_time_and_go_on_when_etcd_does(own_etcd):
+    """While etcd is stopped a renewal ends at its deadline, which decides nothing; then the same client renews again,
+    also after a restart."""
+
+    async def scenario():
+        async with connected(own_etcd.endpoint, timeout_s=0.5) as store:
+            lease = await store.grant_lease(60_000)
+            assert await store.renew_lease(lease.lease_id) == lease.ttl_ms
+            own_etcd.pause()
+            found = await asyncio.gather(*(store.renew_lease(lease.lease_id) for _ in range(3)), return_exceptions=True)
+            assert [type(error) for error in found] == [MetastoreUnavailableError] * 3
+            own_etcd.resume()
+            assert await renewed_at_last(store, lease) == lease.ttl_ms
+            await asyncio.to_thread(own_etcd.stop)
+            await asyncio.to_thread(own_etcd.start)
+            assert await renewed_at_last(store, lease) == lease.ttl_ms
+
+    run(scenario)
+
+
+async def renewed_at_last(store, lease):
+    """Renew until etcd answers."""
+    while True:
+        with contextlib.suppress(MetastoreUnavailableError):
+            return await store.renew_lease(lease.lease_id)
+
+
 @pytest.mark.parametrize("endpoints", [[], ["localhost"], ["http://localhost:2379"], ["localhost:0"], [":2379"]])
 def test_bad_endpoints_are_named(endpoints):
     """An endpoint that is not host:port is refused before anything is connected."""

@@ -298,6 +298,20 @@ def test_a_lease_is_renewed_revoked_and_replaced(world):
     world.run(scenario)
 
 
+def test_renewals_at_once_are_answered_each(world):
+    """Of leases that are renewed at the same time each renewal says what is so of its own."""
+
+    async def scenario(store):
+        leases = [await store.grant_lease(1_000 * seconds) for seconds in range(20, 40)]
+        ended = leases[3::5]
+        for lease in ended:
+            await store.revoke_lease(lease.lease_id)
+        found = await asyncio.gather(*(store.renew_lease(lease.lease_id) for lease in leases))
+        assert found == [0 if lease in ended else lease.ttl_ms for lease in leases]
+
+    world.run(scenario)
+
+
 def test_a_put_on_an_ended_lease_is_refused(world):
     """A transaction that names a lease which has ended does nothing, and says which error it is."""
 

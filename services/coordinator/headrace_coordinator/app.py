@@ -8,6 +8,7 @@ once), the rest.
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import uuid
 from importlib.metadata import version as installed_version
@@ -286,6 +287,10 @@ class _Coordinator:
 
         Liveness needs no more: where the event loop stands still nobody answers the question.
         """
+        # What the start has left behind stays: the collector need not look at it again, which stopped every call for 20
+        # to 50 ms each time.
+        gc.collect()
+        gc.freeze()
         for name in ("startup", "liveness", "readiness"):
             await self._server.set_health(name, True)
         log.info("coordinator_serves", address=address, revision=view.source.revision)

@@ -42,6 +42,7 @@ from headrace_server.metastore.etcd_messages import (
     operation_message,
     prefix_end,
 )
+from headrace_server.metastore.keep_alive import KeepAliveStream, NoKeepAliveError
 
 _PAGE_KEYS = 1_000
 _CHANNEL_OPTIONS = (
@@ -68,6 +69,7 @@ class _Endpoint:
     watch: Any
     lease: Any
     maintenance: Any
+    keep_alive: KeepAliveStream
 
 
 class EtcdMetastore:
@@ -150,18 +152,7 @@ class EtcdMetastore:
 
     async def renew_lease(self, lease_id: int) -> int:
         """See `Metastore.renew_lease`. Renewing twice does no harm, so it may go to several endpoints."""
-        request = stubs.rpc_pb2.LeaseKeepAliveRequest(ID=lease_id)
-
-        async def once(endpoint: _Endpoint, timeout: float) -> Any:
-            call = endpoint.lease.LeaseKeepAlive(iter([request]), timeout=timeout)
-            try:
-                async for answer in call:
-                    return answer
-            finally:
-                call.cancel()
-            raise MetastoreUnavailableError("etcd closed the keep-alive without an answer", outcome=Outcome.UNKNOWN)
-
-        answer = await self._read("renew_lease", once)
+        answer = await self._read("renew_lease", lambda endpoint, timeout: endpoint.keep_alive.renew(lease_id, timeout))
         return max(0, int(answer.TTL)) * 1_000
 
     async def watch(
@@ -221,6 +212,7 @@ class EtcdMetastore:
     async def close(self) -> None:
         """See `Metastore.close`."""
         for endpoint in self._endpoints:
+            await endpoint.keep_alive.close()
             await endpoint.channel.close()
 
     async def _read(self, what: str, send: Callable[[_Endpoint, float], Awaitable[Any]]) -> Any:
@@ -236,6 +228,9 @@ class EtcdMetastore:
             except grpc.aio.AioRpcError as error:
                 _raise_definite(what, error, read=True)
                 failures.append(f"{endpoint.address}: {_reason(error)}")
+                self._leave(endpoint)
+            except NoKeepAliveError as error:
+                failures.append(f"{endpoint.address}: {error}")
                 self._leave(endpoint)
             else:
                 self._check_cluster(answer.header)
@@ -334,13 +329,15 @@ def check_endpoints(endpoints: Sequence[str]) -> None:
 
 def _connect(address: str) -> _Endpoint:
     channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    lease = stubs.LeaseStub(channel)
     return _Endpoint(
         address,
         channel,
         stubs.KVStub(channel),
         stubs.WatchStub(channel),
-        stubs.LeaseStub(channel),
+        lease,
         stubs.MaintenanceStub(channel),
+        KeepAliveStream(lease),
     )
 
 

@@ -186,7 +186,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 
     async def _wait_for_news(self, request: groups_pb2.HeartbeatRequest, wait_until: float) -> None:
         """Return when the member's assignment is another than it knows, or it is no member any more, or in time."""
-        if not request.known_revision:
+        if not request.known_revision or not request.max_wait_ms:
             return
         changed = asyncio.Event()
         end = self._groups.watch(request.group_id, changed)

@@ -1,0 +1,94 @@
+"""Many leases renewed over one stream to one endpoint of etcd: a call of its own for each renewal costs three times as
+much processor time, and a coordinator renews a lease with every heartbeat of a group's member.
+
+etcd takes the requests of a stream one by one and answers each, in their order; whatever ends the stream ends all
+renewals that wait on it. Used by `etcd.EtcdMetastore`; belongs to its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from headrace_server.metastore import etcd3_stubs as stubs
+
+
+class NoKeepAliveError(Exception):
+    """The stream ended, or stood still, before the answer came; what became of the renewal is not known."""
+
+
+class KeepAliveStream:
+    """One stream at a time, opened by the first renewal after it has ended.
+
+    Args:
+        stub: etcd's lease service at one endpoint.
+    """
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self._requests: asyncio.Queue[Any] = asyncio.Queue()
+        self._waiting: deque[tuple[int, asyncio.Future[Any]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def renew(self, lease_id: int, timeout_s: float) -> Any:
+        """Renew once, and give etcd's answer.
+
+        Raises:
+            NoKeepAliveError: no answer within `timeout_s`; the stream is given up, with all that waits on it.
+        """
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="keep-alive")
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((lease_id, future))
+        self._requests.put_nowait(stubs.rpc_pb2.LeaseKeepAliveRequest(ID=lease_id))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            self._give_up("no answer in time")
+            raise NoKeepAliveError("no answer in time") from None
+
+    async def close(self) -> None:
+        """End the stream; renewals under way fail."""
+        task = self._task
+        self._give_up("the connection was closed")
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _give_up(self, reason: str) -> None:
+        """Let go of the stream: what comes next opens another one."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        waiting, self._waiting, self._requests = self._waiting, deque(), asyncio.Queue()
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(NoKeepAliveError(reason))
+
+    async def _run(self) -> None:
+        """Hand each answer to whoever has waited longest."""
+        waiting = self._waiting
+        call = self._stub.LeaseKeepAlive(_all(self._requests))
+        reason = "etcd closed the stream"
+        try:
+            async for answer in call:
+                lease_id, future = waiting.popleft()
+                assert lease_id == answer.ID, (answer.ID, lease_id)
+                if not future.done():
+                    future.set_result(answer)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name} {error.details() or ''}".strip()
+        finally:
+            call.cancel()
+            if self._waiting is waiting:
+                self._task = None
+                self._give_up(reason)
+
+
+async def _all(requests: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    while True:
+        yield await requests.get()

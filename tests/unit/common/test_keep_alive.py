@@ -1,0 +1,136 @@
+"""One stream renews many leases: each caller gets its own answer, a stream that ends or stands still is replaced."""
+
+import asyncio
+
+import pytest
+from headrace_server.metastore import etcd3_stubs as stubs
+from headrace_server.metastore.keep_alive import KeepAliveStream, NoKeepAliveError
+
+
+class LeaseService:
+    """etcd's lease service with a hand on what it answers; `streams` are the calls that were made."""
+
+    def __init__(self):
+        self.streams = []
+
+    def LeaseKeepAlive(self, requests):
+        self.streams.append(stream := Stream(requests))
+        return stream
+
+
+class Stream:
+    def __init__(self, requests):
+        self.requests = requests
+        self.answers = asyncio.Queue()
+        self.is_cancelled = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        answer = await self.answers.get()
+        if answer is None:
+            raise StopAsyncIteration
+        return answer
+
+    def cancel(self):
+        self.is_cancelled = True
+
+    async def take(self):
+        """The lease of the next request."""
+        return (await anext(self.requests)).ID
+
+    def answer(self, lease_id):
+        self.answers.put_nowait(stubs.rpc_pb2.LeaseKeepAliveResponse(ID=lease_id, TTL=lease_id))
+
+
+@pytest.fixture
+def service():
+    return LeaseService()
+
+
+def run(scenario):
+    async def bounded():
+        async with asyncio.timeout(10):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def renewals(keep_alive, *lease_ids, timeout_s=10.0):
+    """Renewals under way, sent in this order."""
+    tasks = [asyncio.create_task(keep_alive.renew(lease_id, timeout_s)) for lease_id in lease_ids]
+    await asyncio.sleep(0)
+    return tasks
+
+
+def test_all_renewals_share_a_stream(service):
+    async def scenario():
+        keep_alive = KeepAliveStream(service)
+        tasks = await renewals(keep_alive, 1, 2, 3)
+        await asyncio.sleep(0)
+        (stream,) = service.streams
+        for _ in tasks:
+            stream.answer(await stream.take())
+        assert [(await task).TTL for task in tasks] == [1, 2, 3]
+        (again,) = await renewals(keep_alive, 4)
+        stream.answer(await stream.take())
+        assert (await again).TTL == 4
+        await keep_alive.close()
+        assert len(service.streams) == 1
+        assert stream.is_cancelled
+
+    run(scenario)
+
+
+def test_a_caller_that_gives_up_shifts_nobody_elses_answer(service):
+    async def scenario():
+        keep_alive = KeepAliveStream(service)
+        first, second = await renewals(keep_alive, 1, 2)
+        await asyncio.sleep(0)
+        first.cancel()
+        (stream,) = service.streams
+        for _ in range(2):
+            stream.answer(await stream.take())
+        assert (await second).TTL == 2
+        await keep_alive.close()
+
+    run(scenario)
+
+
+def test_the_end_of_a_stream_is_no_answer_and_the_next_renewal_opens_another(service):
+    async def scenario():
+        keep_alive = KeepAliveStream(service)
+        tasks = await renewals(keep_alive, 1, 2)
+        await asyncio.sleep(0)
+        service.streams[0].answers.put_nowait(None)
+        for task in tasks:
+            with pytest.raises(NoKeepAliveError):
+                await task
+        (again,) = await renewals(keep_alive, 3)
+        await asyncio.sleep(0)
+        stream = service.streams[1]
+        stream.answer(await stream.take())
+        assert (await again).TTL == 3
+        await keep_alive.close()
+
+    run(scenario)
+
+
+def test_a_stream_that_stands_still_is_given_up_with_all_that_waits_on_it(service):
+    async def scenario():
+        keep_alive = KeepAliveStream(service)
+        (patient,) = await renewals(keep_alive, 1)
+        (hasty,) = await renewals(keep_alive, 2, timeout_s=0.01)
+        for task in (hasty, patient):
+            with pytest.raises(NoKeepAliveError):
+                await task
+        (again,) = await renewals(keep_alive, 3)
+        await asyncio.sleep(0)
+        assert service.streams[0].is_cancelled
+        stream = service.streams[1]
+        stream.answer(await stream.take())
+        assert (await again).TTL == 3
+        await keep_alive.close()
+
+    run(scenario)
