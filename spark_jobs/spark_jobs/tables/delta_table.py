@@ -1,0 +1,177 @@
+"""A Delta table, by the `deltalake` package: the log's own transaction identifiers keep the positions. No Spark.
+
+Spark writes the Parquet files, and this commits them: one entry of Delta's log adds the files and sets one transaction
+identifier for each partition of the source, `headrace/<source id>/<partition>` -> the first offset that is not in the
+table. Readers of Delta see both or neither; two jobs that set the same identifiers conflict, and one is refused.
+
+The files are renamed to their places before the log speaks of them, so that a job that is killed leaves files that no
+reader of Delta sees. The next job removes them by the id of the attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow
+from pyarrow import parquet
+
+from spark_jobs.tables.attempts import Attempt, DataFile, left_behind
+from spark_jobs.tables.errors import ConcurrentCommitError, TableError
+from spark_jobs.tables.state import Source, TableState
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable as DeltaLog
+
+DESCRIPTION = "headrace: "
+
+
+class DeltaTable:
+    """One table. Writes belong to the job that holds its lock; reads to anyone."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            import deltalake
+        except ImportError:
+            raise TableError("Delta needs the package deltalake: pip install 'headrace-spark-jobs[delta]'") from None
+        self._deltalake = deltalake
+
+    def state(self) -> TableState:
+        """Give what is committed."""
+        log = self._log()
+        if log is None:
+            if next(self.root.glob("*=*"), None) or next(self.root.glob("*.parquet"), None):
+                raise TableError(f"{self.root} holds files and no Delta log; give another directory")
+            return TableState()
+        actions = pyarrow.table(log.get_add_actions(flatten=True))
+        rows = actions.column("num_records").to_pylist() if actions.num_rows else []
+        source = _source_of(log)
+        return TableState(
+            version=log.version() + 1,
+            source=source,
+            positions=self._positions(log, source),
+            rows=sum(count or 0 for count in rows),
+            bytes=sum(actions.column("size_bytes").to_pylist()) if actions.num_rows else 0,
+            files=actions.num_rows,
+        )
+
+    def recover(self) -> None:
+        """Remove what killed jobs have written and not committed."""
+        attempts = left_behind(self.root)
+        if not attempts:
+            return
+        committed = set(self.data_files())
+        for attempt in attempts:
+            for path in self.root.rglob(f"{attempt.id}-*.parquet"):
+                if path not in committed:
+                    path.unlink()
+            attempt.remove()
+
+    def commit(
+        self, attempt: Attempt, source: Source, positions: Mapping[str, int], partition_by: Sequence[str]
+    ) -> TableState:
+        """Commit an attempt's files and positions together.
+
+        Raises:
+            ConcurrentCommitError: another job has committed meanwhile; nothing of this attempt is in the table.
+        """
+        from deltalake.exceptions import CommitFailedError, TableNotFoundError
+
+        before = self.state()
+        before.check_source(source)
+        files = attempt.files()
+        if not files and not before.version:
+            raise TableError("the first commit of a Delta table needs a row, for its columns; there is none yet")
+        schema = self._schema(attempt, files, partition_by)
+        attempt.publish(files)
+        properties = self._deltalake.CommitProperties(
+            app_transactions=[
+                self._deltalake.Transaction(_application(source, key), position, int(time.time() * 1000))
+                for key, position in sorted({**before.positions, **positions}.items())
+            ]
+        )
+        adds = [_add_action(self.root, file) for file in files]
+        try:
+            log = self._log()
+            if log is None:
+                from deltalake.transaction import create_table_with_add_actions
+
+                create_table_with_add_actions(
+                    str(self.root),
+                    schema,
+                    adds,
+                    mode="error",
+                    partition_by=list(partition_by),
+                    name=source.name,
+                    description=DESCRIPTION + json.dumps([source.kind, source.name, source.id]),
+                    commit_properties=properties,
+                )
+            else:
+                log.create_write_transaction(
+                    adds, mode="append", schema=schema, partition_by=list(partition_by), commit_properties=properties
+                )
+        except (CommitFailedError, TableNotFoundError) as error:
+            self.recover()
+            raise ConcurrentCommitError(f"the commit to {self.root} was refused: {error}; run the job again") from error
+        attempt.remove()
+        return self.state()
+
+    def data_files(self) -> list[Path]:
+        """Give the committed files."""
+        log = self._log()
+        if log is None:
+            return []
+        paths = pyarrow.table(log.get_add_actions(flatten=True)).column("path").to_pylist()
+        return [self.root / unquote(path) for path in paths]
+
+    def _log(self) -> DeltaLog | None:
+        if not self._deltalake.DeltaTable.is_deltatable(str(self.root)):
+            return None
+        return self._deltalake.DeltaTable(str(self.root))
+
+    def _positions(self, log: DeltaLog, source: Source | None) -> dict[str, int]:
+        """Give the positions, asking for one partition after the other: they are numbered from 0 without gaps."""
+        positions: dict[str, int] = {}
+        while source is not None:
+            key = str(len(positions))
+            found = log.transaction_version(_application(source, key))
+            if found is None:
+                break
+            positions[key] = found
+        return positions
+
+    def _schema(self, attempt: Attempt, files: Sequence[DataFile], partition_by: Sequence[str]) -> Any:
+        """Give the columns of the table: those of a file, and the partitions', which are strings."""
+        log = self._log()
+        if log is not None:
+            return log.schema()
+        columns = parquet.read_schema(attempt.data / files[0].staged).remove_metadata()
+        for name in partition_by:
+            columns = columns.append(pyarrow.field(name, pyarrow.string()))
+        return self._deltalake.Schema.from_arrow(columns)
+
+
+def _application(source: Source, key: str) -> str:
+    return f"headrace/{source.id or source.name}/{key}"
+
+
+def _source_of(log: DeltaLog) -> Source | None:
+    description = log.metadata().description or ""
+    if not description.startswith(DESCRIPTION):
+        raise TableError("the Delta table was not made by a load job; give another directory")
+    return Source(*json.loads(description.removeprefix(DESCRIPTION)))
+
+
+def _add_action(root: Path, file: DataFile) -> Any:
+    from deltalake.transaction import AddAction
+
+    parts = [part.partition("=") for part in Path(file.path).parent.parts]
+    values = {name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value) for name, _, value in parts}
+    modified_ms = int((root / file.path).stat().st_mtime * 1000)
+    stats = json.dumps({"numRecords": file.rows})
+    return AddAction(file.path, file.bytes, values, modified_ms, True, stats)
