@@ -5,7 +5,7 @@ One connection, opened when first used; for one thread.
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.client.admin import Admin
@@ -78,6 +78,14 @@ class ClusterView:
         except UnknownTopicError:  # One of them was deleted.
             self._names_until = 0.0
             return self._topics()
+
+    def topic_ids_of(self, names: Sequence[str]) -> dict[str, str]:
+        """Give the ids of those of some topics that are there, in hexadecimal."""
+        try:
+            topics = self.admin.describe_topics(names) if names else []
+        except UnknownTopicError:
+            topics = self.admin.describe_topics()
+        return {topic.name: topic.topic_id.hex() for topic in topics if topic.name in names}
 
     def at_times(self, edge: Edge, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Look up the times that an edge names."""

@@ -1,6 +1,11 @@
 """The one error of the data source that a program would treat differently from others."""
 
+import logging
+from collections.abc import Sequence
+
 from headrace.wire.errors import HeadraceError, Outcome
+
+log = logging.getLogger("headrace.spark")
 
 
 class DataLossError(HeadraceError):
@@ -15,3 +20,15 @@ class DataLossError(HeadraceError):
             outcome=Outcome.NOT_APPLIED,
             action="Keep records longer (retention_ms), or set failOnDataLoss=false to go on without them.",
         )
+
+
+def judge_losses(losses: Sequence[object], fail_on_data_loss: bool) -> None:
+    """Raise what is lost, or log it, as the option says; each entry says where and how much.
+
+    Raises:
+        DataLossError: something is lost, and that is to end the query.
+    """
+    if losses and fail_on_data_loss:
+        raise DataLossError("; ".join(map(str, losses)))
+    for loss in losses:
+        log.warning("skipped, as failOnDataLoss is false: %s", loss)

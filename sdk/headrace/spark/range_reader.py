@@ -5,7 +5,6 @@ The SDK's `Reader` does it all: batches are checked and decoded, leaders are fol
 is said what is missing.
 """
 
-import logging
 import time
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 from headrace.client.errors import LogTruncationError
 from headrace.client.reader import Reader
 from headrace.client.records import Segment
-from headrace.spark.ranges import Loss, OffsetRange, raise_loss
+from headrace.spark.errors import judge_losses
+from headrace.spark.ranges import Loss, OffsetRange
 from headrace.wire.errors import OffsetOutOfRangeError
-
-log = logging.getLogger("headrace.spark")
 
 READ_TIMEOUT_S = 120.0
 """So long a task waits for the next record, which is known to be there, before it fails and Spark tries it again."""
@@ -24,7 +22,9 @@ LOOK_AGAIN_S = 0.1
 END_TIMEOUT_S = 30.0
 
 
-def read_range(settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool) -> Generator[Segment]:
+def read_range(
+    settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool
+) -> Generator[Segment, None, None]:
     """Give the records of a range in order, as the batches that they came in.
 
     Raises:
@@ -37,11 +37,9 @@ def read_range(settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_l
         with _open(settings, OffsetRange(part.where, position, part.end)) as reader:
             first = reader.start_offsets()[part.where]
             if first > position:
-                loss = Loss(part.where, position, first, min(first, part.end) - position)
-                if fail_on_data_loss:
-                    raise_loss([loss])
-                log.warning("skipped, as failOnDataLoss is false: %s", loss)
-                position = min(first, part.end)
+                behind = min(first, part.end)
+                judge_losses([Loss(part.where, position, first, behind - position)], fail_on_data_loss)
+                position = behind
             try:
                 for batch in reader.batches(READ_TIMEOUT_S):
                     for segment in batch.segments:

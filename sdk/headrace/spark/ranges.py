@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.client.errors import ConfigError
-from headrace.spark.errors import DataLossError
 from headrace.wire.ids import TopicPartition
 
 
@@ -67,12 +66,6 @@ def within_log(
             part = OffsetRange(part.where, first, max(first, part.end))
         kept.append(part)
     return kept, losses
-
-
-def raise_loss(losses: Sequence[Loss]) -> None:
-    """Raise what is lost, unless nothing is."""
-    if losses:
-        raise DataLossError("; ".join(map(str, losses)))
 
 
 def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) -> list[OffsetRange]:

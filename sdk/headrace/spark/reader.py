@@ -4,7 +4,6 @@
 options and nothing that is open.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,16 +13,15 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from headrace.spark.cluster_view import ClusterView
+from headrace.spark.errors import judge_losses
 from headrace.spark.filters import Pushed
 from headrace.spark.options import BATCH, ReadOptions, read_options
-from headrace.spark.ranges import OffsetRange, check_order, raise_loss, split, within_log
+from headrace.spark.ranges import OffsetRange, check_order, split, within_log
 from headrace.spark.schema import check_read_schema
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
-
-log = logging.getLogger("headrace.spark")
 
 
 @dataclass(slots=True)
@@ -94,10 +92,7 @@ class HeadraceReader(DataSourceReader):
         pushed = self._pushed
         left = [pushed.cut(part) for part in wanted if pushed.wants(part.where)]
         kept, losses = within_log(left, earliest)
-        if options.fail_on_data_loss:
-            raise_loss(losses)
-        for loss in losses:
-            log.warning("skipped, as failOnDataLoss is false: %s", loss)
+        judge_losses(losses, options.fail_on_data_loss)
         if pushed.not_before_ms < 0:
             return kept
         at_time = cluster.offsets([part.where for part in kept], pushed.not_before_ms)

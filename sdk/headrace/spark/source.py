@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
     from headrace.spark.reader import HeadraceReader
+    from headrace.spark.stream_reader import HeadraceStreamReader
 
 
 class HeadraceDataSource(DataSource):
@@ -33,3 +34,9 @@ class HeadraceDataSource(DataSource):
         from headrace.spark.reader import HeadraceReader
 
         return HeadraceReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> "HeadraceStreamReader":
+        """Make a reader of topics as they grow."""
+        from headrace.spark.stream_reader import HeadraceStreamReader
+
+        return HeadraceStreamReader(self.options, schema)

@@ -1,0 +1,209 @@
+"""The stream reader: micro-batches between offsets that Spark's checkpoint keeps, so that each record counts once.
+
+All but `read` runs in one process beside the driver, one call at a time, for as long as the query runs. What Spark
+writes down is the end of a micro-batch before it runs; after a restart the same end comes back, and everything a
+micro-batch reads follows from the two offsets around it.
+
+Spark asks for the latest offset dozens of times a second while there is nothing new: an answer that brought nothing is
+waited with, so that the cluster is asked `IDLE_ASKS_A_SECOND` at most.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from headrace.client.errors import ConfigError
+from headrace.spark.cluster_view import ClusterView
+from headrace.spark.edges import EARLIEST, LATEST
+from headrace.spark.errors import judge_losses
+from headrace.spark.lag_reports import LagReports
+from headrace.spark.options import STREAM, read_options
+from headrace.spark.ranges import OffsetRange, limited, split, within_log
+from headrace.spark.reader import RangePartition, read_partition
+from headrace.spark.schema import check_read_schema
+from headrace.spark.stream_offsets import (
+    OffsetJson,
+    StreamOffsets,
+    initial_offset,
+    known_starts,
+    parse_offsets,
+    ranges_between,
+)
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+log = logging.getLogger("headrace.spark")
+
+IDLE_ASKS_A_SECOND = 20
+
+
+class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics as they grow. See the module for which process calls what."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        """Check everything that can be checked without asking the cluster.
+
+        Raises:
+            ConfigError: an option or the schema does not fit.
+        """
+        check_read_schema(schema)
+        self._schema = schema
+        self._options = read_options(given, STREAM)
+        self._view: ClusterView | None = None
+        self._reports: LagReports | None = None
+        self._target: StreamOffsets | None = None
+        """Where `availableNow` ends."""
+        self._latest: StreamOffsets | None = None
+        self._ask_at = 0.0
+        """Not before then is the cluster asked again."""
+
+    def initialOffset(self) -> OffsetJson:
+        """Give what stands for the start; it is found when the first micro-batch is."""
+        return initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Give `maxOffsetsPerTrigger`."""
+        most = self._options.max_offsets_per_trigger
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix where the query is to end: what is there now."""
+        self._target = self._look()
+
+    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
+        """Give where the next micro-batch ends; `start` itself while there is nothing to read.
+
+        Raises:
+            ConfigError: a topic is not there, offsets do not fit the log, or nobody answers.
+            DataLossError: what is to be read next is gone.
+        """
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
+        before = parse_offsets(start)
+        time.sleep(max(0.0, self._ask_at - time.monotonic()))
+        latest = self._target or self._look()
+        if before is None:
+            return self._first(latest, most).to_json()
+        after = self._next(before, latest, most)
+        if after.to_json() == StreamOffsets(before.ends, before.topic_ids).to_json():
+            self._ask_at = time.monotonic() + 1 / IDLE_ASKS_A_SECOND
+            self._lag_reports().idle()
+            return start
+        self._ask_at = 0.0
+        return after.to_json()
+
+    def reportLatestOffset(self) -> OffsetJson | None:
+        """Give how far the topics were when they were last looked at, for the query's progress."""
+        return None if self._latest is None else self._latest.to_json()
+
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
+        """Divide a micro-batch over tasks.
+
+        Raises:
+            DataLossError: some of its records are gone.
+        """
+        after = parse_offsets(end)
+        assert after is not None, "a micro-batch ends where something was found"
+        options = self._options
+        ranges = self._still_there(ranges_between(parse_offsets(start), after), after.topic_ids)
+        return [
+            RangePartition(part) for part in split(ranges, options.min_partitions, options.max_records_per_partition)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        """Read one task's range. Runs in an executor."""
+        return read_partition(self._options, self._schema, partition)
+
+    def commit(self, end: OffsetJson) -> None:
+        """Take note that everything below `end` is done with: positions are published, nothing depends on them."""
+        done = parse_offsets(end)
+        if done is not None:
+            self._lag_reports().done(done.ends)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._view is not None:
+            self._view.close()
+
+    def _cluster(self) -> ClusterView:
+        if self._view is None:
+            self._view = ClusterView(self._options.settings, self._options.subscription)
+        return self._view
+
+    def _lag_reports(self) -> LagReports:
+        if self._reports is None:
+            self._reports = LagReports(self._cluster().admin, self._options.commit_group)
+        return self._reports
+
+    def _look(self) -> StreamOffsets:
+        """Ask what there is now."""
+        cluster = self._cluster()
+        partitions = cluster.partitions()
+        self._latest = StreamOffsets(cluster.offsets(partitions, LATEST), cluster.topic_ids)
+        return self._latest
+
+    def _first(self, latest: StreamOffsets, most: int) -> StreamOffsets:
+        """Give the end of the first micro-batch, with its start, even where there is nothing between the two."""
+        cluster, edge = self._cluster(), self._options.start
+        partitions = sorted(latest.ends)
+        earliest = cluster.offsets(partitions, EARLIEST)
+        starts = cluster.edge_offsets(edge, partitions, earliest, latest.ends)
+        ends = dict(latest.ends)
+        for where, start in starts.items():
+            if start > ends[where] and edge.offsets is not None:
+                raise ConfigError(f"{edge.option}: {start} for {where} is past its end, {ends[where]}")
+            ends[where] = max(ends[where], start)  # What was found by time may have been written since.
+        _, losses = within_log([OffsetRange(where, starts[where], ends[where]) for where in partitions], earliest)
+        judge_losses(losses, self._options.fail_on_data_loss)
+        return StreamOffsets(limited(starts, ends, most) if most else ends, latest.topic_ids, starts)
+
+    def _next(self, before: StreamOffsets, latest: StreamOffsets, most: int) -> StreamOffsets:
+        """Give the end of any other micro-batch. What was never heard of is read from its offset 0 on."""
+        self._look_for_gone(before, latest)
+        starts = known_starts(before, latest.topic_ids)
+        # A leader that was elected just now may not know yet how far records are visible: never go back.
+        ends = {where: max(end, starts.get(where, 0)) for where, end in latest.ends.items()}
+        if most:
+            if not self._options.fail_on_data_loss:  # Records that are gone do not count.
+                for where, first in self._cluster().offsets(sorted(ends), EARLIEST).items():
+                    starts[where] = max(starts.get(where, 0), min(first, ends[where]))
+            ends = limited(starts, ends, most)
+        return StreamOffsets(ends, latest.topic_ids)
+
+    def _look_for_gone(self, before: StreamOffsets, latest: StreamOffsets) -> None:
+        """See whether a topic was deleted, and what was left to read of it with it."""
+        gone = sorted(name for name, known in before.topic_ids.items() if latest.topic_ids.get(name, known) != known)
+        if self._options.subscription.pattern:
+            gone += sorted(set(before.topic_ids) - set(latest.topic_ids))
+        judge_losses([_deleted(name, before.ends) for name in gone], self._options.fail_on_data_loss)
+
+    def _still_there(self, ranges: list[OffsetRange], topic_ids: Mapping[str, str]) -> list[OffsetRange]:
+        """Give what the log still has of some ranges."""
+        cluster = self._cluster()
+        wanted = [part for part in ranges if len(part)]
+        now = cluster.topic_ids_of(sorted({part.where.topic for part in wanted}))
+        there = [part for part in wanted if topic_ids.get(part.where.topic) == now.get(part.where.topic, "")]
+        kept, losses = within_log(there, cluster.offsets([part.where for part in there], EARLIEST))
+        gone = [
+            f"{part.where} was deleted with the records from offset {part.start} to {part.end}"
+            for part in wanted
+            if part not in there
+        ]
+        judge_losses([*losses, *gone], self._options.fail_on_data_loss)
+        return kept
+
+
+def _deleted(topic: str, ends: Mapping[TopicPartition, int]) -> str:
+    places = ", ".join(f"{where.partition}: {end}" for where, end in sorted(ends.items()) if where.topic == topic)
+    return f"topic {topic} was deleted; it had been read up to the offsets {places} of its partitions"
