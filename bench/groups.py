@@ -1,23 +1,28 @@
 """`python -m bench.groups`: what a large consumer group asks of two coordinators and one etcd.
 
 Members by bare calls in one process: all join at once, then they stay, then each commits all its partitions once a
-second, then members die or leave, then one instance after the other is started anew. Prints JSON.
+second, then one more joins and leaves again every second, then members die or leave, then one instance after the other
+is started anew. Prints JSON. Beside heartbeats stand calls to the same coordinator that do nothing, and how long it
+waited for a core: what a busy machine adds to both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import grpc
 import headrace
 import typer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headrace.v1 import groups_pb2, groups_pb2_grpc
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.metastore.etcd import EtcdMetastore
@@ -41,9 +46,14 @@ class Member:
         self._session_timeout_ms = session_timeout_ms
         self.instance_id = instance_id
         self._member_id = secrets.token_bytes(16)
-        self._epoch = self._revision = self._number = 0
+        self._epoch = self._revision = self._number = self._said_epoch = 0
         self.owned: dict[Partition, None] = {}
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether its next heartbeat is the first that says what it owns since that has changed."""
+        return self._said_epoch != self._epoch
 
     async def heartbeat(self, max_wait_ms: int) -> float:
         """Send one, do what the answer says; the seconds that the call took."""
@@ -61,6 +71,7 @@ class Member:
         if self._epoch:
             request.owned.topics.extend(groups_pb2.GroupTopicPartitions(**topic) for topic in self._by_topic())
             request.owned.SetInParent()
+        self._said_epoch = self._epoch
         started = time.monotonic()
         answer = await self._stub.Heartbeat(request, timeout=CALL_SECONDS)
         took = time.monotonic() - started
@@ -133,6 +144,85 @@ def figures(seconds: list[float]) -> dict[str, float]:
     }
 
 
+@dataclass(slots=True)
+class Heartbeats:
+    """Heartbeats of one time, by what they say, and what was measured beside them. Seconds."""
+
+    same: list[float] = field(default_factory=list)
+    """Of members that own what they did."""
+    news: list[float] = field(default_factory=list)
+    """Of members that were asked to give something up, or were given something: these wait for a round."""
+    bare: list[float] = field(default_factory=list)
+    """Calls of the health service."""
+
+    def shown(self, pid: int, used: Usage, seconds: int) -> dict[str, Any]:
+        """As the result has it; `used`: the usage of the coordinator's process before."""
+        now = usage(pid)
+        return {
+            **figures(self.same),
+            **({"that_wait_for_a_round": {"count": len(self.news), **figures(self.news)}} if self.news else {}),
+            "a_call_that_does_nothing": figures(self.bare),
+            "coordinator_processor_ms_a_second": round(1_000 * (now.processor_s - used.processor_s) / seconds),
+            "coordinator_waited_for_a_core_ms_a_second": round(1_000 * (now.waited_s - used.waited_s) / seconds),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process has had of the machine."""
+
+    processor_s: float
+    waited_s: float
+    """How long its threads were ready to run and did not."""
+
+
+def usage(pid: int) -> Usage:
+    """Of a process so far."""
+    waited_ns = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(FileNotFoundError), open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as schedstat:
+            waited_ns += int(schedstat.read().split()[1])
+    return Usage(processor_seconds(pid), waited_ns / 1e9)
+
+
+async def heartbeats(
+    address: str, pid: int, group: list[Member], seconds: int, beside: Callable[[], Awaitable[object]] | None = None
+) -> dict[str, Any]:
+    """Let each member send one a second more than it does anyway, `beside` something else that is done meanwhile."""
+    found, used = Heartbeats(), usage(pid)
+
+    async def one(member: Member) -> float:
+        to = found.news if member.has_news else found.same
+        to.append(took := await member.heartbeat(0))
+        return took
+
+    async def bare_calls() -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while True:
+                started = time.monotonic()
+                await stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_SECONDS)
+                found.bare.append(time.monotonic() - started)
+                await asyncio.sleep(0.02)
+
+    calls = asyncio.create_task(bare_calls())
+    await asyncio.gather(spread(one, group, seconds), *([beside()] if beside else []))
+    calls.cancel()
+    with suppress(asyncio.CancelledError):
+        await calls
+    return found.shown(pid, used, seconds)
+
+
+async def come_and_go(make: Callable[[], Member], seconds: int) -> None:
+    """Let one more member join and leave again every second."""
+    for _ in range(seconds):
+        member = make()
+        member.start()
+        await asyncio.sleep(0.5)
+        await member.leave()
+        await asyncio.sleep(0.5)
+
+
 async def spread(action: Callable[[Member], Awaitable[float]], members: list[Member], seconds: int) -> list[float]:
     """Let each member act once a second, evenly spread; how long each took."""
 
@@ -178,10 +268,8 @@ async def measure(running: LocalCluster, *, members: int, partitions: int, sessi
 
     pid = running.coordinators[0].pid
     assert pid is not None
-    busy = processor_seconds(pid)
-    result["heartbeat"] = figures(await spread(lambda member: member.heartbeat(0), group, seconds))
-    busy = processor_seconds(pid) - busy
-    result["coordinator_processor_ms_a_heartbeat"] = round(1_000 * busy / (len(group) * seconds), 2)
+    address = running.coordinators[0].address
+    result["heartbeat"] = await heartbeats(address, pid, group, seconds)
 
     before, started = await revision(), time.monotonic()
     took = await spread(lambda member: member.commit(), group, seconds)
@@ -189,6 +277,13 @@ async def measure(running: LocalCluster, *, members: int, partitions: int, sessi
     result["commit"] = figures(took)
     result["commits_per_s"] = round(partitions * seconds / elapsed)
     result["etcd_writes_per_s"] = round((await revision() - before) / elapsed)
+    result["heartbeat_beside_commits"] = await heartbeats(
+        address, pid, group, seconds, lambda: spread(Member.commit, group, seconds)
+    )
+    result["heartbeat_beside_joins_and_departures"] = await heartbeats(
+        address, pid, list(group), seconds, lambda: come_and_go(lambda: Member(stub, round(1_000 * session_s)), seconds)
+    )
+    await wait_until(all_owned)
 
     waits = []
     for _ in range(3):
