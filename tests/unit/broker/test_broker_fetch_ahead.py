@@ -217,6 +217,7 @@ class Stream:
     def __init__(self) -> None:
         self.messages: asyncio.Queue[Envelope] = asyncio.Queue()
         self.taken = 0
+        self.has_read = asyncio.Event()
         self.sent: asyncio.Queue[replication_pb2.ReplicaFetchRequest] = asyncio.Queue()
 
     def stream_stream(self, *_: Any, **__: Any) -> Any:
@@ -225,6 +226,7 @@ class Stream:
     async def read(self) -> Envelope:
         envelope = await self.messages.get()
         self.taken += 1
+        self.has_read.set()
         return envelope
 
     async def write(self, request: replication_pb2.ReplicaFetchRequest) -> None:
@@ -271,6 +273,36 @@ def test_one_message_is_read_while_one_is_written(tmp_path: Path) -> None:
             follower.gate.set()
             last = await stream.next_fetch()
             assert (last.offset, last.read_offset) == (2, 0)
+            talking.cancel()
+            await asyncio.wait([talking])
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(tmp_path: Path) -> None:
+    """The answer to the fetch ahead comes while the follower pauses: the pause goes on."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            first, second = slices(2)
+            follower.failure = storage_full("here")
+            stream = Stream()
+            talking = asyncio.create_task(
+                follower.link._talk(cast(Any, stream), replication_pb2.FollowerIdentity(broker_id=1))
+            )
+            stream.answer(await stream.next_fetch(), first, 1)
+            stream.answer(await stream.next_fetch(), second, 0)
+            stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
+            await asyncio.wait_for(follower.writing.wait(), 20)
+            follower.gate.set()
+            async with asyncio.timeout(20):
+                while stream.taken < 3:  # The link reads the third once it has dealt with the first.
+                    stream.has_read.clear()
+                    await stream.has_read.wait()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not follower.link._due
+            assert stream.sent.empty()
             talking.cancel()
             await asyncio.wait([talking])
 
