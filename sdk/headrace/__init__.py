@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.client.errors import HandlerTimeoutError as HandlerTimeoutError
     from headrace.client.errors import LogTruncationError as LogTruncationError
     from headrace.client.errors import NoBrokersAvailableError as NoBrokersAvailableError
+    from headrace.client.errors import ProcessEndedError as ProcessEndedError
     from headrace.client.errors import SerializationError as SerializationError
     from headrace.client.errors import WakeupError as WakeupError
     from headrace.client.group_offsets import OffsetAndMetadata as OffsetAndMetadata
@@ -58,6 +59,7 @@ _MODULES = {
     "HandlerTimeoutError": "headrace.client.errors",
     "LogTruncationError": "headrace.client.errors",
     "NoBrokersAvailableError": "headrace.client.errors",
+    "ProcessEndedError": "headrace.client.errors",
     "SerializationError": "headrace.client.errors",
     "WakeupError": "headrace.client.errors",
     "ErrorCode": "headrace.wire.errors",

@@ -369,6 +369,71 @@ def test_a_rolling_restart_of_ten_members_stops_nobody_else(cluster, request):
         group.stop()
 
 
+POISONED = """
+import asyncio, os, sys, headrace, headrace.aio
+loud, last = print, set()
+servers, topic, kind = sys.argv[1:]
+def look(record):
+    if record.value == b"poison":
+        os._exit(9)
+    loud(record.partition, record.offset, flush=True)
+    if record.value == b"last":
+        last.add(record.partition)
+        if len(last) == 2:
+            consumer.stop()
+settings = dict(bootstrap_servers=servers, group_id=topic, group_instance_id="one", session_timeout_ms=60_000,
+    auto_offset_reset="earliest")
+run = dict(concurrency=4, retry=headrace.RetryPolicy(attempts=3), dead_letter=topic + "-dead")
+async def main():
+    global consumer
+    async def handle(record):
+        look(record)
+    async with headrace.aio.Consumer(topic, **settings) as consumer:
+        return await consumer.run(handle, **run)
+if kind == "asyncio":
+    loud("summary", asyncio.run(main()).dead_letters)
+else:
+    with headrace.Consumer(topic, **settings) as consumer:
+        loud("summary", consumer.run(look, **run).dead_letters)
+"""
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_a_record_that_ends_every_process_goes_to_the_dead_letters(cluster, kind):
+    """A supervisor starts the process again and again; the fifth gives the record up, and all others are handled."""
+    topic, servers = f"poisoned-{kind}", cluster.bootstrap_servers
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic, 2, replication_factor=1)
+        admin.create_topic(f"{topic}-dead", 1, replication_factor=1)
+    values = [b"poison" if number == 7 else b"%d" % number for number in range(30)]
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        for partition in range(2):
+            for value in values if partition == 0 else values[:5]:
+                producer.send(topic, value, partition=partition)
+        producer.flush()
+        command = [sys.executable, "-c", POISONED, servers, topic, kind]
+        handled: set[tuple[int, int]] = set()
+
+        def live() -> int:
+            ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+            handled.update((int(p), int(o)) for p, o in map(str.split, ended.stdout.splitlines()) if p != "summary")
+            return ended.returncode
+
+        assert [live() for _ in range(4)] == [9, 9, 9, 9]
+        for partition in range(2):
+            producer.send(topic, b"last", partition=partition).result()
+        assert live() == 0
+    assert handled == {(0, o) for o in range(31) if o != 7} | {(1, o) for o in range(6)}
+    with headrace.Reader(f"{topic}-dead", bootstrap_servers=servers) as reader:
+        (letter,) = reader
+    headers = dict(letter.headers)
+    assert headers["headrace.dead_letter.error"] == b"ProcessEndedError"
+    assert (headers["headrace.dead_letter.offset"], headers["headrace.dead_letter.attempts"]) == (b"7", b"4")
+    with headrace.Consumer(topic, bootstrap_servers=servers, group_id=topic) as consumer:
+        consumer.poll(10)
+        assert all(stored.metadata == "" for stored in consumer.committed().values())
+
+
 EXITS = """
 import os, sys, headrace
 def handle(record):

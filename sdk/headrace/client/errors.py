@@ -147,6 +147,16 @@ class HandlerTimeoutError(HeadraceError):
         super().__init__(f"the handler did not return within {timeout_ms} ms", outcome=Outcome.UNKNOWN)
 
 
+class ProcessEndedError(HeadraceError):
+    """A handler has ended its process at one record, as often as it may. What it had done by then is not known.
+
+    It is the cause in the record's dead letter, or of the `HandlerError` that ends the run.
+    """
+
+    def __init__(self, times: int) -> None:
+        super().__init__(f"{times} processes ended while the handler was at this record", outcome=Outcome.UNKNOWN)
+
+
 class LogTruncationError(HeadraceError):
     """Records that this reader has passed are no longer in the log, or others are in their place (KIP-320).
 

@@ -2,9 +2,10 @@
 
 Every record is handled at least once. Up to where a partition may be committed the tracker says: never past a record
 that a handler is at, or that waits. A partition that is to be given up is finished first: nothing more of it is begun,
-and what runs has `drain_timeout_ms`.
+and what runs has `drain_timeout_ms`. Nothing of a partition is begun before `run_trials` has let it go.
 """
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -23,10 +24,12 @@ from headrace.client.group_member import GroupMember
 from headrace.client.group_offsets import OffsetAndMetadata
 from headrace.client.membership import Holding, Start
 from headrace.client.records import Deserializers, Record, RecordBatch, Segment
+from headrace.client.run_trials import PREFIX, Trials
 from headrace.client.segments import deserializers_of
 from headrace.client.serializers import deserialize
 from headrace.client.steps import Steps
 from headrace.client.work_queue import RetryPolicy, Task, Verdict, WorkQueue
+from headrace.wire.errors import HeadraceError, NotOwnerError, UnknownMemberError
 from headrace.wire.ids import TopicPartition
 
 TURN_S = 0.2
@@ -110,6 +113,7 @@ class RunCore:
         self._was_full = False
         self.lock = threading.RLock()
         self.queue = WorkQueue(options.ordering, options.retry, random.Random())
+        self._trials = Trials(self.queue, attempts=options.retry.attempts, watch_ms=2 * config.auto_commit_interval_ms)
         self.handled = self.failed = self.dead_letters = 0
         self.stops = False
         self.error: BaseException | None = None
@@ -120,7 +124,8 @@ class RunCore:
     def opened(self, where: TopicPartition, start: Start) -> None:
         """See `Work`."""
         with self.lock:
-            self.queue.open(where, start.offset, start.leader_epoch)
+            self.queue.open(where, start.offset, start.leader_epoch, is_held=True)
+            self._trials.opened(where, start.metadata)
 
     def may_give_up(self, holdings: list[Holding]) -> list[Holding]:
         """See `Work`; what runs for too long is given up all the same, and handled again by the next owner."""
@@ -131,6 +136,8 @@ class RunCore:
                 since = self._revoking.setdefault(holding.where, now)
                 if self.queue.revoke(holding.where) or now - since >= self.options.drain_timeout_ms:
                     ready.append(holding)
+            for holding in ready:
+                self._leave_in_order(holding.where)
         return ready
 
     def closed(self, where: TopicPartition) -> None:
@@ -138,6 +145,8 @@ class RunCore:
         with self.lock:
             self._revoking.pop(where, None)
             self.queue.close(where)
+            self._trials.closed(where)
+            self._advance()
 
     def is_full(self) -> bool:
         """See `Work`."""
@@ -156,6 +165,7 @@ class RunCore:
                 raw = Segment(segment.source, segment.columns, segment.start, segment.end, Deserializers())
                 for record in raw.records(iter(raw.offsets())):
                     self.queue.add(record, segment.leader_epoch)
+            self._advance()
         if batch.segments:
             self._wake_workers()
 
@@ -164,9 +174,47 @@ class RunCore:
         with self.lock:
             if self._revoking:
                 self._group.nudge()
+            self._advance()
             spans = {where: self.queue.span(where) for where in self.queue.partitions()}
         most = self.options.window_records
         return [w for w, n in spans.items() if n >= most], [w for w, n in spans.items() if n <= most // 2]
+
+    # --- trials ---
+
+    def _advance(self) -> None:
+        """Let go of what is held back what may be begun, and store what says so first. Under the lock."""
+        was_searching = self._trials.is_searching
+        for where, value in self._trials.step(now_ms()):
+            self._store(where, value)
+        if was_searching:
+            self._wake_workers()
+
+    def _store(self, where: TopicPartition, value: OffsetAndMetadata) -> None:
+        term = self._trials.term(where)
+
+        def resolved(_: object, error: HeadraceError | None) -> None:
+            if isinstance(error, NotOwnerError | UnknownMemberError):
+                return  # It is not ours any more.
+            with self.lock:
+                self._trials.stored(where, now_ms(), term=term)
+                self._advance()
+            self._wake_workers()
+
+        with contextlib.suppress(HeadraceError):  # It is not ours any more, or the next `poll` says why not.
+            self._group.queue({where: value}, resolved)
+
+    def _leave_in_order(self, where: TopicPartition) -> None:
+        """Take away the mark of a partition whose term ends, whatever ends it but the end of this process."""
+        tracker = self.queue.tracker(where)
+        if tracker is None or (self._trials.leaves_mark(where) and self.options.dead_letter is not None):
+            return
+        session, value = self._group.session, OffsetAndMetadata(tracker.position, tracker.leader_epoch)
+        with session.lock:
+            self._group.finish(where, value)
+            latest = session.commits.latest(where)
+            if latest is not None and latest.metadata.startswith(PREFIX):
+                with contextlib.suppress(HeadraceError):
+                    self._group.queue({where: value}, None)
 
     # --- the workers ---
 
@@ -190,8 +238,10 @@ class RunCore:
             else:
                 self.handled += 1
             if self.queue.succeeded(task):
-                tracker = task.tracker
-                self._group.finish(task.where, OffsetAndMetadata(tracker.position, tracker.leader_epoch))
+                tracker, text = task.tracker, self._trials.text(task.where)
+                self._group.finish(task.where, OffsetAndMetadata(tracker.position, tracker.leader_epoch, text))
+            if not task.tracker.is_over:
+                self._trials.finished(task.where, task.record.offset)
             self._after(task)
 
     def handler_failed(self, task: Task, error: BaseException, *, is_final: bool = False) -> None:
@@ -199,11 +249,16 @@ class RunCore:
         with self.lock:
             self.failed += 1
             verdict = self.queue.failed(task, error, now_ms(), is_final=is_final)
-            if verdict is Verdict.GIVE_UP and self.options.dead_letter is None and not task.tracker.is_over:
-                wrong = HandlerError(task.where, task.record.offset, task.attempts, repr(error))
-                wrong.__cause__ = error
-                self.fail(wrong)
+            if verdict is Verdict.GIVE_UP:
+                self._given_up(task)
             self._after(task)
+
+    def _given_up(self, task: Task) -> None:
+        """Without a topic for dead letters that is the end."""
+        if self.options.dead_letter is None and not task.tracker.is_over:
+            wrong = HandlerError(task.where, task.record.offset, task.attempts, repr(task.error))
+            wrong.__cause__ = task.error
+            self.fail(wrong)
 
     def letter(self, task: Task) -> DeadLetter:
         """Give what is written for a record that is given up."""
@@ -212,6 +267,7 @@ class RunCore:
     def letter_failed(self, task: Task) -> None:
         """The dead letter is not written yet."""
         with self.lock:
+            self._given_up(task)
             self.queue.not_sent(task, now_ms())
             self._after(task)
 
@@ -233,6 +289,8 @@ class RunCore:
             self._nudge()
         if task.where in self._revoking:
             self._group.nudge()
+        if self._trials.is_searching:
+            self._advance()
         self._wake_workers()
 
     # --- begin and end ---
@@ -243,8 +301,11 @@ class RunCore:
         with self._group.session.lock:
             self._group.work = self
             owned = [holding.where for holding in self._group.membership.owned()]
+            stored = {where: self._group.session.commits.latest(where) for where in owned}
         for where, position in self._group.positions(owned).items():
-            self.opened(where, Start(position.offset, position.leader_epoch))
+            known = stored[where]
+            metadata = known.metadata if known is not None and known.offset == position.offset else ""
+            self.opened(where, Start(position.offset, position.leader_epoch, metadata))
         yield from ()
 
     def drained(self) -> bool:
@@ -257,6 +318,8 @@ class RunCore:
             self.queue.revoke_all()
             trackers = {where: self.queue.tracker(where) for where in self.queue.partitions()}
             open_records = sum(tracker.span for tracker in trackers.values() if tracker is not None)
+            for where in trackers:
+                self._leave_in_order(where)
         session = self._group.session
         with session.lock:
             session.auto_commit()

@@ -80,6 +80,8 @@ class _Part:
     tracker: OffsetTracker
     running: int = 0
     revoked: bool = False
+    held: deque[Task] | None = None
+    """Records that wait until they are released; None: none has to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,19 +109,22 @@ class WorkQueue:
         self.size = 0
         """Records that wait or are in work."""
         self.running = 0
+        self.alone: TopicPartition | None = None
+        """Nothing of other partitions is begun, and nothing of this one while anything is in work."""
 
     # --- partitions ---
 
-    def open(self, where: TopicPartition, position: int, leader_epoch: int = -1) -> None:
-        """Begin a term of a partition."""
+    def open(self, where: TopicPartition, position: int, leader_epoch: int = -1, *, is_held: bool = False) -> None:
+        """Begin a term of a partition; where `is_held` its records wait for `release`."""
         self.close(where)
-        self._parts[where] = _Part(OffsetTracker(position, leader_epoch))
+        self._parts[where] = _Part(OffsetTracker(position, leader_epoch), held=deque() if is_held else None)
 
     def close(self, where: TopicPartition) -> None:
         """End a partition's term: what waits is dropped, what runs means nothing any more."""
         part = self._parts.pop(where, None)
         if part is not None:
             part.tracker.is_over = True
+            self._drop_held(part)
             self._drop_waiting(part.tracker)
 
     def revoke(self, where: TopicPartition) -> bool:
@@ -129,6 +134,7 @@ class WorkQueue:
             return True
         if not part.revoked:
             part.revoked = True
+            self._drop_held(part)
             self._drop_waiting(part.tracker)
         return part.running == 0
 
@@ -151,6 +157,35 @@ class WorkQueue:
         part = self._parts.get(where)
         return 0 if part is None else part.tracker.span
 
+    def first_held(self, where: TopicPartition) -> Record | None:
+        """Give the first record that waits for `release`."""
+        part = self._parts.get(where)
+        return part.held[0].record if part is not None and part.held else None
+
+    def release_all(self, where: TopicPartition) -> None:
+        """Hold back nothing more of a partition."""
+        part = self._parts.get(where)
+        if part is not None and part.held is not None:
+            held, part.held = part.held, None
+            for task in held:
+                self._put(task)
+
+    def release_first(self, where: TopicPartition, error: BaseException | None = None, attempts: int = 0) -> int | None:
+        """Let go one record, which is given up at once where there is an error; its offset, None: there is none."""
+        part = self._parts.get(where)
+        if part is None or not part.held:
+            return None
+        task = part.held.popleft()
+        if error is not None:
+            task.error, task.attempts, task.is_given_up = error, attempts, True
+        self._put(task)
+        return task.record.offset
+
+    def _drop_held(self, part: _Part) -> None:
+        if part.held is not None:
+            self.size -= len(part.held)
+            part.held.clear()
+
     def _drop_waiting(self, tracker: OffsetTracker) -> None:
         for name, lane in list(self._lanes.items()):
             kept = deque(task for task in lane.tasks if task.tracker is not tracker or task.is_running)
@@ -169,33 +204,56 @@ class WorkQueue:
         if part is None or part.revoked:
             return
         part.tracker.begin(record.offset, leader_epoch)
+        task = Task(record, part.tracker, None)
+        self.size += 1
+        if part.held is not None:
+            part.held.append(task)
+        else:
+            self._put(task)
+
+    def _put(self, task: Task) -> None:
+        """Put a record into its lane."""
+        record, where = task.record, task.where
         name: Any = where
         if self._by_key:
             name = (where, record.key) if record.key is not None else (where, None, record.offset)
-        self.size += 1
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = _Lane(name)
             self._ready.append(lane)
-        lane.tasks.append(Task(record, part.tracker, lane))
+        task.lane = lane
+        lane.tasks.append(task)
 
     def take(self, now_ms: int) -> Task | None:
         """Give the next record to work on; None: nothing now. `succeeded` or `failed` follows."""
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._waiting)[2])
+        if self.alone is not None:
+            return self._take_alone(self.alone)
         while self._ready:
             lane = self._ready.popleft()
-            if lane.is_dropped:
-                continue
-            task = lane.tasks[0]
-            task.is_running = True
-            task.attempts += not task.is_given_up
-            self.running += 1
-            part = self._parts.get(task.where)
-            if part is not None and part.tracker is task.tracker:
-                part.running += 1
-            return task
+            if not lane.is_dropped:
+                return self._begin(lane)
         return None
+
+    def _take_alone(self, where: TopicPartition) -> Task | None:
+        if self.running:
+            return None
+        for lane in self._ready:
+            if not lane.is_dropped and lane.tasks[0].where == where:
+                self._ready.remove(lane)
+                return self._begin(lane)
+        return None
+
+    def _begin(self, lane: _Lane) -> Task:
+        task = lane.tasks[0]
+        task.is_running = True
+        task.attempts += not task.is_given_up
+        self.running += 1
+        part = self._parts.get(task.where)
+        if part is not None and part.tracker is task.tracker:
+            part.running += 1
+        return task
 
     def next_due_ms(self) -> int | None:
         """When the next back-off ends; None: nothing waits."""

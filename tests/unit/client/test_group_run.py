@@ -8,6 +8,7 @@ import threading
 import headrace
 import pytest
 from headrace import ConfigError, HandlerError, RetryPolicy, TopicPartition
+from headrace.v1 import groups_pb2
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import UnknownMemberError
 
@@ -285,3 +286,70 @@ def test_run_commits_by_itself_and_needs_a_group(clicks, groups):
     with headrace.Consumer("clicks", bootstrap_servers=clicks.address) as alone:
         with pytest.raises(ConfigError, match="has no group"):
             alone.run(print)
+
+
+def store(groups, offset, metadata):
+    groups.offsets["clicks", 0] = groups_pb2.PartitionOffset(partition=0, offset=offset, metadata=metadata)
+
+
+def test_that_a_partition_is_begun_is_stored_first_and_taken_back_by_who_leaves_in_order(clicks, groups):
+    """A run that fails at its first record has committed nothing, and leaves no mark that counts as an end."""
+    fill(clicks, 3)
+    found = []
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            found.append(groups.offsets["clicks", 0].metadata)
+            raise ValueError("no")
+
+        with pytest.raises(HandlerError):
+            consumer.run(handle, concurrency=1, retry=RetryPolicy(attempts=1))
+        assert set(found) == {"headrace.run begun"}
+        assert (groups.offset("clicks", 0), groups.offsets["clicks", 0].metadata) == (0, "")
+
+
+def test_after_a_process_that_ended_each_record_is_committed_at_once_for_a_while(clicks, groups):
+    """The mark of the one before: so little is open, should this one end too."""
+    store(groups, 0, "headrace.run begun")
+    fill(clicks, 2)
+    with consumer_for(clicks, auto_commit_interval_ms=60_000) as consumer:
+
+        def handle(record):
+            if record.offset == 1:
+                groups.wait_for(lambda: groups.offset("clicks", 0) == 1, "the commit")
+                assert groups.offsets["clicks", 0].metadata == "headrace.run watched"
+                consumer.stop()
+
+        assert consumer.run(handle, concurrency=1).handled == 2
+    assert (groups.offset("clicks", 0), groups.offsets["clicks", 0].metadata) == (2, "")
+
+
+def test_a_record_that_has_ended_enough_processes_is_not_handled_again(clicks, groups):
+    """It is a dead letter, and the records behind it are handled as ever."""
+    store(groups, 1, "headrace.run alone=3 offset=1")
+    fill(clicks, 4)
+    seen = []
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            seen.append(record.offset)
+            if record.offset == 3:
+                consumer.stop()
+
+        summary = consumer.run(handle, concurrency=4, dead_letter="dead")
+    assert (seen, summary.dead_letters) == ([2, 3], 1)
+    with headrace.Reader("dead", bootstrap_servers=clicks.address) as reader:
+        (letter,) = reader
+    assert letter.value == b"0/1"
+    assert dict(letter.headers)["headrace.dead_letter.attempts"] == b"5"
+
+
+def test_without_a_dead_letter_topic_such_a_record_ends_the_run_with_its_reason(clicks, groups):
+    """And is tried again by the next run, from the beginning: the handler may be another one by then."""
+    store(groups, 1, "headrace.run alone=3 offset=1")
+    fill(clicks, 4)
+    with consumer_for(clicks) as consumer:
+        with pytest.raises(HandlerError, match="clicks-0 offset 1, 5 times") as failed:
+            consumer.run(lambda record: pytest.fail("it is called"))
+        assert isinstance(failed.value.__cause__, headrace.ProcessEndedError)
+        assert (groups.offset("clicks", 0), groups.offsets["clicks", 0].metadata) == (1, "")
