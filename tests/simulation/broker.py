@@ -158,8 +158,8 @@ class Broker:
                 self.cluster.world.count("damaged logs set aside")
                 self.cluster.world.note(self.process.name, f"p{number} is damaged: {error.reason}")
                 await self.writer.leave(log_id.topic_id, number, damaged=True)
-                self.directory.quarantine_log(log_id)
                 self.cluster.checks.set_aside(self.broker_id, number)
+                self.directory.quarantine_log(log_id)
                 del self.node.suspects[number]
                 self._open(log_id)
             entry = self.metadata.view.partition(log_id.topic_id, number)
@@ -264,9 +264,9 @@ class Broker:
             return
         del self.hosts[number]
         host.let_go(self.metadata.source.revision)
+        self.cluster.checks.set_aside(self.broker_id, number)
         self.directory.delete_log(host.log)
         self.directory.remove_deleted()
-        self.cluster.checks.set_aside(self.broker_id, number)
 
     def may_join(self) -> list[Replica]:
         """The registered sessions of brokers that do not stop (KIP-841)."""

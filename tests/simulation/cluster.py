@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from headrace.wire.batch import iter_batches
 from headrace_broker.core.replica import Role
+from headrace_broker.storage.memory_filesystem import Loss, PowerLost
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Put
@@ -23,7 +24,7 @@ from tests.simulation.etcd import Etcd, EtcdRates, run_now
 from tests.simulation.history import Final, Poll, Send, check
 from tests.simulation.host import Host
 from tests.simulation.invariants import Checks
-from tests.simulation.machine import BrokerNode
+from tests.simulation.machine import LOSSES, BrokerNode
 from tests.simulation.metadata import Metadata
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan
@@ -42,6 +43,7 @@ class Cluster:
     def __init__(self, plan: Plan, *, keep_trace: bool = False) -> None:
         self.plan = plan
         self.world = World(plan.seed, keep_trace=keep_trace)
+        self.world.on_power_lost = self._lose_power
         self.operator = self.world.start_process("op")
         self.network = Network(self.world, NetworkRates())
         self.etcd = Etcd(self.world, self.network, EtcdRates())
@@ -176,6 +178,14 @@ class Cluster:
         for node in self.coordinators:
             if node.coordinator is not None:
                 self.world.after(20, node.coordinator.process, "", node.coordinator.look_at_all)
+
+    def _lose_power(self, lost: PowerLost) -> None:
+        """A machine stopped, or only the process on it, in the middle of what it wrote (H22, H25)."""
+        node = next(each for each in self.brokers.values() if each.filesystem is lost.filesystem)
+        chance = self.world.chance(f"stop/{node.name}")
+        self.world.count("machines that stopped in the middle of a call")
+        node.kill(chance.choice((*LOSSES, Loss.NOTHING)), in_a_call=True)
+        self.world.after(50 + chance.randrange(3_000), self.operator, "", node.start)
 
     def begin_faults(self) -> None:
         """Let the network, etcd and disks misbehave as the plan says."""

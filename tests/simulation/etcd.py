@@ -83,6 +83,11 @@ class Store(MemoryMetastore):
         """The revision of the last write."""
         return self._revision
 
+    @property
+    def compacted(self) -> int:
+        """The revision up to which the history is forgotten."""
+        return self._compact_revision
+
     def now(self, key: str) -> KeyValue | None:
         """One key as it stands."""
         return self._keys.get(key)
@@ -149,8 +154,19 @@ class Etcd:
             self.store.expire_leases()
         self.world.after(TICK_MS, self.process, "", self._tick)
 
+    def compact(self) -> bool:
+        """Forget the history, where there is any."""
+        if self.world.now_ms < self.away_until_ms or self.store.compacted >= self.store.revision:
+            return False
+        run_now(self.store.compact(self.store.revision))
+        return True
+
     def watch(self, watch: _Watch) -> None:
-        """Serve a watch: what it has missed first."""
+        """Serve a watch: what it has missed first; one that comes too late is told so."""
+        if watch.next_revision <= self.store.compacted:
+            self.world.count("watches that came after a compaction")
+            watch.refuse()
+            return
         self._watches.append(watch)
         for revision, events in self.store.events_from(watch.next_revision):
             watch.offer(revision, events)
@@ -243,9 +259,19 @@ class EtcdClient:
     def _call(self, what: str, serve: Callable[[], ResultT], *, writes: bool, is_txn: bool = False) -> Wait[ResultT]:
         return Wait(lambda done: _Request(self._etcd, self._process, what, serve, done, writes, is_txn).send())
 
-    def watch(self, prefix: str, start_revision: int, on_events: Callable[[WatchEvents], None], on_break: Call) -> None:
-        """Follow the changes from `start_revision` on; `on_break` is called once when the stream ends."""
-        _Watch(self._etcd, self._process, prefix, start_revision, on_events, on_break).open()
+    def watch(
+        self,
+        prefix: str,
+        start_revision: int,
+        on_events: Callable[[WatchEvents], None],
+        on_break: Call,
+        on_compacted: Call,
+    ) -> None:
+        """Follow the changes from `start_revision` on; `on_break` is called once when the stream ends.
+
+        `on_compacted` instead where etcd has the changes since then no more.
+        """
+        _Watch(self._etcd, self._process, prefix, start_revision, on_events, on_break, on_compacted).open()
 
 
 Call = Callable[[], object]
@@ -338,10 +364,12 @@ class _Watch:
         start_revision: int,
         on_events: Callable[[WatchEvents], None],
         on_break: Call,
+        on_compacted: Call,
     ) -> None:
         self._etcd = etcd
         self._process = process
         self._prefix = prefix
+        self._on_compacted = on_compacted
         self.next_revision = start_revision
         self._on_events = on_events
         self._on_break = on_break
@@ -354,6 +382,9 @@ class _Watch:
         self._etcd.forget(self)
         if side is self._process:
             self._on_break()
+
+    def refuse(self) -> None:
+        self._stream.send(self._etcd.process, "", self._on_compacted)
 
     def offer(self, revision: int, events: Sequence[WatchEvent]) -> None:
         if self._stream.ended:

@@ -490,6 +490,7 @@ class Host:
         self._finish_flush()
         self.world.count("truncations")
         self.checks.shortens(self, offset)
+        self.checks.shortens(self, offset)
         end = self.log.truncate_to(offset)
         self._note(f"cuts its log to {end}")
         self.replica.producers = _new_windows()
@@ -501,6 +502,7 @@ class Host:
         self._finish_flush()
         self.world.count("restarts from the log start")
         self._note(f"starts over at {offset}")
+        self.checks.shortens(self, 0)
         self.checks.shortens(self, 0)
         self.log.reset_to(offset, previous_crc)
         self.replica.producers = _new_windows()
@@ -528,6 +530,7 @@ class Host:
         """Take the replica out of service for what its disk did; other errors are the caller's."""
         if isinstance(error, StorageOfflineError) and self.replica.role is not Role.OFFLINE and self._is_ours(error):
             self.failed = True
+            self.checks.failed(self)
             self.world.count("logs failed")
             self._note(f"fails: {error.message}")
             damaged = isinstance(error, LogDamagedError)

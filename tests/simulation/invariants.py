@@ -17,7 +17,6 @@ from headrace.wire.batch import BatchHeader, iter_batches, sequence_after
 from headrace.wire.crc import ReadableBuffer
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchRequest
-from headrace_broker.storage.memory_filesystem import Loss
 from headrace_server.keys import LiveKey, PartitionKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode
@@ -119,7 +118,7 @@ class Checks:
         """The log was truncated; the core hears of it next."""
         shadow = self._shadow(host)
         shadow.cut(end)
-        shadow.flushed = min(shadow.flushed, end)
+        shadow.flushed, shadow.certain = min(shadow.flushed, end), True
         if shadow.end != end:
             raise SimulationError("I6", f"{_name(host)} cut to {end}, inside a batch")
         partition = self.partitions[host.partition]
@@ -134,8 +133,18 @@ class Checks:
         shadow.bases.clear()
         shadow.entries.clear()
         shadow.start = shadow.flushed = offset
+        shadow.certain = True
         if offset < host.replica.high_watermark and not self.partitions[host.partition].unclean:
             raise SimulationError("I18", f"{_name(host)} starts over at {offset}, below its high watermark")
+
+    def shortens(self, host: Host, end: int) -> None:
+        """The log is about to be cut to `end` or to start over: should it die in that, what lies behind is open."""
+        shadow = self._shadow(host)
+        shadow.flushed, shadow.certain = min(shadow.flushed, end), False
+
+    def failed(self, host: Host) -> None:
+        """A log met an I/O error: what was not fsynced may be gone from the page cache."""
+        self._shadow(host).certain = False
 
     def set_aside(self, broker_id: int, number: int) -> None:
         """A log was quarantined or deleted: there is none."""
@@ -148,13 +157,13 @@ class Checks:
         if shadow is not None:
             shadow.damaged = True
 
-    def died(self, broker: Broker, loss: Loss) -> None:
-        """A process died: its logs are what their disk kept."""
+    def died(self, broker: Broker, *, certain: bool) -> None:
+        """A process died: its logs are what their disk kept; `certain`: all that was written."""
         for number, partition in self.partitions.items():
             self._touched.pop((number, broker.broker_id), None)
             shadow = partition.replicas.get(broker.broker_id)
             if shadow is not None:
-                shadow.host, shadow.certain = None, loss is Loss.NOTHING and shadow.certain
+                shadow.host, shadow.certain = None, certain and shadow.certain
 
     def stopped(self, broker: Broker) -> None:
         """A process closed its logs in order: all of them is fsynced."""

@@ -11,6 +11,9 @@ from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
 from tests.simulation.broker import Broker
 from tests.simulation.world import WallClock
 
+LOSSES = (Loss.ALL, Loss.PREFIX, Loss.BLOCKS)
+"""What of the writes that nobody had fsynced a machine without power may lose."""
+
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
@@ -60,8 +63,11 @@ class BrokerNode:
         for number in self.cluster.partitions:
             self.cluster.checks.set_aside(self.broker_id, number)
 
-    def kill(self, loss: Loss) -> None:
-        """End the process: `Loss.NOTHING` is kill -9, the others are the machine without power."""
+    def kill(self, loss: Loss, *, in_a_call: bool = False) -> None:
+        """End the process: `Loss.NOTHING` is kill -9, the others are the machine without power.
+
+        `in_a_call`: in the middle of an event, so that nobody knows how far it came.
+        """
         broker, self.broker = self.broker, None
         if broker is None:
             return
@@ -69,7 +75,7 @@ class BrokerNode:
         broker.process.alive = False
         if loss is not Loss.NOTHING:
             self.boot_id = f"{self.name} boot {self.cluster.world.now_ms}"
-        self.cluster.checks.died(broker, loss)
+        self.cluster.checks.died(broker, certain=loss is Loss.NOTHING and not in_a_call)
         self.cluster.network.process_died(broker.process, silently=loss is not Loss.NOTHING)
         self.filesystem.crash(loss, self.cluster.world.chance(f"loss/{self.name}"))
 

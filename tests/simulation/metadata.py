@@ -73,6 +73,7 @@ class Metadata:
             self.source.revision + 1,
             lambda item: self._take(item, number),
             lambda: self._world.after(RETRY_MS, self._process, "", lambda: self._watch_again(number)),
+            lambda: spawn(self._process, self._read_again(number)),
         )
 
     def _watch_again(self, number: int) -> None:
@@ -86,6 +87,19 @@ class Metadata:
             self._held.append(item)
             return
         self.source._take_item(item)
+
+    async def _read_again(self, number: int) -> None:
+        """The watch came too late: as `PrefixView.run` after a compaction."""
+        while number == self._watches:
+            await sleep(self._world, self._process, RETRY_MS)
+            try:
+                self.source._take_list(await self._etcd.range(self._identity.keyspace.prefix))
+            except MetastoreRolledBackError:
+                self._on_rolled_back()
+                return
+            except MetastoreUnavailableError:
+                continue
+            self._watch_again(number)
 
     async def _relist(self) -> None:
         while True:

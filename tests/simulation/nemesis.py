@@ -16,9 +16,7 @@ from headrace_broker.storage.memory_filesystem import Loss
 
 from tests.simulation.cluster import Cluster
 from tests.simulation.host import Host
-from tests.simulation.machine import BrokerNode
-
-LOSSES = (Loss.ALL, Loss.PREFIX, Loss.BLOCKS)
+from tests.simulation.machine import LOSSES, BrokerNode
 
 
 class Nemesis:
@@ -36,6 +34,7 @@ class Nemesis:
             "kill": self._kill,
             "power": self._power,
             "power all": self._power_all,
+            "power in a call": self._power_in_a_call,
             "stop": self._stop,
             "pause": self._pause,
             "cut link": self._cut_link,
@@ -47,6 +46,7 @@ class Nemesis:
             "etcd leader change": self._etcd_leader_change,
             "answers lost": self._lose_answers,
             "lease ends early": self._end_lease,
+            "etcd compacts": self._compact,
             "coordinator dies": self._coordinator_dies,
             "disk error": self._disk_error,
             "disk full": self._disk_full,
@@ -88,9 +88,15 @@ class Nemesis:
         if number in plan.skipped:
             return
         self.world.note("op", f"fault {number}: {name}")
+        self._act(number, name, chance, _PATIENCE.get(name, 0))
+
+    def _act(self, number: int, name: str, chance: random.Random, patience: int) -> None:
+        """Do it, or wait for a cluster that it may meet."""
         if self._acts[name](chance):
             self.done.append(number)
             self.world.count(f"fault: {name}")
+        elif patience and self._active:
+            self._later(300, lambda: self._act(number, name, chance, patience - 1))
 
     def _later(self, delay_ms: int, call: Callable[[], object]) -> None:
         self.world.after(delay_ms, self.process, "", call)
@@ -128,6 +134,14 @@ class Nemesis:
     def _power_all(self, chance: random.Random) -> bool:
         for node in self.cluster.brokers.values():
             self._die(chance, chance.choice((*LOSSES, Loss.NOTHING)), node)
+        return True
+
+    def _power_in_a_call(self, chance: random.Random) -> bool:
+        """The machine stops at one of its next calls to the disk."""
+        node = self._victim(chance)
+        if node is None or not self._may_lose(Loss.ALL):
+            return False
+        node.filesystem.lose_power(after=chance.choice((0, 3, 12, 40)))
         return True
 
     def _stop(self, chance: random.Random) -> bool:
@@ -233,6 +247,14 @@ class Nemesis:
         self.cluster.etcd.lose_next_answers = 1 + chance.randrange(4)
         return True
 
+    def _compact(self, chance: random.Random) -> bool:
+        """etcd forgets its history: a watch that is opened anew behind it has to read everything (H80)."""
+        etcd = self.cluster.etcd
+        if not etcd.compact() or chance.random() < 0.5:
+            return False
+        self.cluster.network.break_some(0.5)
+        return True
+
     def _end_lease(self, chance: random.Random) -> bool:
         leases = self.cluster.etcd.store.lease_ids()
         if not leases or self.world.now_ms < self.cluster.etcd.away_until_ms:
@@ -247,7 +269,8 @@ class Nemesis:
         if node is None or not self._may_damage(node):
             return False
         operation = chance.choice(("fsync", "pwritev", "pread"))
-        node.filesystem.fail(operation, errno.EIO, suffix=".log")
+        drops = chance if operation == "fsync" and chance.random() < 0.7 else None
+        node.filesystem.fail(operation, errno.EIO, suffix=".log", drops=drops)
         return True
 
     def _disk_full(self, chance: random.Random) -> bool:
@@ -268,7 +291,10 @@ class Nemesis:
         )
 
     def _damage(self, chance: random.Random) -> bool:
-        """Flip a bit of one log on one disk, below what its recovery point vouches for."""
+        """Damage one log on one disk, below what its recovery point vouches for.
+
+        A bit flips, the file ends early, or a write that was meant for another place went here.
+        """
         node = self._victim(chance)
         if node is None or not self._may_damage(node):
             return False
@@ -288,8 +314,20 @@ class Nemesis:
         if not sizes[base_offset]:
             return False
         path, position = f"{directory}/{base_offset:020d}.log", chance.randrange(sizes[base_offset])
+        content, kind = node.filesystem.content(path), chance.choice(("flip", "flip", "cut", "misdirect"))
+        block = min(len(content) - position, 512)
+        source = chance.randrange(len(content) - block + 1)
+        if content[source : source + block] == content[position : position + block]:
+            kind = "flip"
         self.cluster.checks.damaged(node.broker_id, host.partition)
-        node.filesystem.corrupt(path, position, 1 << chance.randrange(8))
+        self.world.count(f"damage: {kind}")
+        match kind:
+            case "flip":
+                node.filesystem.corrupt(path, position, 1 << chance.randrange(8))
+            case "cut":
+                node.filesystem.cut(path, position)
+            case _:
+                node.filesystem.overwrite(path, position, content[source : source + block])
         if chance.random() < 0.6:
             node.kill(Loss.NOTHING)
             self._later(_duration(chance), node.start)
@@ -380,6 +418,10 @@ class Nemesis:
         coordinator = self.cluster.coordinator()
         if coordinator is not None:
             coordinator.elect_uncleanly(number)
+
+
+_PATIENCE = {"damage": 8, "disk replaced": 8, "disk error": 8}
+"""These are tried so often again: the others have to be whole, and with other faults about they seldom are."""
 
 
 def _hosts(node: BrokerNode) -> list[Host]:

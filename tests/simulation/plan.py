@@ -16,6 +16,7 @@ FAULTS = (
     "kill",
     "power",
     "power all",
+    "power in a call",
     "stop",
     "pause",
     "cut link",
@@ -27,6 +28,7 @@ FAULTS = (
     "etcd leader change",
     "answers lost",
     "lease ends early",
+    "etcd compacts",
     "coordinator dies",
     "disk error",
     "disk full",
@@ -154,5 +156,5 @@ class Plan:
 
 _RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
-_LOSSY = ("power all", "disk error", "damage", "disk replaced", "disk full")
+_LOSSY = ("power all", "power in a call", "disk error", "damage", "disk replaced", "disk full")
 """What async durability promises nothing about, where it meets several replicas at once."""

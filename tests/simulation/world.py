@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ClassVar, Generic, TypeVar
 
+from headrace_broker.storage.memory_filesystem import PowerLost
+
 ResultT = TypeVar("ResultT")
 Call = Callable[[], object]
 
@@ -79,6 +81,8 @@ class World:
         self.trace: deque[str] = deque(maxlen=None if keep_trace else TRACE_TAIL)
         self.counts: dict[str, int] = {}
         """What happened and how often, by name."""
+        self.on_power_lost: Callable[[PowerLost], None]
+        """Called when a machine stops in the middle of an event."""
         self._queue: list[Event] = []
         self._sequence = 0
         self._resumed = -(1 << 60)
@@ -139,7 +143,10 @@ class World:
             if event.what:
                 self.note(event.process.name, event.what)
             World.running = self, event.process
-            call()
+            try:
+                call()
+            except PowerLost as lost:
+                self.on_power_lost(lost)
             World.running = None
             return True
         return False

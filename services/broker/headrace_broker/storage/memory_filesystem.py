@@ -13,10 +13,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NoReturn
 
 from headrace_broker.storage.filesystem import DiskSpace
 
 BLOCK_BYTES = 4096
+_ANY = "any"
 
 
 class Loss(Enum):
@@ -26,6 +28,14 @@ class Loss(Enum):
     PREFIX = "prefix"  # the first bytes in the order of writing, cut anywhere
     BLOCKS = "blocks"  # any subset of 4 KiB blocks
     NOTHING = "nothing"  # only the process died
+
+
+class PowerLost(BaseException):
+    """The machine has stopped in the middle of a call; nothing that runs on it goes on, and no handler may catch it."""
+
+    def __init__(self, filesystem: MemoryFileSystem) -> None:
+        super().__init__("the machine has stopped")
+        self.filesystem = filesystem
 
 
 @dataclass(slots=True)
@@ -43,6 +53,7 @@ class _Fault:
     error_number: int
     suffix: str
     after: int
+    drops: random.Random | None
 
 
 class MemoryFileSystem:
@@ -61,20 +72,29 @@ class MemoryFileSystem:
         self._names: dict[str, _File | None] = {"": None}  # None is a directory
         self._durable_names: dict[str, _File | None] = {"": None}
         self._faults: list[_Fault] = []
+        self._stopped = False
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
-    def fail(self, operation: str, error_number: int, *, suffix: str = "", after: int = 0) -> None:
+    def fail(
+        self, operation: str, error_number: int, *, suffix: str = "", after: int = 0, drops: random.Random | None = None
+    ) -> None:
         """Let the next call of `operation` on a path that ends in `suffix` fail once.
 
-        `after` so many have gone well.
+        `after` so many have gone well. `drops`: blocks that were not durable are gone from the page cache too, as after
+        a failed fsync on Linux.
         """
-        self._faults.append(_Fault(operation, error_number, suffix, after))
+        self._faults.append(_Fault(operation, error_number, suffix, after, drops))
+
+    def lose_power(self, *, after: int) -> None:
+        """Stop the machine at one of the next calls, after `after` others: it raises `PowerLost` until `crash`."""
+        self._faults.append(_Fault(_ANY, 0, "", after, None))
 
     def crash(self, loss: Loss, chance: random.Random) -> None:
         """Lose power: close everything, keep what is durable and what `loss` and `chance` leave of the rest."""
         self._descriptors.clear()
         self._faults.clear()
+        self._stopped = False
         if loss is not Loss.NOTHING:
             names = dict(self._durable_names)
             for path in sorted(self._names.keys() | self._durable_names.keys()):
@@ -101,6 +121,12 @@ class MemoryFileSystem:
         """Shorten a file on the medium, behind everybody's back."""
         file = self._file(path)
         del file.data[size_bytes:]
+        file.durable = bytes(file.data)
+
+    def overwrite(self, path: str, position: int, data: bytes) -> None:
+        """Put bytes on the medium that were meant for another place."""
+        file = self._file(path)
+        _put(file.data, position, data)
         file.durable = bytes(file.data)
 
     def content(self, path: str) -> bytes:
@@ -255,13 +281,23 @@ class MemoryFileSystem:
 
     def _enter(self, operation: str, path: str) -> None:
         self.calls[operation] = self.calls.get(operation, 0) + 1
+        if self._stopped:
+            raise PowerLost(self)
         for fault in self._faults:
-            if fault.operation == operation and path.endswith(fault.suffix):
+            if fault.operation in (operation, _ANY) and path.endswith(fault.suffix):
                 if fault.after == 0:
                     self._faults.remove(fault)
-                    raise _error(fault.error_number, path)
+                    self._fail(fault, path)
                 fault.after -= 1
                 return
+
+    def _fail(self, fault: _Fault, path: str) -> NoReturn:
+        if fault.operation == _ANY:
+            self._stopped = True
+            raise PowerLost(self)
+        if fault.drops is not None and (file := self._names.get(path)) is not None:
+            _lose(file, Loss.BLOCKS, fault.drops)
+        raise _error(fault.error_number, path)
 
     def _file(self, path: str) -> _File:
         file = self._names.get(path)
