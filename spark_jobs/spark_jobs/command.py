@@ -1,0 +1,137 @@
+"""What every job has in common on the command line: shared options, one line for an error, and the exit codes.
+
+    code  meaning
+    0     it worked; of `audit`: everything has arrived
+    1     failed; the message says what to do
+    2     the command line is wrong; nothing was started
+    3     no broker or coordinator could be reached
+    4     the topic is not there
+    5     `audit`: something is missing or doubled
+    8     `audit`: it cannot be said, because a producer's own counts are missing
+    130   interrupted (Ctrl-C): what was not committed is not in the table
+
+Those up to 5 are the `headrace` command's own.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from headrace.cli.exit_codes import ExitCode, exit_code_of
+from headrace.wire.errors import HeadraceError
+from rich.console import Console
+
+from spark_jobs.tables.errors import TableError
+
+CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
+"""click's own class, or that of the copy which newer releases of typer bring."""
+
+INCOMPLETE = 5
+UNDECIDED = 8
+
+BootstrapServers = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-servers",
+        "-b",
+        envvar="HEADRACE_BOOTSTRAP_SERVERS",
+        metavar="HOST:PORT,...",
+        help="Brokers or coordinators to begin with.",
+    ),
+]
+DEFAULT_SERVERS = "localhost:7170"
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Master = Annotated[
+    str, typer.Option(help="Where Spark runs, unless spark-submit says: local[*], local[2], spark://host:7077.")
+]
+DEFAULT_MASTER = "local[*]"
+EventTime = Annotated[
+    str,
+    typer.Option(
+        metavar="SQL",
+        help="When a record's event was: an SQL expression over its columns that gives a timestamp, such as "
+        "\"timestamp_millis(get_json_object(string(value), '$.at_ms')::bigint)\".",
+    ),
+]
+
+
+class JobError(Exception):
+    """The job cannot do what it was asked to; the message says what to do."""
+
+    def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def usage_error(message: str) -> JobError:
+    """Make the error for a wrong command line."""
+    return JobError(message, ExitCode.USAGE)
+
+
+def run_job(command: Callable[..., None]) -> NoReturn:
+    """Run a job's command line and exit."""
+    signal.signal(signal.SIGTERM, _stop)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
+    run_app(app, command.__name__)
+
+
+def run_app(app: typer.Typer, name: str) -> NoReturn:
+    """Run a job of several commands and exit."""
+    signal.signal(signal.SIGTERM, _stop)
+    program = f"python -m spark_jobs.{name}"
+    try:
+        result = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("interrupted; what was committed stays", ExitCode.INTERRUPTED)
+    except Exception as error:
+        if not isinstance(error, CLICK_ERROR):
+            _fail(explain(error), _exit_code(error))
+        _fail(f"{error.format_message().rstrip('.')}. Try '{program} --help'.", ExitCode.USAGE)
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def show(summary: dict[str, Any], as_json: bool, text: Callable[[Console], None]) -> None:
+    """Print what a job has done: for programs, or for people."""
+    if as_json:
+        print(json.dumps(summary, default=str), flush=True)
+    else:
+        text(Console(highlight=False, soft_wrap=True))
+
+
+def explain(error: BaseException) -> str:
+    """Give an error in one sentence. What a data source raised comes out of Spark inside two tracebacks."""
+    if isinstance(error, HeadraceError | TableError | JobError):
+        return str(error)
+    lines = [line.strip() for line in str(error).splitlines()]
+    for line in lines:
+        name, colon, rest = line.partition(": ")
+        if colon and name.startswith("headrace.") and name.endswith("Error"):
+            return rest
+    for line in lines:
+        if line.startswith("[") and "] " in line:
+            return line
+    if type(error).__module__.startswith(("pyspark", "py4j")):
+        return next((line for line in lines if line and not line.startswith("An error occurred while")), repr(error))
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _exit_code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, JobError) else exit_code_of(error)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,257 @@
+"""`python -m spark_jobs.load`: a topic into a table by event hour; data and offsets are committed together.
+
+The paper's load job (section 4): what a run has loaded, and up to which offsets, becomes visible in one step. So it may
+be run twice, killed and run again, from a timer or by hand: no record is missing, none is there twice. One run loads
+what was there when it began, in commits of at most `--commit-records`.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import headrace
+import typer
+from rich.console import Console
+
+from spark_jobs.command import (
+    DEFAULT_MASTER,
+    DEFAULT_SERVERS,
+    AsJson,
+    BootstrapServers,
+    EventTime,
+    JobError,
+    Master,
+    Quiet,
+    run_job,
+    show,
+)
+from spark_jobs.load_plan import Plan, TruncatedError, plan_load
+from spark_jobs.progress import ProgressLine
+from spark_jobs.session import spark_session
+from spark_jobs.tables.attempts import begin, table_lock
+from spark_jobs.tables.delta_table import DeltaTable
+from spark_jobs.tables.parquet_table import ParquetTable
+from spark_jobs.tables.state import Source, Table, TableState
+from spark_jobs.topic_frame import check_topics, read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HOUR = "event_hour"
+COMMIT_RECORDS = 20_000_000
+
+
+class TableFormat(enum.StrEnum):
+    """How a table is kept."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a load is asked to do."""
+
+    topic: str
+    table: Path
+    bootstrap_servers: str
+    format: TableFormat = TableFormat.PARQUET
+    event_time: str = "timestamp"
+    columns: Callable[[DataFrame], DataFrame] | None = None
+    """Makes the table's columns from the topic's; None: they are the same."""
+    partition_by: tuple[str, ...] = (HOUR,)
+    commit_records: int = COMMIT_RECORDS
+    accept_loss: bool = False
+
+
+@dataclass(slots=True)
+class LoadSummary:
+    """What a run has done."""
+
+    topic: str
+    table: str
+    format: str
+    job: str = "load"
+    commits: int = 0
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    lost: int = 0
+    """Records that retention removed before they were loaded; only with --accept-data-loss."""
+    lag: int = 0
+    """Records that are in the topic and not in the table, afterwards."""
+    lag_by_partition: dict[int, int] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    table_rows: int = 0
+    table_bytes: int = 0
+    table_files: int = 0
+    seconds: float = 0.0
+
+
+def open_table(root: Path, table_format: TableFormat) -> Table:
+    """Give the table in a directory."""
+    return DeltaTable(root) if table_format is TableFormat.DELTA else ParquetTable(root)
+
+
+def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> LoadSummary:
+    """Load what the topic has and the table has not.
+
+    Raises:
+        JobError: records are gone that the table lacks, the table is ahead of the log, or Spark read another number.
+        TableError: the table is another's, is in use, or cannot be committed to.
+    """
+    started = time.monotonic()
+    summary = LoadSummary(wanted.topic, str(wanted.table), wanted.format.value)
+    with (
+        headrace.Admin(bootstrap_servers=wanted.bootstrap_servers, client_id="load") as admin,
+        table_lock(wanted.table),
+    ):
+        table = open_table(wanted.table, wanted.format)
+        table.recover()
+        source = _source_of(admin, wanted.topic)
+        state = table.state()
+        state.check_source(source)
+        plan = _plan(admin, wanted, state)
+        summary.lost = sum(loss.earliest - loss.wanted for loss in plan.losses)
+        while plan.records:
+            ends = plan.first(wanted.commit_records)
+            progress.step(f"loading {sum(ends.values()) - sum(plan.starts.values()):,} of {plan.records:,} records")
+            with progress.following(spark):
+                after = _load_commit(spark, admin, wanted, table, source, plan.starts, ends)
+            summary.commits += 1
+            summary.rows += after.rows - state.rows
+            summary.bytes += after.bytes - state.bytes
+            summary.files += after.files - state.files
+            plan, state = plan.after(ends), after
+        _describe(summary, state, _ends(admin, wanted.topic, "latest"))
+    summary.seconds = round(time.monotonic() - started, 3)
+    return summary
+
+
+def _load_commit(
+    spark: SparkSession,
+    admin: headrace.Admin,
+    wanted: Load,
+    table: Table,
+    source: Source,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+) -> TableState:
+    """Read a range of offsets and commit it."""
+    from pyspark.sql import functions
+
+    frame = read_topic(spark, wanted.bootstrap_servers, wanted.topic, starts, ends)
+    frame = frame.withColumn(HOUR, functions.date_format(functions.expr(wanted.event_time), "yyyy-MM-dd-HH"))
+    if wanted.columns is not None:
+        frame = wanted.columns(frame)
+    attempt = begin(table.root)
+    try:
+        frame.write.partitionBy(*wanted.partition_by).parquet(str(attempt.data))
+        expected = sum(ends.values()) - sum(starts.values())
+        written = sum(file.rows for file in attempt.files())
+        if written != expected and not (wanted.accept_loss and written < expected):
+            raise JobError(f"Spark read {written:,} records where offsets say {expected:,}; nothing was committed")
+        # Offsets of another life of the topic would be taken for this one's.
+        if _source_of(admin, wanted.topic) != source:
+            raise JobError(f"the topic {wanted.topic} was deleted and created again meanwhile; nothing was committed")
+        positions = {str(partition): end for partition, end in ends.items()}
+        return table.commit(attempt, source, positions, wanted.partition_by)
+    except BaseException:
+        table.recover()
+        raise
+
+
+def _plan(admin: headrace.Admin, wanted: Load, state: TableState) -> Plan:
+    positions = {int(partition): at for partition, at in state.positions.items()}
+    latest = _ends(admin, wanted.topic, "latest")
+    try:
+        plan = plan_load(positions, _ends(admin, wanted.topic, "earliest"), latest)
+    except TruncatedError as error:
+        raise JobError(str(error)) from None
+    if plan.losses and not wanted.accept_loss:
+        raise JobError(
+            f"records of {wanted.topic} were removed before they were loaded: {'; '.join(map(str, plan.losses))}. "
+            "Run with --accept-data-loss to go on from where the log begins"
+        )
+    return plan
+
+
+def _source_of(admin: headrace.Admin, topic: str) -> Source:
+    return Source("topic", topic, admin.describe_topic(topic).topic_id.hex())
+
+
+def _ends(admin: headrace.Admin, topic: str, at: str) -> dict[int, int]:
+    return {where.partition: found.offset for where, found in admin.list_offsets(topic, at).items()}
+
+
+def _describe(summary: LoadSummary, state: TableState, latest: Mapping[int, int]) -> None:
+    summary.positions = dict(state.positions)
+    summary.lag_by_partition = {
+        partition: end - state.positions.get(str(partition), 0) for partition, end in sorted(latest.items())
+    }
+    summary.lag = sum(summary.lag_by_partition.values())
+    summary.table_rows, summary.table_bytes, summary.table_files = state.rows, state.bytes, state.files
+
+
+def show_load(summary: Mapping[str, Any], console: Console) -> None:
+    """Print a summary for people."""
+    if not summary["commits"]:
+        console.print(f"Nothing new in {summary['topic']}.")
+    else:
+        console.print(
+            f"Loaded {summary['rows']:,} rows, {summary['bytes']:,} bytes in {summary['files']:,} files "
+            f"by {summary['commits']} commit{'s' * (summary['commits'] > 1)}, in {summary['seconds']:.1f} s."
+        )
+    if summary["lost"]:
+        console.print(f"{summary['lost']:,} records were removed before they could be loaded.")
+    console.print(
+        f"The table has {summary['table_rows']:,} rows, {summary['table_bytes']:,} bytes "
+        f"in {summary['table_files']:,} files; lag: {summary['lag']:,} records."
+    )
+    console.print(f"It lies in {summary['table']}")
+
+
+def load(
+    topic: Annotated[str, typer.Option(help="The topic.")],
+    table: Annotated[Path, typer.Option(file_okay=False, help="The table's directory; made where it is not there.")],
+    bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
+    table_format: Annotated[TableFormat, typer.Option("--format", help="How the table is kept.")] = TableFormat.PARQUET,
+    event_time: EventTime = "timestamp",
+    commit_records: Annotated[
+        int, typer.Option(min=1, help="The most that one commit takes; a larger backlog is loaded by several.")
+    ] = COMMIT_RECORDS,
+    accept_data_loss: Annotated[
+        bool, typer.Option("--accept-data-loss", help="Go on where retention removed records that were not loaded.")
+    ] = False,
+    master: Master = DEFAULT_MASTER,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Load what is new in a topic into a table, by event hour. Run it as often as you like."""
+    from dataclasses import asdict
+
+    wanted = Load(
+        topic,
+        table.absolute(),
+        bootstrap_servers,
+        table_format,
+        event_time,
+        commit_records=commit_records,
+        accept_loss=accept_data_loss,
+    )
+    check_topics(bootstrap_servers, topic)
+    progress = ProgressLine(quiet=quiet)
+    with progress.shown():
+        progress.step("starting Spark")
+        with spark_session("load", master) as spark:
+            summary = asdict(load_topic(spark, wanted, progress))
+    show(summary, as_json, lambda console: show_load(summary, console))
+
+
+if __name__ == "__main__":
+    run_job(load)

@@ -1,0 +1,88 @@
+"""The Spark session of a job: its own where it is run by `python -m`, spark-submit's where that started it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For Spark inside one machine: a second less until the first row."""
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+"""What the jobs rely on."""
+LOGGING = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c{1}: %m%n%ex
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = error
+"""
+
+
+@contextmanager
+def spark_session(name: str, master: str) -> Iterator[SparkSession]:
+    """Give a session and stop what was started for it."""
+    from pyspark.sql import SparkSession
+
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java, and has said where Spark runs.
+        session = SparkSession.builder.appName(f"headrace {name}").getOrCreate()
+    else:
+        session = _own_session(name, master)
+    try:
+        yield prepared(session)
+    finally:
+        # A second Ctrl-C while Java ends would leave it running.
+        session.stop()
+
+
+def prepared(session: SparkSession) -> SparkSession:
+    """Give a session with the settings of the jobs, beside another one in the same Spark."""
+    mine = session.newSession()
+    for key, value in SETTINGS.items():
+        mine.conf.set(key, value)
+    return mine
+
+
+def _own_session(name: str, master: str) -> SparkSession:
+    from headrace.spark.java import use_java
+    from pyspark.sql import SparkSession
+
+    # The jobs use no pandas; whatever version lies beside them is no matter of theirs.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+    # What it logs as JSON, traceback and all, is raised as well, and told in one line.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    use_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"headrace {name}").master(master)
+    builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    options = ""
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.config("spark.sql.shuffle.partitions", str(max(2, os.cpu_count() or 2)))
+        options = LOCAL_JAVA_OPTIONS
+    with quiet_logging() as quiet:
+        return builder.config("spark.driver.extraJavaOptions", f"{options} {quiet}".strip()).getOrCreate()
+
+
+@contextmanager
+def quiet_logging() -> Iterator[str]:
+    """Give the Java option that makes Spark log errors only, from its first line on."""
+    with tempfile.NamedTemporaryFile("w", prefix="headrace-", suffix=".properties") as file:
+        file.write(LOGGING)
+        file.flush()
+        yield f"-Dlog4j2.configurationFile=file:{file.name}"

@@ -1,0 +1,45 @@
+"""A topic, or a range of its offsets, as a DataFrame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import headrace
+from headrace.spark.options import SERVERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def check_topics(bootstrap_servers: str, *topics: str) -> None:
+    """Return if the topics are there: quicker said now than after Spark has started.
+
+    Raises:
+        UnknownTopicError, NoBrokersAvailableError: they are not, or nobody answers.
+    """
+    with headrace.Admin(bootstrap_servers=bootstrap_servers, client_id="spark-jobs") as admin:
+        admin.describe_topics(list(topics))
+
+
+def read_topic(
+    spark: SparkSession,
+    bootstrap_servers: str,
+    topic: str,
+    starts: Mapping[int, int] | None = None,
+    ends: Mapping[int, int] | None = None,
+    *,
+    accept_loss: bool = False,
+) -> DataFrame:
+    """Read a topic once: from `starts` to `ends` (exclusive), or all that is there."""
+    reader = spark.read.format("headrace").option(SERVERS, bootstrap_servers).option("subscribe", topic)
+    if starts is not None:
+        reader = reader.option("startingOffsets", _offsets(topic, starts))
+    if ends is not None:
+        reader = reader.option("endingOffsets", _offsets(topic, ends))
+    return reader.option("failOnDataLoss", str(not accept_loss).lower()).load()
+
+
+def _offsets(topic: str, offsets: Mapping[int, int]) -> str:
+    return json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}})
