@@ -166,6 +166,7 @@ class Broker:
             if entry is not None and self.hosts[number].log.last_epoch > entry.state.leader_epoch:
                 self.die_and_restart(Loss.NOTHING)  # Its list was of the past; a restored etcd would look the same.
                 await sleep(self.cluster.world, self.process, 1)
+        self.directory.note_boot()
 
     def _open(self, log_id: LogId) -> None:
         log = self.directory.open_log(log_id.topic_id, log_id.partition, LOG_SETTINGS)

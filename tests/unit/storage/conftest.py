@@ -41,6 +41,7 @@ class Bench:
 
     def open(self, *, cut_at_damage: bool = False) -> PartitionLog:
         self.log = self.open_directory().open_log(TOPIC_ID, 0, self.settings, cut_at_damage=cut_at_damage)
+        self.directory.note_boot()
         return self.log
 
     def batch(self, records: int = 1, size_bytes: int = 100) -> tuple[bytes, BatchHeader]:

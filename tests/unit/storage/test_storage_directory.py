@@ -41,6 +41,7 @@ def test_a_directory_knows_whether_the_machine_was_started_anew(tmp_path):
 
     def opened(**boot):
         directory = DataDirectory.open(str(tmp_path / "data"), **OWNER, **boot)
+        directory.note_boot()
         directory.close(clean=False)
         return directory.same_boot
 

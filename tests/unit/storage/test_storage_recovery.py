@@ -133,9 +133,28 @@ def test_after_a_loss_of_power_anything_past_the_mark_may_be_torn(bench):
         bench.log.verify()
 
 
+def test_a_torn_tail_is_one_until_it_was_recovered(bench):
+    """H31: power is lost, and the process that comes back is killed before it has opened the log."""
+    bench.open()
+    bench.append(2)
+    bench.log.flush()
+    bench.log.checkpoint(bench.now_ms, 2, force=True)
+    size_bytes = bench.log.size_bytes
+    bench.append(3)
+    bench.disk.corrupt(bench.path(0), size_bytes + 100, 1)
+    crash(bench)
+    bench.boot_id = "two"
+    assert not bench.open_directory().same_boot
+    crash(bench)
+    assert bench.open().log_end_offset == 2
+    crash(bench)
+    assert bench.open_directory().same_boot
+
+
 def test_an_io_error_takes_back_what_the_boot_promises(bench):
     """After a failed fsync nobody knows what the kernel has kept, so the next start in the same boot is not clean."""
     assert not bench.open_directory().same_boot
+    bench.directory.note_boot()
     bench.directory.close(clean=False)
     assert bench.open_directory().same_boot
     bench.log = bench.directory.open_log(bytes(range(16)), 0, bench.settings)

@@ -131,13 +131,15 @@ class Assignments:
             InvalidConfigError: a log knows a later leader epoch than etcd, which was restored from a backup.
             MetastoreRolledBackError
         """
+        all_recovered = True
         for topic_id, number in self._directory.log_ids():
             entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
             if entry is None or topic is None:
-                await self._doom_leftover(topic_id, number)
+                all_recovered = await self._doom_leftover(topic_id, number) and all_recovered
                 continue
             partition = await self._open(topic, number)
             if partition.log is None:
+                all_recovered = False
                 damaged = isinstance(partition.failure, LogDamagedError)
                 await self._replication.writer.leave(topic_id, number, damaged=damaged)
             elif partition.replica.last_epoch > entry.state.leader_epoch:
@@ -148,13 +150,19 @@ class Assignments:
                 )
         for topic in self._view.topics.values():
             self._mark_topic(topic)
+        if all_recovered:
+            self._directory.note_boot()
         return self._directory.clean_broker_epoch is not None or self._directory.same_boot
 
-    async def _doom_leftover(self, topic_id: bytes, number: int) -> None:
-        """A log whose topic is gone goes after the usual delay; while the topic is in creation or deletion it stays."""
+    async def _doom_leftover(self, topic_id: bytes, number: int) -> bool:
+        """A log whose topic is gone goes after the usual delay; while the topic is in creation or deletion it stays.
+
+        False: it stays.
+        """
         if self._view.source.get(self._view.keyspace.topic_by_id(topic_id)) is not None:
-            return
+            return False
         self._doom(LogId(topic_id, number), None, TopicConfig().file_delete_delay_ms)
+        return True
 
     # --- sessions ---
 

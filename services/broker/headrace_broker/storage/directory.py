@@ -61,6 +61,7 @@ class DataDirectory:
         clean_broker_epoch: int | None,
         *,
         same_boot: bool,
+        boot_id: str,
     ) -> None:
         """Used by `open` only."""
         self.path = path
@@ -70,6 +71,7 @@ class DataDirectory:
         self.clean_broker_epoch = clean_broker_epoch
         # The machine has not been started anew since the last process: what that wrote, flushed or not, is there.
         self.same_boot = same_boot
+        self._boot_id = boot_id
         self._environment = environment
         self._filesystem = environment.filesystem
         self._lock = lock
@@ -91,7 +93,7 @@ class DataDirectory:
         """Lock `path` (made if absent), check or write its identity, read and remove the clean marker (H39, H42).
 
         `new_storage_id` (16 random bytes) is used only where the directory is new. `boot_id` names the present boot of
-        the machine; empty: not known, and then it is never the same one.
+        the machine; empty: not known, and then it is never the same one. Call `note_boot` once all logs are open.
         Raises DirectoryInUseError, WrongDirectoryError, StorageOfflineError.
         """
         filesystem = filesystem or OsFileSystem()
@@ -103,7 +105,10 @@ class DataDirectory:
                 wanted = {"cluster_id": cluster_id, "generation": generation, "broker_id": broker_id}
                 storage_id = _check_identity(filesystem, path, wanted, new_storage_id)
                 clean_broker_epoch = _take_clean_marker(filesystem, path)
-                same_boot = _note_boot(filesystem, path, boot_id)
+                same_boot = bool(boot_id) and read_sealed(filesystem, f"{path}/boot") == boot_id.encode()
+                if not same_boot and filesystem.exists(f"{path}/boot"):
+                    filesystem.unlink(f"{path}/boot")
+                    filesystem.fsync_directory(path)
                 environment = LogEnvironment(
                     filesystem,
                     OpenFiles(filesystem, limits.max_open_files),
@@ -118,7 +123,19 @@ class DataDirectory:
                 raise
         except OSError as error:
             raise storage_offline(path, error) from error
-        return cls(path, environment, lock, storage_id, clean_broker_epoch, same_boot=same_boot)
+        return cls(path, environment, lock, storage_id, clean_broker_epoch, same_boot=same_boot, boot_id=boot_id)
+
+    def note_boot(self) -> None:
+        """Note that no log holds a tail that an earlier boot of the machine may have torn: all were recovered in this one.
+
+        From now on a process that is killed leaves everything it wrote to the next one (H31). Raises StorageOfflineError.
+        """
+        if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):
+            return
+        try:
+            replace_file(self._filesystem, self.path, "boot", seal(self._boot_id.encode()))
+        except OSError as error:
+            raise storage_offline(self.path, error) from error
 
     def log_ids(self) -> list[LogId]:
         """The logs on disk, sorted."""
@@ -283,16 +300,6 @@ def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
         filesystem.unlink(marker_path)
         filesystem.fsync_directory(path)
     return None if payload is None else int(json.loads(payload)["broker_epoch"])
-
-
-def _note_boot(filesystem: FileSystem, path: str, boot_id: str) -> bool:
-    """Say whether the machine is still in the boot that was noted last; note this one before anything is written."""
-    before = read_sealed(filesystem, f"{path}/boot")
-    now = boot_id.encode()
-    if before == now and boot_id:
-        return True
-    replace_file(filesystem, path, "boot", seal(now))
-    return False
 
 
 def _forget_boot(filesystem: FileSystem, path: str) -> None:
