@@ -34,6 +34,8 @@ RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object]
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 MAX_MESSAGE_BYTES = 32 * MiB
 """What a channel of the SDK sends and receives at most in one message."""
+OWN_PRODUCER_IDS = 2**62
+"""Coordinators give lower producer ids; those from here on are chosen by who sends under them."""
 
 
 def _setting(
@@ -97,6 +99,16 @@ class ProducerConfig(ClientConfig):
     enable_idempotence: bool | None = _setting(
         None, "Retries never duplicate or reorder. None: yes, unless acks is 0, where it cannot be."
     )
+    producer_id: int = _setting(
+        -1,
+        "Send under this id and not one that the coordinator gives: who sends the same records again after a crash, "
+        "under the same id and epoch, in the same order and parts, stores none twice. At least 2^62. -1: ask for one.",
+        low=-1,
+        high=2**63 - 1,
+    )
+    producer_epoch: int = _setting(
+        0, "Of producer_id; a higher one starts anew, and ends what lower ones still send.", low=0, high=2**31 - 1
+    )
     linger_ms: int = _setting(5, "How long a batch waits for more records before it is sent.", low=0, high=60_000)
     batch_bytes: int = _setting(
         MiB, "A batch is sent when its records have this size; the topic's max_batch_bytes bounds it.", low=1
@@ -131,6 +143,11 @@ class ProducerConfig(ClientConfig):
     )
 
     @property
+    def identity(self) -> tuple[int, int] | None:
+        """The producer id and epoch to send under; None: those that the coordinator gives."""
+        return None if self.producer_id < 0 else (self.producer_id, self.producer_epoch)
+
+    @property
     def acks_level(self) -> str:
         """`all`, `1` or `0`."""
         return str(self.acks)
@@ -149,6 +166,10 @@ class ProducerConfig(ClientConfig):
         ClientConfig.check(self)
         if self.enable_idempotence and self.acks_level == "0":
             raise ConfigError("enable_idempotence=True needs acks 1 or all, not 0")
+        if 0 <= self.producer_id < OWN_PRODUCER_IDS:
+            raise ConfigError(f"producer_id={self.producer_id} may be another's", action="Use one of at least 2^62.")
+        if self.producer_id >= 0 and not self.idempotent:
+            raise ConfigError("producer_id needs enable_idempotence")
         if self.delivery_timeout_ms < self.linger_ms:
             raise ConfigError("delivery_timeout_ms is less than linger_ms")
         if self.batch_bytes > self.buffer_memory:

@@ -12,6 +12,9 @@ queue.
     the same, the first of its partition    definite: back, a new epoch once nothing flies; doubtful: finished, UNKNOWN
     any other error, or out of time         finished with it; a sequence that is now missing asks for a new epoch
 
+Where an identity is to be kept there is no new epoch: what would ask for one is finished with its error, and nothing is
+sent behind it.
+
 After a failure a partition is recovering: it sends nothing until all that flew has come back, and one request at a time
 until one succeeds. So order holds whatever is lost (PROTOCOL H50, H51, I20 to I22). Without a producer id one request
 at a time flies.
@@ -72,7 +75,9 @@ class Dispatcher:
         max_in_flight_requests: int,
         max_request_bytes: int,
         request_timeout_ms: int,
+        identity: tuple[int, int] | None = None,
     ) -> None:
+        """`identity` is a producer id and epoch to keep whatever happens; None: see `set_identity`."""
         self._routes = routes
         self._backoff = backoff
         self._idempotent = idempotent
@@ -82,7 +87,8 @@ class Dispatcher:
         self._waiting: dict[PartitionPipeline, None] = {}
         self._in_flight: dict[int, int] = {}
         self._flying: dict[Request, Overdue] = {}
-        self._identity: tuple[int, int] | None = None
+        self._identity = identity
+        self._keeps_identity = identity is not None
         self.unresolved: dict[SealedBatch, None] = {}
         """Every batch that was added and has not finished, in order."""
         self.needs_metadata = False
@@ -174,6 +180,8 @@ class Dispatcher:
                 return False
             pipeline.sequences.start(*self._identity)
         if pipeline.needs_epoch:
+            if self._keeps_identity:  # A sequence is missing for good: nothing can follow it.
+                return False
             self._raise_epoch(pipeline)
         return pipeline.sequences.producer_id >= 0 or not self._idempotent
 
@@ -316,7 +324,7 @@ class Dispatcher:
             if earlier:
                 return True
             pipeline.needs_epoch = True
-            return not batch.doubtful
+            return not batch.doubtful and not self._keeps_identity
         return error.retriable or error.code in _IDENTITY or error.code in _LEADERSHIP
 
     def _reroute(self, pipeline: PartitionPipeline, epoch: int, error: HeadraceError, now_ms: int) -> None:

@@ -128,6 +128,7 @@ class Producer:
             max_in_flight_requests=config.max_in_flight_requests,
             max_request_bytes=config.max_request_bytes,
             request_timeout_ms=config.request_timeout_ms,
+            identity=config.identity,
         )
         self._lock = threading.Lock()
         self._lingering: dict[PartitionBuffer, None] = {}

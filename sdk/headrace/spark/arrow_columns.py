@@ -31,8 +31,8 @@ class ArrowColumns:
         self._where = where
         self._constants: dict[str, Any] = {}
         makers: dict[str, Callable[[list[Segment], int], Any]] = {
-            "key": lambda segments, _: _joined([_cut(each, each.columns.to_arrow_keys()) for each in segments]),
-            "value": lambda segments, _: _joined([_cut(each, each.columns.to_arrow_values()) for each in segments]),
+            "key": lambda segments, _: keys_of(segments),
+            "value": lambda segments, _: values_of(segments),
             "headers": lambda segments, _: _joined([_cut(each, each.columns.to_arrow_headers()) for each in segments]),
             "topic": lambda _, count: self._constant("topic", count),
             "partition": lambda _, count: self._constant("partition", count),
@@ -100,6 +100,16 @@ def pieces(segment: Segment) -> Iterator[Segment]:
             yield from pieces(piece.cut(half, piece.end - piece.start))
         else:
             yield piece
+
+
+def values_of(segments: list[Segment]) -> Any:
+    """Give the values as one binary array; not copied where they are of one segment."""
+    return _joined([_cut(each, each.columns.to_arrow_values()) for each in segments])
+
+
+def keys_of(segments: list[Segment]) -> Any:
+    """Give the keys as one binary array; not copied where they are of one segment."""
+    return _joined([_cut(each, each.columns.to_arrow_keys()) for each in segments])
 
 
 def _bytes(segment: Segment) -> int:

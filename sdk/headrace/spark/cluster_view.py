@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.client.admin import Admin
 from headrace.client.admin_rpc import TopicDescription
-from headrace.client.config import AdminConfig, ReaderConfig, build
+from headrace.client.config import AdminConfig, build
 from headrace.client.errors import ConfigError, NoBrokersAvailableError
 from headrace.spark.edges import EARLIEST, LATEST, Edge
 from headrace.spark.options import SERVERS, Subscription
@@ -24,12 +24,13 @@ class ClusterView:
     """The cluster as far as a subscription goes."""
 
     def __init__(self, settings: Mapping[str, Any], subscription: Subscription) -> None:
+        shared = {name: value for name, value in settings.items() if name in _ADMIN_SETTINGS}
         self._subscription = subscription
         self._pattern = re.compile(subscription.pattern) if subscription.pattern else None
         self._names: tuple[str, ...] = ()
         self._names_until = 0.0
-        self._names_age_s = build(ReaderConfig, settings).metadata_max_age_ms / 1000
-        self.admin = Admin(**{name: value for name, value in settings.items() if name in _ADMIN_SETTINGS})
+        self._names_age_s = build(AdminConfig, shared).metadata_max_age_ms / 1000
+        self.admin = Admin(**shared)
         self.topic_ids: dict[str, str] = {}
         """Of the topics that `partitions` found last, in hexadecimal."""
 
@@ -66,8 +67,7 @@ class ClusterView:
 
     def _topics(self) -> list[TopicDescription]:
         if self._pattern is None:
-            names = self._subscription.names or tuple(self._subscription.assigned)
-            return self.admin.describe_topics(names)
+            return self.admin.describe_topics(self._subscription.names or tuple(self._subscription.assigned))
         if time.monotonic() >= self._names_until:
             topics = [topic for topic in self.admin.describe_topics() if self._pattern.fullmatch(topic.name)]
             self._names = tuple(topic.name for topic in topics)

@@ -1,9 +1,10 @@
-"""The one error of the data source that a program would treat differently from others."""
+"""The errors of the data source that somebody would treat differently from others."""
 
 import logging
 from collections.abc import Sequence
 
 from headrace.wire.errors import HeadraceError, Outcome
+from headrace.wire.ids import TopicPartition
 
 log = logging.getLogger("headrace.spark")
 
@@ -19,6 +20,20 @@ class DataLossError(HeadraceError):
             message,
             outcome=Outcome.NOT_APPLIED,
             action="Keep records longer (retention_ms), or set failOnDataLoss=false to go on without them.",
+        )
+
+
+class RowOrderError(HeadraceError):
+    """A task that is tried again does not write the rows of its first try in their order, so that nobody can say which
+    of them are stored. Give the rows an order, or let them be stored twice.
+    """
+
+    def __init__(self, where: TopicPartition) -> None:
+        super().__init__(
+            f"{where}: what an earlier try of this task stored is not what the task writes now",
+            outcome=Outcome.UNKNOWN,
+            action="Give the rows the same order in every try (sortWithinPartitions), or set idempotentRetries=false, "
+            "whereupon rows may be stored twice.",
         )
 
 

@@ -107,6 +107,13 @@ OPTIONS = (
         "A name under which positions are reported, so that `headrace group list --observed` shows the stream's lag.",
     ),
     Option("topic", (WRITE,), "", "topic", "Where to write; without it the column `topic` says it a row."),
+    Option(
+        "idempotentRetries",
+        (WRITE,),
+        "true",
+        "",
+        "Whether a task that is tried again stores nothing twice; it fails where its rows come in another order then.",
+    ),
 )
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
@@ -119,10 +126,8 @@ class Subscription:
     pattern: str = ""
     assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
-    def option(self) -> str:
-        """Which option said it."""
-        return "assign" if self.assigned else "subscribePattern" if self.pattern else "subscribe"
+    option: str = "subscribe"
+    """Which option said it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +158,7 @@ class WriteOptions:
     """For `headrace.Producer`, checked."""
     topic: str
     """Empty: the column says it."""
+    idempotent_retries: bool
 
 
 def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
@@ -204,7 +210,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
             "headrace.acks=0 and headrace.enable.idempotence=false would let Spark's retries write records twice",
             action="Leave them out.",
         )
-    return WriteOptions(settings=settings, topic=topic)
+    idempotent_retries = options.flag("idempotentRetries", True)
+    return WriteOptions(settings=settings, topic=topic, idempotent_retries=idempotent_retries)
 
 
 def describe_schema_options(given: Mapping[str, str]) -> bool:
@@ -292,9 +299,9 @@ class _Options:
             case "subscribe":
                 return Subscription(names=self._names())
             case "subscribePattern":
-                return Subscription(pattern=self._pattern())
+                return Subscription(pattern=self._pattern(), option=given[0])
             case _:
-                return Subscription(assigned=self._assigned())
+                return Subscription(assigned=self._assigned(), option=given[0])
 
     def _names(self) -> tuple[str, ...]:
         names = [name.strip() for name in self.text("subscribe").split(",")]

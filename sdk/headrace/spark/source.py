@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     from headrace.spark.reader import HeadraceReader
     from headrace.spark.stream_reader import HeadraceStreamReader
+    from headrace.spark.writer import HeadraceStreamWriter, HeadraceWriter
 
 
 class HeadraceDataSource(DataSource):
@@ -40,3 +41,15 @@ class HeadraceDataSource(DataSource):
         from headrace.spark.stream_reader import HeadraceStreamReader
 
         return HeadraceStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> "HeadraceWriter":
+        """Make a writer of a query's rows."""
+        from headrace.spark.writer import HeadraceWriter
+
+        return HeadraceWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "HeadraceStreamWriter":
+        """Make a writer of a streaming query's rows."""
+        from headrace.spark.writer import HeadraceStreamWriter
+
+        return HeadraceStreamWriter(self.options, schema, overwrite)

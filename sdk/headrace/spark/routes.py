@@ -1,0 +1,99 @@
+"""Which rows of an Arrow batch go to which topic and partition. Pure but for pyarrow; no step of Python a row but one.
+
+Rows go where the column `partition` says; else by their key, as the SDK's producers do it; else to a partition that
+changes from batch to batch. All of it follows from the rows and from who writes them, so that a second try does the
+same.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.client.errors import SerializationError
+from headrace.client.partitioner import partition_for_key
+
+
+class Share(NamedTuple):
+    """Rows that go to one partition, in their order."""
+
+    topic: str
+    partition: int
+    rows: Any
+    """A `pyarrow.RecordBatch`."""
+
+
+def by_topic(rows: Any, topic: str) -> Iterator[tuple[str, Any]]:
+    """Give each topic's rows; `topic` is that of all, or empty where the column says it.
+
+    Raises:
+        SerializationError: a row without a topic.
+    """
+    if topic:
+        yield topic, rows
+        return
+    column = rows.column("topic")
+    if column.null_count:
+        raise SerializationError("a row's topic is null", action="Give each row one, or use the option topic.")
+    names = pc.unique(column)
+    for name in names.to_pylist():
+        yield name, rows if len(names) == 1 else rows.filter(pc.equal(column, name))
+
+
+def by_partition(topic: str, rows: Any, count: int, keyless: int) -> Iterator[Share]:
+    """Give each partition's rows, partitions ascending.
+
+    Args:
+        topic: of all rows.
+        rows: a `pyarrow.RecordBatch`.
+        count: how many partitions the topic has.
+        keyless: where rows go that say nothing.
+
+    Raises:
+        SerializationError: a row's partition is not there.
+    """
+    chosen = partitions_of(rows, count, keyless)
+    if chosen is None:
+        yield Share(topic, keyless, rows)
+        return
+    bad = chosen[(chosen < 0) | (chosen >= count)]
+    if len(bad):
+        raise SerializationError(f"a row's partition is {int(bad[0])}, and {topic} has the partitions 0 to {count - 1}")
+    order = np.argsort(chosen, kind="stable")
+    numbers, starts = np.unique(chosen[order], return_index=True)
+    if len(numbers) == 1:
+        yield Share(topic, int(numbers[0]), rows)
+        return
+    for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+        yield Share(topic, number, rows.take(pa.array(places)))
+
+
+def partitions_of(rows: Any, count: int, keyless: int) -> npt.NDArray[np.int64] | None:
+    """Give each row's partition; None: no row says anything."""
+    names = rows.schema.names
+    keys = rows.column("key") if "key" in names else None
+    if keys is not None and keys.null_count == len(keys):
+        keys = None
+    given = rows.column("partition") if "partition" in names else None
+    if given is not None and given.null_count == 0:
+        return _int64s(given)
+    if keys is None and (given is None or given.null_count == len(given)):
+        return None
+    hashed = np.full(rows.num_rows, keyless, np.int64) if keys is None else _by_key(keys, count, keyless)
+    if given is None:
+        return hashed
+    told = np.asarray(given.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+    return np.where(told, _int64s(given.fill_null(0)), hashed)
+
+
+def _by_key(keys: Any, count: int, keyless: int) -> npt.NDArray[np.int64]:
+    entries = keys.cast(pa.binary()).to_pylist()
+    choose: Callable[[bytes | None], int] = lambda key: keyless if key is None else partition_for_key(key, count)  # noqa: E731
+    return np.fromiter(map(choose, entries), np.int64, len(entries))
+
+
+def _int64s(numbers: Any) -> npt.NDArray[np.int64]:
+    return np.asarray(numbers.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)

@@ -1,0 +1,100 @@
+"""The writers, batch and stream: checked on the driver, written by executors.
+
+A writer is made on the driver, travels to executors, and holds nothing that is open. There is nothing to commit or to
+take back at the end: each row is stored, once, when it is acknowledged, and a job that fails leaves what it stored. Its
+next try stores the rest.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from headrace.client.errors import ConfigError
+from headrace.spark.cluster_view import ClusterView
+from headrace.spark.options import Subscription, WriteOptions, write_options
+from headrace.spark.write_schema import check_write_schema
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+"""How Spark tells a task of a streaming query which one, and which micro-batch."""
+
+
+@dataclass(slots=True)
+class RowsWritten(WriterCommitMessage):
+    """What one task did."""
+
+    rows: int
+
+
+class HeadraceWriter(DataSourceArrowWriter):
+    """Writes a query's rows once."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        """Check everything before the job starts; see `checked`."""
+        self._options = checked(given, schema, overwrite, "mode('overwrite'): a topic is only appended to")
+        self._job = secrets.token_hex(16)
+
+    def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:
+        """Write one task's rows."""
+        # Not by the streaming query of a foreachBatch: that may write twice in one micro-batch.
+        return write_task(self._options, iterator, self._job, 0)
+
+
+class HeadraceStreamWriter(DataSourceStreamArrowWriter):
+    """Writes a streaming query's rows, micro-batch by micro-batch."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        """Check everything before the query starts; see `checked`."""
+        self._options = checked(given, schema, overwrite, "outputMode('complete'): a topic is only appended to")
+        self._job = secrets.token_hex(16)
+
+    def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:
+        """Write one task's rows of a micro-batch."""
+        task = TaskContext.get()
+        query, batch_id = (task.getLocalProperty(name) if task else None for name in (_QUERY_ID, _BATCH_ID))
+        if query and batch_id:
+            return write_task(self._options, iterator, query, int(batch_id))
+        return write_task(self._options, iterator, self._job, 0)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: every row is stored already."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: what is stored stays, and the micro-batch's next try knows it."""
+
+
+def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, complaint: str) -> WriteOptions:
+    """Check what is to be written, and that there is where to write it.
+
+    Raises:
+        ConfigError: an option, the schema or the mode does not fit, the topic is not there, or nobody answers.
+    """
+    if overwrite:
+        raise ConfigError(complaint, action="Use append.")
+    options = write_options(given)
+    check_write_schema(schema, options.topic)
+    subscription = Subscription(names=(options.topic,) if options.topic else (), option="topic")
+    with closing(ClusterView(options.settings, subscription)) as cluster:
+        cluster.partitions()
+    return options
+
+
+def write_task(options: WriteOptions, batches: Iterator["RecordBatch"], query: str, batch_id: int) -> RowsWritten:
+    """Write one task's rows. Runs in an executor, where connections are opened only now: its processes fork."""
+    from headrace.spark.task_writer import TaskIdentity, TaskWriter
+
+    task = TaskContext.get()
+    identity = TaskIdentity(query, batch_id, task.partitionId() if task else 0)
+    with TaskWriter(options, identity) as writer:
+        for rows in batches:
+            writer.write(rows)
+        writer.finish()
+        return RowsWritten(writer.rows)
