@@ -1,5 +1,6 @@
 """`headrace group`: list, describe, reset, seek, delete."""
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,14 +121,21 @@ def delete(
     from headrace.wire.errors import UnknownGroupError
 
     wanted = list(dict.fromkeys(groups))
+    epochs: dict[str, int] = {}
     if not yes and not dry_run and sys.stdin.isatty():
+        with session.admin() as admin:
+            for group in wanted:
+                with contextlib.suppress(UnknownGroupError):
+                    epochs[group] = admin.describe_group(group).group_epoch
         print(f"Delete {', '.join(wanted)} and all their offsets? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise CommandFailed(ExitCode.FAILED, "nothing was deleted")
     with session.admin() as admin:
-        errors = (
-            _check(admin, wanted) if dry_run else {each.group_id: each.error for each in admin.delete_groups(wanted)}
-        )
+        if dry_run:
+            errors = _check(admin, wanted)
+        else:
+            results = admin.delete_groups(wanted, expected_group_epochs=epochs)
+            errors = {each.group_id: each.error for each in results}
     missing = [group for group, error in errors.items() if isinstance(error, UnknownGroupError)]
     deleted = [group for group, error in errors.items() if error is None]
     refused = {group: error for group, error in errors.items() if error and not (if_exists and group in missing)}

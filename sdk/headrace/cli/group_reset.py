@@ -119,7 +119,7 @@ def reset(
         raise UsageProblem(f"say where to go on: {TARGETS}")
     chosen = [_parse_topic(each) for each in topics or ()]
     with session.admin() as admin:
-        current = _current(session, admin, group, changes=target is not None or like is not None)
+        current, epoch = _current(session, admin, group, changes=target is not None or like is not None)
         if like is not None:
             other = {where: each.offset for where, each in admin.describe_group(like).offsets.items()}
             target = OffsetTarget(offsets=other)
@@ -132,7 +132,7 @@ def reset(
         if to_file is not None:
             _write_file(to_file, group, [(each.where, each.offset) for each in plan])
         if to_file != Path("-"):
-            _carry_out(session, admin, group, plan, execute=execute)
+            _carry_out(session, admin, group, plan, epoch, execute=execute)
 
 
 @command()
@@ -159,9 +159,10 @@ def seek(
     where = parse_partition(partition)
     target = OffsetTarget(position=parse_position(to, "--to"))
     with session.admin() as admin:
-        current = _current(session, admin, group, changes=True)
+        current, epoch = _current(session, admin, group, changes=True)
         partitions = _choose(admin, [(where.topic, (where.partition,))], current, target)
-        _carry_out(session, admin, group, list(_plan(session, admin, partitions, current, target)), execute=execute)
+        plan = list(_plan(session, admin, partitions, current, target))
+        _carry_out(session, admin, group, plan, epoch, execute=execute)
 
 
 def _target(
@@ -215,8 +216,8 @@ def _parse_topic(text: str) -> tuple[str, tuple[int, ...] | None]:
     return topic, tuple(parse_partition(f"{topic}:{number.strip()}").partition for number in numbers.split(","))
 
 
-def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> dict[TopicPartition, int]:
-    """The offsets that the group has now; none where there is no such group yet.
+def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> tuple[dict[TopicPartition, int], int]:
+    """The offsets that the group has now, and its epoch; none and 0 where there is no such group yet.
 
     Raises:
         CommandFailed: it is to be changed and has members, or is no group but a reader.
@@ -229,13 +230,13 @@ def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> 
         if not changes:
             raise
         session.note(f"there is no group {group} yet; storing offsets makes it")
-        return {}
+        return {}, 0
     if changes and found.listing.state == "observed":
         raise CommandFailed(ExitCode.FAILED, f"{group} is a reader without a group, which keeps its position itself")
     if changes and found.members:
         members = f"{counted(len(found.members), 'member')}: {member_list(found.members)}"
         raise CommandFailed(ExitCode.FAILED, f"group {group} has {members}. Stop them first, then try again.")
-    return {where: each.offset for where, each in found.offsets.items()}
+    return {where: each.offset for where, each in found.offsets.items()}, found.group_epoch
 
 
 def _choose(
@@ -300,8 +301,10 @@ def _look_up(where: TopicPartition, found: Mapping[TopicPartition, int]) -> Call
     return lambda _: found[where]
 
 
-def _carry_out(session: Session, admin: "Admin", group: str, plan: Sequence[PlannedOffset], *, execute: bool) -> None:
-    """Show a plan, store it where that is wanted, and tell what was refused."""
+def _carry_out(
+    session: Session, admin: "Admin", group: str, plan: Sequence[PlannedOffset], epoch: int, *, execute: bool
+) -> None:
+    """Show a plan, store it where that is wanted and the group is as it was, and tell what was refused."""
     changes = [each for each in plan if each.changes]
     results: list[OffsetResult] = []
     if execute:
@@ -309,7 +312,7 @@ def _carry_out(session: Session, admin: "Admin", group: str, plan: Sequence[Plan
             if done:
                 session.note(f"stored {done:,} of {counted(len(changes), 'offset')}")
             offsets = {each.where: -1 if each.offset is None else each.offset for each in some}
-            results += admin.reset_group_offsets(group, offsets)
+            results += admin.reset_group_offsets(group, offsets, expected_group_epoch=epoch)
     refused = {TopicPartition(each.topic, each.partition): str(each.error) for each in results if each.error}
     rows: list[dict[str, JsonValue]] = [
         {**each.row(), "changed": each.changes and each.where not in refused, "error": refused.get(each.where)}

@@ -329,13 +329,19 @@ class Admin:
         """
         return self._run(self._groups.describe_group(group, timeout))
 
-    def delete_groups(self, groups: Sequence[str], *, timeout: float | None = None) -> list[GroupResult]:
+    def delete_groups(
+        self,
+        groups: Sequence[str],
+        *,
+        expected_group_epochs: Mapping[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> list[GroupResult]:
         """Delete groups that have no members, with their offsets; gives what became of each, in order.
 
         A group that was refused has its `error` in the result and hinders no other: GroupNotEmptyError where it has
         members, UnknownGroupError where it is not there.
         """
-        return self._run(self._groups.delete_groups(groups, timeout))
+        return self._run(self._groups.delete_groups(groups, timeout, expected_group_epochs))
 
     def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
         """Give the offsets that a group has committed, the next record to read in each partition. Empty: none."""
@@ -362,7 +368,12 @@ class Admin:
         return self._run(self._groups.group_lag(group, times=times, timeout=timeout))
 
     def reset_group_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, int], *, timeout: float | None = None
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        expected_group_epoch: int | None = None,
+        timeout: float | None = None,
     ) -> list[OffsetResult]:
         """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet.
 
@@ -372,13 +383,16 @@ class Admin:
         Args:
             group: its id.
             offsets: the next record to read of each partition; -1 removes what is stored.
+            expected_group_epoch: `group_epoch` of the description that the offsets were computed from, 0 where there
+                was no such group. Every member that joins or leaves raises it. None: not compared.
             timeout: in seconds, for each thousand partitions.
 
         Raises:
             GroupNotEmptyError: it has members; stop them first.
+            ConflictError: members came or went since that epoch; of many thousand partitions the first may be stored.
             ConfigError: an offset below -1.
         """
-        return self._run(self._groups.reset_group_offsets(group, offsets, timeout))
+        return self._run(self._groups.reset_group_offsets(group, offsets, timeout, expected_group_epoch))
 
     def report_positions(
         self,

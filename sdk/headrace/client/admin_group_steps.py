@@ -51,11 +51,15 @@ class AdminGroupSteps:
             (yield from self._calls.group("DescribeGroup", group, request, self._timeout(timeout)))
         )
 
-    def delete_groups(self, ids: Sequence[str], timeout: float | None) -> Steps[list[GroupResult]]:
+    def delete_groups(
+        self, ids: Sequence[str], timeout: float | None, expected_group_epochs: Mapping[str, int] | None = None
+    ) -> Steps[list[GroupResult]]:
         """Delete groups, each at the coordinator that all ask about it: what is read next is after it."""
         results: list[GroupResult] = []
         for group in ids:
             request = groups_pb2.DeleteGroupsRequest(group_ids=[group])
+            if expected_group_epochs is not None and group in expected_group_epochs:
+                request.expected_group_epochs[group] = expected_group_epochs[group]
             try:
                 response = yield from self._calls.group(
                     "DeleteGroups", group, request, self._timeout(timeout), repeatable=False
@@ -75,11 +79,15 @@ class AdminGroupSteps:
         return groups.committed_offsets(response)
 
     def reset_group_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, int], timeout: float | None
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        timeout: float | None,
+        expected_group_epoch: int | None = None,
     ) -> Steps[list[OffsetResult]]:
         """Store offsets of a group without members. The same twice is as once, so a lost answer is asked for again."""
         results: list[OffsetResult] = []
-        for request, some in list(groups.commit_requests(group, offsets)):
+        for request, some in list(groups.commit_requests(group, offsets, expected_group_epoch)):
             response = yield from self._calls.group("CommitOffsets", group, request, self._timeout(timeout))
             results += groups.commit_results(response, {where: offsets[where] for where in some})
         return results

@@ -166,7 +166,7 @@ class PartitionLag:
 
 
 def commit_requests(
-    group_id: str, offsets: Mapping[TopicPartition, int]
+    group_id: str, offsets: Mapping[TopicPartition, int], expected_group_epoch: int | None = None
 ) -> Iterator[tuple[groups_pb2.CommitOffsetsRequest, list[TopicPartition]]]:
     """Make the requests that store offsets without a member, and say which partitions each has, in its order.
 
@@ -179,7 +179,7 @@ def commit_requests(
     ordered = sorted(offsets)
     for first in range(0, len(ordered), MAX_COMMIT_PARTITIONS):
         some = ordered[first : first + MAX_COMMIT_PARTITIONS]
-        request = groups_pb2.CommitOffsetsRequest(group_id=group_id)
+        request = groups_pb2.CommitOffsetsRequest(group_id=group_id, expected_group_epoch=expected_group_epoch)
         _add_offsets(request.topics, {where: offsets[where] for where in some})
         yield request, some
 

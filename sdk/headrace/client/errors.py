@@ -15,6 +15,7 @@ __all__ = [
     "HandlerTimeoutError",
     "LogTruncationError",
     "NoBrokersAvailableError",
+    "ProcessEndedError",
     "SerializationError",
     "WakeupError",
 ]

@@ -15,15 +15,17 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import errors_pb2 as headrace_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/groups.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/errors.proto\"\xde\x02\n\x10HeartbeatRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\x0c\x12\x14\n\x0cmember_epoch\x18\x04 \x01(\x03\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x0c\n\x04rack\x18\x06 \x01(\t\x12\x0e\n\x06topics\x18\x07 \x03(\t\x12\x15\n\rtopic_pattern\x18\x08 \x01(\t\x12\x10\n\x08\x61ssignor\x18\t \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\n \x01(\x05\x12\x1c\n\x14rebalance_timeout_ms\x18\x0b \x01(\x05\x12+\n\x05owned\x18\x0c \x01(\x0b\x32\x1c.headrace.v1.OwnedPartitions\x12\x16\n\x0eknown_revision\x18\r \x01(\x03\x12\x13\n\x0bmax_wait_ms\x18\x0e \x01(\x05\x12\x0c\n\x04host\x18\x0f \x01(\t\"D\n\x0fOwnedPartitions\x12\x31\n\x06topics\x18\x01 \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\"e\n\x14GroupTopicPartitions\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\x05\x12\x19\n\x11\x61ssignment_epochs\x18\x04 \x03(\x03\"\xb6\x01\n\x11HeartbeatResponse\x12\x14\n\x0cmember_epoch\x18\x01 \x01(\x03\x12\x33\n\x08\x61ssigned\x18\x02 \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x10\n\x08revision\x18\x03 \x01(\x03\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x05 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x06 \x01(\x03\"K\n\x11LeaveGroupRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\x0c\"\x14\n\x12LeaveGroupResponse\"\xa6\x01\n\x14\x43ommitOffsetsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\x0c\x12\x14\n\x0cmember_epoch\x18\x04 \x01(\x03\x12)\n\x06topics\x18\x05 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\x12\x15\n\rcommit_number\x18\x06 \x01(\x03\"`\n\x0cTopicOffsets\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x30\n\npartitions\x18\x03 \x03(\x0b\x32\x1c.headrace.v1.PartitionOffset\"\x9b\x01\n\x0fPartitionOffset\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08metadata\x18\x04 \x01(\t\x12\x14\n\x0c\x63ommitted_ms\x18\x05 \x01(\x03\x12\'\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\"B\n\x15\x43ommitOffsetsResponse\x12)\n\x06topics\x18\x01 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\"\x83\x01\n\x13\x46\x65tchOffsetsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x31\n\x06topics\x18\x03 \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x14\n\x0cmin_revision\x18\x04 \x01(\x03\"S\n\x14\x46\x65tchOffsetsResponse\x12)\n\x06topics\x18\x01 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\x12\x10\n\x08revision\x18\x02 \x01(\x03\"8\n\x11ListGroupsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08observed\x18\x02 \x01(\x08\"?\n\x12ListGroupsResponse\x12)\n\x06groups\x18\x01 \x03(\x0b\x32\x19.headrace.v1.GroupListing\"\x97\x01\n\x0cGroupListing\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.headrace.v1.GroupState\x12\x0f\n\x07members\x18\x03 \x01(\x05\x12\x12\n\npartitions\x18\x04 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x05 \x01(\t\x12\x16\n\x0e\x65mpty_since_ms\x18\x06 \x01(\x03\";\n\x14\x44\x65scribeGroupRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\"\x95\x02\n\x15\x44\x65scribeGroupResponse\x12*\n\x07listing\x18\x01 \x01(\x0b\x32\x19.headrace.v1.GroupListing\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12\x18\n\x10\x61ssignment_epoch\x18\x03 \x01(\x03\x12/\n\x07members\x18\x04 \x03(\x0b\x32\x1e.headrace.v1.MemberDescription\x12*\n\x07offsets\x18\x05 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\x12\x32\n\x07unowned\x18\x06 \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x10\n\x08revision\x18\x07 \x01(\x03\"\xde\x02\n\x11MemberDescription\x12\x11\n\tmember_id\x18\x01 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x06 \x01(\x03\x12\x0e\n\x06topics\x18\x07 \x03(\t\x12\x15\n\rtopic_pattern\x18\x08 \x01(\t\x12\x30\n\x05owned\x18\t \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x31\n\x06target\x18\n \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x11\n\tjoined_ms\x18\x0b \x01(\x03\x12\x1a\n\x12session_timeout_ms\x18\x0c \x01(\x05\x12\x13\n\x0brevoking_ms\x18\r \x01(\x03\x12\x0c\n\x04live\x18\x0e \x01(\x08\";\n\x13\x44\x65leteGroupsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x11\n\tgroup_ids\x18\x02 \x03(\t\"@\n\x14\x44\x65leteGroupsResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.headrace.v1.GroupResult\"H\n\x0bGroupResult\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\"|\n\x16ReportPositionsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12)\n\x06topics\x18\x03 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\x12\x11\n\texpire_ms\x18\x04 \x01(\x05\"\x19\n\x17ReportPositionsResponse*\x8f\x01\n\nGroupState\x12\x1b\n\x17GROUP_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11GROUP_STATE_EMPTY\x10\x01\x12\x1b\n\x17GROUP_STATE_REBALANCING\x10\x02\x12\x16\n\x12GROUP_STATE_STABLE\x10\x03\x12\x18\n\x14GROUP_STATE_OBSERVED\x10\x04\x32\xb0\x05\n\x0cGroupService\x12J\n\tHeartbeat\x12\x1d.headrace.v1.HeartbeatRequest\x1a\x1e.headrace.v1.HeartbeatResponse\x12M\n\nLeaveGroup\x12\x1e.headrace.v1.LeaveGroupRequest\x1a\x1f.headrace.v1.LeaveGroupResponse\x12V\n\rCommitOffsets\x12!.headrace.v1.CommitOffsetsRequest\x1a\".headrace.v1.CommitOffsetsResponse\x12S\n\x0c\x46\x65tchOffsets\x12 .headrace.v1.FetchOffsetsRequest\x1a!.headrace.v1.FetchOffsetsResponse\x12M\n\nListGroups\x12\x1e.headrace.v1.ListGroupsRequest\x1a\x1f.headrace.v1.ListGroupsResponse\x12V\n\rDescribeGroup\x12!.headrace.v1.DescribeGroupRequest\x1a\".headrace.v1.DescribeGroupResponse\x12S\n\x0c\x44\x65leteGroups\x12 .headrace.v1.DeleteGroupsRequest\x1a!.headrace.v1.DeleteGroupsResponse\x12\\\n\x0fReportPositions\x12#.headrace.v1.ReportPositionsRequest\x1a$.headrace.v1.ReportPositionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/groups.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/errors.proto\"\xde\x02\n\x10HeartbeatRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\x0c\x12\x14\n\x0cmember_epoch\x18\x04 \x01(\x03\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x0c\n\x04rack\x18\x06 \x01(\t\x12\x0e\n\x06topics\x18\x07 \x03(\t\x12\x15\n\rtopic_pattern\x18\x08 \x01(\t\x12\x10\n\x08\x61ssignor\x18\t \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\n \x01(\x05\x12\x1c\n\x14rebalance_timeout_ms\x18\x0b \x01(\x05\x12+\n\x05owned\x18\x0c \x01(\x0b\x32\x1c.headrace.v1.OwnedPartitions\x12\x16\n\x0eknown_revision\x18\r \x01(\x03\x12\x13\n\x0bmax_wait_ms\x18\x0e \x01(\x05\x12\x0c\n\x04host\x18\x0f \x01(\t\"D\n\x0fOwnedPartitions\x12\x31\n\x06topics\x18\x01 \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\"e\n\x14GroupTopicPartitions\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\x05\x12\x19\n\x11\x61ssignment_epochs\x18\x04 \x03(\x03\"\xb6\x01\n\x11HeartbeatResponse\x12\x14\n\x0cmember_epoch\x18\x01 \x01(\x03\x12\x33\n\x08\x61ssigned\x18\x02 \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x10\n\x08revision\x18\x03 \x01(\x03\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x05 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x06 \x01(\x03\"K\n\x11LeaveGroupRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\x0c\"\x14\n\x12LeaveGroupResponse\"\xe2\x01\n\x14\x43ommitOffsetsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\x0c\x12\x14\n\x0cmember_epoch\x18\x04 \x01(\x03\x12)\n\x06topics\x18\x05 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\x12\x15\n\rcommit_number\x18\x06 \x01(\x03\x12!\n\x14\x65xpected_group_epoch\x18\x07 \x01(\x03H\x00\x88\x01\x01\x42\x17\n\x15_expected_group_epoch\"`\n\x0cTopicOffsets\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x30\n\npartitions\x18\x03 \x03(\x0b\x32\x1c.headrace.v1.PartitionOffset\"\x9b\x01\n\x0fPartitionOffset\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08metadata\x18\x04 \x01(\t\x12\x14\n\x0c\x63ommitted_ms\x18\x05 \x01(\x03\x12\'\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\"B\n\x15\x43ommitOffsetsResponse\x12)\n\x06topics\x18\x01 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\"\x83\x01\n\x13\x46\x65tchOffsetsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x31\n\x06topics\x18\x03 \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x14\n\x0cmin_revision\x18\x04 \x01(\x03\"S\n\x14\x46\x65tchOffsetsResponse\x12)\n\x06topics\x18\x01 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\x12\x10\n\x08revision\x18\x02 \x01(\x03\"8\n\x11ListGroupsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08observed\x18\x02 \x01(\x08\"?\n\x12ListGroupsResponse\x12)\n\x06groups\x18\x01 \x03(\x0b\x32\x19.headrace.v1.GroupListing\"\x97\x01\n\x0cGroupListing\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.headrace.v1.GroupState\x12\x0f\n\x07members\x18\x03 \x01(\x05\x12\x12\n\npartitions\x18\x04 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x05 \x01(\t\x12\x16\n\x0e\x65mpty_since_ms\x18\x06 \x01(\x03\";\n\x14\x44\x65scribeGroupRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\"\x95\x02\n\x15\x44\x65scribeGroupResponse\x12*\n\x07listing\x18\x01 \x01(\x0b\x32\x19.headrace.v1.GroupListing\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12\x18\n\x10\x61ssignment_epoch\x18\x03 \x01(\x03\x12/\n\x07members\x18\x04 \x03(\x0b\x32\x1e.headrace.v1.MemberDescription\x12*\n\x07offsets\x18\x05 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\x12\x32\n\x07unowned\x18\x06 \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x10\n\x08revision\x18\x07 \x01(\x03\"\xde\x02\n\x11MemberDescription\x12\x11\n\tmember_id\x18\x01 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x14\n\x0cmember_epoch\x18\x06 \x01(\x03\x12\x0e\n\x06topics\x18\x07 \x03(\t\x12\x15\n\rtopic_pattern\x18\x08 \x01(\t\x12\x30\n\x05owned\x18\t \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x31\n\x06target\x18\n \x03(\x0b\x32!.headrace.v1.GroupTopicPartitions\x12\x11\n\tjoined_ms\x18\x0b \x01(\x03\x12\x1a\n\x12session_timeout_ms\x18\x0c \x01(\x05\x12\x13\n\x0brevoking_ms\x18\r \x01(\x03\x12\x0c\n\x04live\x18\x0e \x01(\x08\"\xd1\x01\n\x13\x44\x65leteGroupsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x11\n\tgroup_ids\x18\x02 \x03(\t\x12X\n\x15\x65xpected_group_epochs\x18\x03 \x03(\x0b\x32\x39.headrace.v1.DeleteGroupsRequest.ExpectedGroupEpochsEntry\x1a:\n\x18\x45xpectedGroupEpochsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"@\n\x14\x44\x65leteGroupsResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.headrace.v1.GroupResult\"H\n\x0bGroupResult\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\"|\n\x16ReportPositionsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x11\n\treader_id\x18\x02 \x01(\t\x12)\n\x06topics\x18\x03 \x03(\x0b\x32\x19.headrace.v1.TopicOffsets\x12\x11\n\texpire_ms\x18\x04 \x01(\x05\"\x19\n\x17ReportPositionsResponse*\x8f\x01\n\nGroupState\x12\x1b\n\x17GROUP_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11GROUP_STATE_EMPTY\x10\x01\x12\x1b\n\x17GROUP_STATE_REBALANCING\x10\x02\x12\x16\n\x12GROUP_STATE_STABLE\x10\x03\x12\x18\n\x14GROUP_STATE_OBSERVED\x10\x04\x32\xb0\x05\n\x0cGroupService\x12J\n\tHeartbeat\x12\x1d.headrace.v1.HeartbeatRequest\x1a\x1e.headrace.v1.HeartbeatResponse\x12M\n\nLeaveGroup\x12\x1e.headrace.v1.LeaveGroupRequest\x1a\x1f.headrace.v1.LeaveGroupResponse\x12V\n\rCommitOffsets\x12!.headrace.v1.CommitOffsetsRequest\x1a\".headrace.v1.CommitOffsetsResponse\x12S\n\x0c\x46\x65tchOffsets\x12 .headrace.v1.FetchOffsetsRequest\x1a!.headrace.v1.FetchOffsetsResponse\x12M\n\nListGroups\x12\x1e.headrace.v1.ListGroupsRequest\x1a\x1f.headrace.v1.ListGroupsResponse\x12V\n\rDescribeGroup\x12!.headrace.v1.DescribeGroupRequest\x1a\".headrace.v1.DescribeGroupResponse\x12S\n\x0c\x44\x65leteGroups\x12 .headrace.v1.DeleteGroupsRequest\x1a!.headrace.v1.DeleteGroupsResponse\x12\\\n\x0fReportPositions\x12#.headrace.v1.ReportPositionsRequest\x1a$.headrace.v1.ReportPositionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.groups_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_GROUPSTATE']._serialized_start=2915
-  _globals['_GROUPSTATE']._serialized_end=3058
+  _globals['_DELETEGROUPSREQUEST_EXPECTEDGROUPEPOCHSENTRY']._options = None
+  _globals['_DELETEGROUPSREQUEST_EXPECTEDGROUPEPOCHSENTRY']._serialized_options = b'8\001'
+  _globals['_GROUPSTATE']._serialized_start=3126
+  _globals['_GROUPSTATE']._serialized_end=3269
   _globals['_HEARTBEATREQUEST']._serialized_start=68
   _globals['_HEARTBEATREQUEST']._serialized_end=418
   _globals['_OWNEDPARTITIONS']._serialized_start=420
@@ -37,39 +39,41 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_LEAVEGROUPRESPONSE']._serialized_start=855
   _globals['_LEAVEGROUPRESPONSE']._serialized_end=875
   _globals['_COMMITOFFSETSREQUEST']._serialized_start=878
-  _globals['_COMMITOFFSETSREQUEST']._serialized_end=1044
-  _globals['_TOPICOFFSETS']._serialized_start=1046
-  _globals['_TOPICOFFSETS']._serialized_end=1142
-  _globals['_PARTITIONOFFSET']._serialized_start=1145
-  _globals['_PARTITIONOFFSET']._serialized_end=1300
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=1302
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=1368
-  _globals['_FETCHOFFSETSREQUEST']._serialized_start=1371
-  _globals['_FETCHOFFSETSREQUEST']._serialized_end=1502
-  _globals['_FETCHOFFSETSRESPONSE']._serialized_start=1504
-  _globals['_FETCHOFFSETSRESPONSE']._serialized_end=1587
-  _globals['_LISTGROUPSREQUEST']._serialized_start=1589
-  _globals['_LISTGROUPSREQUEST']._serialized_end=1645
-  _globals['_LISTGROUPSRESPONSE']._serialized_start=1647
-  _globals['_LISTGROUPSRESPONSE']._serialized_end=1710
-  _globals['_GROUPLISTING']._serialized_start=1713
-  _globals['_GROUPLISTING']._serialized_end=1864
-  _globals['_DESCRIBEGROUPREQUEST']._serialized_start=1866
-  _globals['_DESCRIBEGROUPREQUEST']._serialized_end=1925
-  _globals['_DESCRIBEGROUPRESPONSE']._serialized_start=1928
-  _globals['_DESCRIBEGROUPRESPONSE']._serialized_end=2205
-  _globals['_MEMBERDESCRIPTION']._serialized_start=2208
-  _globals['_MEMBERDESCRIPTION']._serialized_end=2558
-  _globals['_DELETEGROUPSREQUEST']._serialized_start=2560
-  _globals['_DELETEGROUPSREQUEST']._serialized_end=2619
-  _globals['_DELETEGROUPSRESPONSE']._serialized_start=2621
-  _globals['_DELETEGROUPSRESPONSE']._serialized_end=2685
-  _globals['_GROUPRESULT']._serialized_start=2687
-  _globals['_GROUPRESULT']._serialized_end=2759
-  _globals['_REPORTPOSITIONSREQUEST']._serialized_start=2761
-  _globals['_REPORTPOSITIONSREQUEST']._serialized_end=2885
-  _globals['_REPORTPOSITIONSRESPONSE']._serialized_start=2887
-  _globals['_REPORTPOSITIONSRESPONSE']._serialized_end=2912
-  _globals['_GROUPSERVICE']._serialized_start=3061
-  _globals['_GROUPSERVICE']._serialized_end=3749
+  _globals['_COMMITOFFSETSREQUEST']._serialized_end=1104
+  _globals['_TOPICOFFSETS']._serialized_start=1106
+  _globals['_TOPICOFFSETS']._serialized_end=1202
+  _globals['_PARTITIONOFFSET']._serialized_start=1205
+  _globals['_PARTITIONOFFSET']._serialized_end=1360
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=1362
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=1428
+  _globals['_FETCHOFFSETSREQUEST']._serialized_start=1431
+  _globals['_FETCHOFFSETSREQUEST']._serialized_end=1562
+  _globals['_FETCHOFFSETSRESPONSE']._serialized_start=1564
+  _globals['_FETCHOFFSETSRESPONSE']._serialized_end=1647
+  _globals['_LISTGROUPSREQUEST']._serialized_start=1649
+  _globals['_LISTGROUPSREQUEST']._serialized_end=1705
+  _globals['_LISTGROUPSRESPONSE']._serialized_start=1707
+  _globals['_LISTGROUPSRESPONSE']._serialized_end=1770
+  _globals['_GROUPLISTING']._serialized_start=1773
+  _globals['_GROUPLISTING']._serialized_end=1924
+  _globals['_DESCRIBEGROUPREQUEST']._serialized_start=1926
+  _globals['_DESCRIBEGROUPREQUEST']._serialized_end=1985
+  _globals['_DESCRIBEGROUPRESPONSE']._serialized_start=1988
+  _globals['_DESCRIBEGROUPRESPONSE']._serialized_end=2265
+  _globals['_MEMBERDESCRIPTION']._serialized_start=2268
+  _globals['_MEMBERDESCRIPTION']._serialized_end=2618
+  _globals['_DELETEGROUPSREQUEST']._serialized_start=2621
+  _globals['_DELETEGROUPSREQUEST']._serialized_end=2830
+  _globals['_DELETEGROUPSREQUEST_EXPECTEDGROUPEPOCHSENTRY']._serialized_start=2772
+  _globals['_DELETEGROUPSREQUEST_EXPECTEDGROUPEPOCHSENTRY']._serialized_end=2830
+  _globals['_DELETEGROUPSRESPONSE']._serialized_start=2832
+  _globals['_DELETEGROUPSRESPONSE']._serialized_end=2896
+  _globals['_GROUPRESULT']._serialized_start=2898
+  _globals['_GROUPRESULT']._serialized_end=2970
+  _globals['_REPORTPOSITIONSREQUEST']._serialized_start=2972
+  _globals['_REPORTPOSITIONSREQUEST']._serialized_end=3096
+  _globals['_REPORTPOSITIONSRESPONSE']._serialized_start=3098
+  _globals['_REPORTPOSITIONSRESPONSE']._serialized_end=3123
+  _globals['_GROUPSERVICE']._serialized_start=3272
+  _globals['_GROUPSERVICE']._serialized_end=3960
 # @@protoc_insertion_point(module_scope)

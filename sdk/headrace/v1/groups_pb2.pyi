@@ -103,20 +103,22 @@ class LeaveGroupResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
-    __slots__ = ("client_id", "group_id", "member_id", "member_epoch", "topics", "commit_number")
+    __slots__ = ("client_id", "group_id", "member_id", "member_epoch", "topics", "commit_number", "expected_group_epoch")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_GROUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     group_id: str
     member_id: bytes
     member_epoch: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicOffsets]
     commit_number: int
-    def __init__(self, client_id: _Optional[str] = ..., group_id: _Optional[str] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., commit_number: _Optional[int] = ...) -> None: ...
+    expected_group_epoch: int
+    def __init__(self, client_id: _Optional[str] = ..., group_id: _Optional[str] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., commit_number: _Optional[int] = ..., expected_group_epoch: _Optional[int] = ...) -> None: ...
 
 class TopicOffsets(_message.Message):
     __slots__ = ("topic_id", "name", "partitions")
@@ -259,12 +261,21 @@ class MemberDescription(_message.Message):
     def __init__(self, member_id: _Optional[bytes] = ..., instance_id: _Optional[str] = ..., client_id: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., member_epoch: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., owned: _Optional[_Iterable[_Union[GroupTopicPartitions, _Mapping]]] = ..., target: _Optional[_Iterable[_Union[GroupTopicPartitions, _Mapping]]] = ..., joined_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., revoking_ms: _Optional[int] = ..., live: bool = ...) -> None: ...
 
 class DeleteGroupsRequest(_message.Message):
-    __slots__ = ("client_id", "group_ids")
+    __slots__ = ("client_id", "group_ids", "expected_group_epochs")
+    class ExpectedGroupEpochsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_GROUP_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     group_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, client_id: _Optional[str] = ..., group_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    expected_group_epochs: _containers.ScalarMap[str, int]
+    def __init__(self, client_id: _Optional[str] = ..., group_ids: _Optional[_Iterable[str]] = ..., expected_group_epochs: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class DeleteGroupsResponse(_message.Message):
     __slots__ = ("groups",)

@@ -1,6 +1,6 @@
 """Consumer groups of the fake cluster: the group methods of `Admin` over a dictionary."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from headrace.client.admin_groups import (
     OffsetResult,
     PartitionLag,
 )
-from headrace.wire.errors import GroupNotEmptyError, HeadraceError, UnknownGroupError
+from headrace.wire.errors import ConflictError, GroupNotEmptyError, HeadraceError, UnknownGroupError
 from headrace.wire.ids import TopicPartition
 
 COMMITTED_MS = 1_700_000_500_000
@@ -27,6 +27,9 @@ class FakeGroup:
     members: list[GroupMember] = field(default_factory=list)
     unowned: list[TopicPartition] = field(default_factory=list)
     observed: bool = False
+    group_epoch: int = 5
+    # Called once before a change: somebody was faster.
+    before_change: Callable[[], object] | None = None
     # What is not known of partitions, and why.
     problems: dict[TopicPartition, str] = field(default_factory=dict)
     # Raised where its lag is asked for.
@@ -88,7 +91,14 @@ class FakeGroupMethods:
         named |= {where.topic for member in found.members for where in member.owned}
         ids = {name: self.held.topics[name].topic_id for name in sorted(named) if name in self.held.topics}
         return GroupDescription(
-            found.listing(group), 5, 5, tuple(found.members), offsets, tuple(found.unowned), ids, 99
+            found.listing(group),
+            found.group_epoch,
+            found.group_epoch,
+            tuple(found.members),
+            offsets,
+            tuple(found.unowned),
+            ids,
+            99,
         )
 
     def group_lag(self, group: str | GroupDescription, *, times: bool = True) -> list[PartitionLag]:
@@ -107,7 +117,9 @@ class FakeGroupMethods:
         behind = None if records is None or (records and not times) else records * 1000
         return PartitionLag(*where, stored, start, end, records, behind, "")
 
-    def delete_groups(self, groups: Sequence[str]) -> list[GroupResult]:
+    def delete_groups(
+        self, groups: Sequence[str], *, expected_group_epochs: Mapping[str, int] | None = None
+    ) -> list[GroupResult]:
         results: list[GroupResult] = []
         for name in groups:
             error: HeadraceError | None = None
@@ -115,16 +127,24 @@ class FakeGroupMethods:
                 error = UnknownGroupError(f"there is no group {name!r}")
             elif self.held.groups[name].members:
                 error = GroupNotEmptyError(f"group {name} has members")
+            elif (expected_group_epochs or {}).get(name) not in (None, self.held.groups[name].group_epoch):
+                error = ConflictError(f"members of group {name} came or went", retriable=False)
             else:
                 del self.held.groups[name]
             results.append(GroupResult(name, error))
         return results
 
-    def reset_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> list[OffsetResult]:
+    def reset_group_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int], *, expected_group_epoch: int | None = None
+    ) -> list[OffsetResult]:
         self.held.changes.append(("reset", (group, dict(offsets))))
-        held = self.held.groups.setdefault(group, FakeGroup())
+        held = self.held.groups.setdefault(group, FakeGroup(group_epoch=0))
+        if held.before_change is not None:
+            held.before_change()
         if held.members:
             raise GroupNotEmptyError(f"group {group} has members")
+        if expected_group_epoch not in (None, held.group_epoch):
+            raise ConflictError(f"members of group {group} came or went", retriable=False)
         results = []
         for where, offset in offsets.items():
             refused = self.held.refused.get(where)

@@ -200,7 +200,7 @@ def test_a_deletion_asks_on_a_terminal(headrace: Any, held: Any) -> None:
     held.groups["old"] = FakeGroup()
     ended = headrace("group", "delete", "old", stdin=b"\n", terminal=True)
     assert (ended.code, "old" in held.groups, "nothing was deleted" in ended.err) == (ExitCode.FAILED, True, True)
-    assert headrace("group", "delete", "old", stdin=b"y\n", terminal=True).code == 0
+    assert headrace("group", "delete", "old", "none", "--if-exists", stdin=b"y\n", terminal=True).code == 0
     assert not held.groups
 
 

@@ -132,7 +132,7 @@ def test_a_member_that_joins_meanwhile_is_the_coordinators_to_refuse(
     """Between the look and the change the coordinator compares, so that nothing is stored under a live group."""
     from tests.unit.cli.conftest import FakeAdmin
 
-    def refuse(self: Any, group: str, offsets: Any) -> None:
+    def refuse(self: Any, group: str, offsets: Any, **options: Any) -> None:
         raise GroupNotEmptyError(f"group {group} has 1 members")
 
     monkeypatch.setattr(FakeAdmin, "reset_group_offsets", refuse)
@@ -183,6 +183,21 @@ def test_a_group_goes_where_another_is(headrace: Any, held: Any, billing: FakeGr
     assert headrace("group", "reset", "copy", "--like", "scan", "--execute").code == 0
     assert held.groups["copy"].offsets == {P[0]: 50, P[1]: 90, P[2]: 33}
     assert headrace("group", "reset", "copy", "--like", "nope").code == ExitCode.NOT_FOUND
+
+
+def test_a_group_that_was_in_use_meanwhile_is_not_reset(headrace: Any, billing: FakeGroup) -> None:
+    """A member came, read on and went between the look and the change: the plan was made for another place."""
+
+    def come_and_go() -> None:
+        billing.group_epoch += 2
+        billing.offsets[P[0]] = 77
+
+    billing.before_change = come_and_go
+    for command in (["reset", "billing", "--to-latest"], ["seek", "billing", "clicks:0", "--to", "5"]):
+        ended = headrace("group", *command, "--execute")
+        assert ended.code != 0
+        assert "members of group billing came or went" in ended.err
+        assert billing.offsets == {P[0]: 77, P[1]: 90}
 
 
 def test_a_topic_that_is_gone_is_left_out(headrace: Any, held: Any, billing: FakeGroup) -> None:

@@ -284,6 +284,18 @@ def test_a_live_group_is_not_reset_and_nonsense_is_not_sent(servers):
     assert servers.asked == []
 
 
+def test_a_reset_says_at_which_epoch_it_saw_the_group(servers):
+    """Where it is asked to, and zero is an epoch: there was no such group."""
+    servers.answers["CommitOffsets"] = groups_pb2.CommitOffsetsResponse()
+    servers.answers["DeleteGroups"] = groups_pb2.DeleteGroupsResponse()
+    for epoch in (None, 0, 7):
+        servers.run(servers.steps.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None, epoch))
+    servers.run(servers.steps.delete_groups(["g", "h"], None, {"h": 3}))
+    *resets, first, second = [call.request for call in servers.asked]
+    assert [r.HasField("expected_group_epoch") and r.expected_group_epoch for r in resets] == [False, 0, 7]
+    assert (dict(first.expected_group_epochs), dict(second.expected_group_epochs)) == ({}, {"h": 3})
+
+
 def test_a_lost_answer_is_asked_for_again_but_for_a_deletion(servers):
     """A reset is the same twice; a second deletion would say that there is no such group."""
     lose = {coordinators_for("g", COORDINATORS)[0]}

@@ -407,6 +407,46 @@ def test_a_wall_clock_that_is_wrong_removes_no_group(run):
     run(scenario)
 
 
+async def reset(coordinator, parts, offset, epoch):
+    """What an administrator sends who has seen the group at an epoch."""
+    request = groups_pb2.CommitOffsetsRequest(group_id=GROUP, expected_group_epoch=epoch)
+    request.topics.add(topic_id=parts.topic_id).partitions.add(partition=0, offset=offset, leader_epoch=-1)
+    await coordinator.call("CommitOffsets", request)
+
+
+def test_a_reset_that_raced_with_a_member_is_refused(run):
+    """Though the group is empty again: members came and went since the administrator looked, and read on."""
+
+    async def scenario(parts, a, b):
+        await reset(a, parts, 3, 0)
+        seen = (await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))).group_epoch
+        await reset(a, parts, 4, seen)
+        await b.see()
+        one = Caller(1)
+
+        async def come_and_go(compares, operations):
+            a.metastore.before_txn = None
+            await one.beat(b)
+            await b.commit(one, {0: 9})
+            await b.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+
+        a.metastore.before_txn = come_and_go
+        error = await error_of(reset(a, parts, 5, seen))
+        assert isinstance(error, ConflictError)
+        assert not error.retriable
+        assert isinstance(await error_of(reset(b, parts, 5, 0)), ConflictError)
+        assert await b.committed() == {0: 9}
+        delete = groups_pb2.DeleteGroupsRequest(group_ids=[GROUP], expected_group_epochs={GROUP: seen})
+        (result,) = (await b.call("DeleteGroups", delete)).groups
+        assert isinstance(from_detail(result.error), ConflictError)
+        delete.expected_group_epochs[GROUP] = b.group.group_epoch
+        (result,) = (await b.call("DeleteGroups", delete)).groups
+        assert not result.HasField("error")
+        assert b.groups.groups == {}
+
+    run(scenario)
+
+
 def test_a_group_that_was_in_use_again_is_not_expired(run):
     """A member came and went between the look and the deletion: the compare fails, and its age is looked at again."""
 

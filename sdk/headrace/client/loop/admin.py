@@ -241,9 +241,15 @@ class Admin:
         """Give a group's members, who owns what, its offsets; or what is known of a reader that reports positions."""
         return await self._run(self._groups.describe_group(group, timeout))
 
-    async def delete_groups(self, groups: Sequence[str], *, timeout: float | None = None) -> list[GroupResult]:
+    async def delete_groups(
+        self,
+        groups: Sequence[str],
+        *,
+        expected_group_epochs: Mapping[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> list[GroupResult]:
         """Delete groups that have no members, with their offsets; gives what became of each, in order."""
-        return await self._run(self._groups.delete_groups(groups, timeout))
+        return await self._run(self._groups.delete_groups(groups, timeout, expected_group_epochs))
 
     async def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
         """Give the offsets that a group has committed, the next record to read in each partition. Empty: none."""
@@ -256,10 +262,15 @@ class Admin:
         return await self._run(self._groups.group_lag(group, times=times, timeout=timeout))
 
     async def reset_group_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, int], *, timeout: float | None = None
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        expected_group_epoch: int | None = None,
+        timeout: float | None = None,
     ) -> list[OffsetResult]:
         """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet."""
-        return await self._run(self._groups.reset_group_offsets(group, offsets, timeout))
+        return await self._run(self._groups.reset_group_offsets(group, offsets, timeout, expected_group_epoch))
 
     async def report_positions(
         self,

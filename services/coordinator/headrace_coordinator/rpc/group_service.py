@@ -263,6 +263,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             list(commits.values()),
             self._answers.deadline(0, context.time_remaining()),
             commit_number=request.commit_number,
+            expected_group_epoch=request.expected_group_epoch if request.HasField("expected_group_epoch") else None,
         )
         for (topic_id, number), refusal in refused.items():
             is_gone = self._view.topic_by_id(topic_id) is None
@@ -392,7 +393,8 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 check_group_id(group_id)
                 if group_id not in self._groups.groups:
                     raise UnknownGroupError(f"there is no group {group_id!r}")
-                await self._offsets.delete_group(group_id, deadline)
+                expected = request.expected_group_epochs.get(group_id)
+                await self._offsets.delete_group(group_id, deadline, expected_group_epoch=expected)
             except HeadraceError as error:
                 self._answers.put_error(answer, error)
         return response

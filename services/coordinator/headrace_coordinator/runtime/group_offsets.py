@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 from headrace.wire.errors import (
+    ConflictError,
     FencedMemberEpochError,
     GroupNotEmptyError,
     HeadraceError,
@@ -72,6 +73,7 @@ class _Attempt:
     member_epoch: int
     commit_number: int
     commits: dict[TopicPartition, Commit]
+    expected_group_epoch: int | None = None
 
     def drop_overtaken(self, entry: GroupEntry) -> None:
         """Forget offsets that are stored already, or were overtaken by a later commit of the same member."""
@@ -107,11 +109,15 @@ class GroupOffsets:
         deadline: float,
         *,
         commit_number: int = 0,
+        expected_group_epoch: int | None = None,
     ) -> dict[TopicPartition, HeadraceError]:
         """Store offsets; the partitions that were refused, with the reason. Empty `member_id`: an administrator.
 
+        An administrator may say at which epoch he saw the group: any member that came or went since has raised it.
+
         Raises:
-            UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError: nothing was stored.
+            UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError: nothing was stored of the
+                `MAX_OFFSETS` partitions at hand, nor of those behind them.
             MetastoreUnavailableError, TimedOutError: with the outcome.
         """
         refused: dict[TopicPartition, HeadraceError] = {}
@@ -119,7 +125,7 @@ class GroupOffsets:
             async with asyncio.timeout_at(deadline):
                 for first in range(0, len(commits), MAX_OFFSETS):
                     some = {commit.partition: commit for commit in commits[first : first + MAX_OFFSETS]}
-                    attempt = _Attempt(group_id, member_id, member_epoch, commit_number, some)
+                    attempt = _Attempt(group_id, member_id, member_epoch, commit_number, some, expected_group_epoch)
                     refused.update(await self._store(attempt))
         except TimeoutError:
             raise TimedOutError("the offsets were not stored in time", outcome=Outcome.UNKNOWN) from None
@@ -135,7 +141,7 @@ class GroupOffsets:
                 fence, refused = self._check(attempt, entry)
                 if refused and await self._is_behind(attempt):
                     continue
-            except (UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError) as error:
+            except (UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError) as error:
                 if await self._is_behind(attempt):
                     continue
                 if unanswered:
@@ -166,7 +172,7 @@ class GroupOffsets:
         """What the transaction compares of the group, and the partitions that are refused."""
         if attempt.member_id:
             return _check_owner(self._view, attempt, entry)
-        return _check_empty(self._view, attempt.group_id, entry), {}
+        return _check_empty(self._view, attempt.group_id, entry, attempt.expected_group_epoch), {}
 
     async def _is_behind(self, attempt: _Attempt) -> bool:
         """Whether the view may have been behind in what a refusal rests on; returns when it is worth another look."""
@@ -217,11 +223,19 @@ class GroupOffsets:
         left = deadline - asyncio.get_running_loop().time()
         await self._source.wait_for(revision, max(0.0, left))
 
-    async def delete_group(self, group_id: str, deadline: float, *, empty_since_ms: int | None = None) -> None:
-        """Delete a group without members, with its offsets; where `empty_since_ms` is given, only if that still holds.
+    async def delete_group(
+        self,
+        group_id: str,
+        deadline: float,
+        *,
+        empty_since_ms: int | None = None,
+        expected_group_epoch: int | None = None,
+    ) -> None:
+        """Delete a group without members, with its offsets; of what is given only if that still holds.
 
         Raises:
             GroupNotEmptyError: it has members, or had some since.
+            ConflictError: its epoch is another one.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -229,7 +243,9 @@ class GroupOffsets:
                     is_as_it_was = empty_since_ms in (None, entry.group.empty_since_ms) or not entry.mod_revision
                     if not is_as_it_was:
                         raise GroupNotEmptyError(f"group {group_id} is in use again")
-                    fence = _check_empty(self._view, group_id, entry)
+                    # What is left without a state is left of a deletion under way.
+                    expected = expected_group_epoch if entry.mod_revision else None
+                    fence = _check_empty(self._view, group_id, entry, expected)
                     await self._delete_once(fence, self._left_of(group_id, entry))
         except TimeoutError:
             raise TimedOutError("the group was not deleted in time", outcome=Outcome.UNKNOWN) from None
@@ -307,10 +323,17 @@ def _check_owner(
     return ModRevisionIs(view.keyspace.group_assignment(attempt.group_id, member_id), stored.mod_revision), refused
 
 
-def _check_empty(view: GroupView, group_id: str, entry: GroupEntry) -> Compare:
-    """What a write without a member compares: that the group has none."""
+def _check_empty(view: GroupView, group_id: str, entry: GroupEntry, expected_group_epoch: int | None = None) -> Compare:
+    """What a write without a member compares: that the group has none, nor had any since the epoch it was seen at."""
     if entry.group.members:
         raise GroupNotEmptyError(f"group {group_id} has {len(entry.group.members)} members")
+    if expected_group_epoch not in (None, entry.group.group_epoch):
+        raise ConflictError(
+            f"members of group {group_id} came or went: it is at epoch {entry.group.group_epoch}, "
+            f"not at {expected_group_epoch} as when it was looked at",
+            retriable=False,
+            action="Look at the group again, then decide.",
+        )
     return ModRevisionIs(view.keyspace.group(group_id), entry.mod_revision)
 
 
