@@ -37,6 +37,7 @@ class GroupNemesis(Nemesis):
             "break streams": self._break_streams,
             "etcd away": self._etcd_away,
             "etcd leader change": self._etcd_leader_change,
+            "etcd compacts": self._compact,
             "answers lost": self._lose_answers,
             "lease ends early": self._end_lease,
             "coordinator dies": self._coordinator_dies,

@@ -26,6 +26,7 @@ GROUP_FAULTS = (
     "break streams",
     "etcd away",
     "etcd leader change",
+    "etcd compacts",
     "answers lost",
     "lease ends early",
     "coordinator dies",

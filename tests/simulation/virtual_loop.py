@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from headrace.wire.errors import MetastoreUnavailableError, Outcome
 from headrace_server.metastore.api import (
+    CompactedError,
     Compare,
     GetResult,
     LeaseGrant,
@@ -216,17 +217,21 @@ class LoopMetastore:
         etcd, world = self._etcd, self._etcd.world
         items: deque[WatchEvents] = deque()
         changed = asyncio.Event()
-        broken: list[bool] = []
+        broken: list[MetastoreUnavailableError] = []
 
         def take(item: WatchEvents) -> None:
             items.append(item)
             changed.set()
 
         def end() -> None:
-            broken.append(True)
+            broken.append(MetastoreUnavailableError("the watch broke", outcome=Outcome.NOT_APPLIED))
             changed.set()
 
-        watch = _Watch(etcd, self._process, prefix, start_revision, take, end)
+        def refuse() -> None:
+            broken.append(CompactedError("its history is gone", compact_revision=etcd.store.compacted))
+            changed.set()
+
+        watch = _Watch(etcd, self._process, prefix, start_revision, take, end, refuse)
         stream = watch._stream
 
         def progress() -> None:
@@ -244,7 +249,7 @@ class LoopMetastore:
                 while items:
                     yield items.popleft()
                 if broken:
-                    raise MetastoreUnavailableError("the watch broke", outcome=Outcome.NOT_APPLIED)
+                    raise broken[0]
                 changed.clear()
                 await changed.wait()
         finally:
