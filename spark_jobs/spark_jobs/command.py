@@ -57,7 +57,7 @@ EventTime = Annotated[
     str,
     typer.Option(
         metavar="SQL",
-        help="When a record's event was: an SQL expression over its columns that gives a timestamp, such as "
+        help="When a row's event was: an SQL expression over its columns that gives a timestamp, such as "
         "\"timestamp_millis(get_json_object(string(value), '$.at_ms')::bigint)\".",
     ),
 ]

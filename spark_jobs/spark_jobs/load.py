@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +32,7 @@ from spark_jobs.command import (
 )
 from spark_jobs.load_plan import Plan, TruncatedError, plan_load
 from spark_jobs.progress import ProgressLine
+from spark_jobs.queries import VIEW, ask, show_answer
 from spark_jobs.session import spark_session
 from spark_jobs.tables.attempts import begin, table_lock
 from spark_jobs.tables.delta_table import DeltaTable
@@ -63,7 +64,7 @@ class Load:
     format: TableFormat = TableFormat.PARQUET
     event_time: str = "timestamp"
     columns: Callable[[DataFrame], DataFrame] | None = None
-    """Makes the table's columns from the topic's; None: they are the same."""
+    """Makes the table's columns from the topic's, one row from each; None: they are the same."""
     partition_by: tuple[str, ...] = (HOUR,)
     commit_records: int = COMMIT_RECORDS
     accept_loss: bool = False
@@ -91,6 +92,7 @@ class LoadSummary:
     table_bytes: int = 0
     table_files: int = 0
     seconds: float = 0.0
+    answers: list[dict[str, Any]] = field(default_factory=list)
 
 
 def open_table(root: Path, table_format: TableFormat) -> Table:
@@ -146,9 +148,9 @@ def _load_commit(
     from pyspark.sql import functions
 
     frame = read_topic(spark, wanted.bootstrap_servers, wanted.topic, starts, ends)
-    frame = frame.withColumn(HOUR, functions.date_format(functions.expr(wanted.event_time), "yyyy-MM-dd-HH"))
     if wanted.columns is not None:
         frame = wanted.columns(frame)
+    frame = frame.withColumn(HOUR, functions.date_format(functions.expr(wanted.event_time), "yyyy-MM-dd-HH"))
     attempt = begin(table.root)
     try:
         frame.write.partitionBy(*wanted.partition_by).parquet(str(attempt.data))
@@ -214,6 +216,8 @@ def show_load(summary: Mapping[str, Any], console: Console) -> None:
         f"in {summary['table_files']:,} files; lag: {summary['lag']:,} records."
     )
     console.print(f"It lies in {summary['table']}")
+    for answer in summary["answers"]:
+        show_answer(answer["sql"], answer["columns"], answer["rows"], console)
 
 
 def load(
@@ -222,25 +226,36 @@ def load(
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
     table_format: Annotated[TableFormat, typer.Option("--format", help="How the table is kept.")] = TableFormat.PARQUET,
     event_time: EventTime = "timestamp",
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SQL",
+            help="A column of the table, from those of the topic, as in "
+            "\"from_json(string(value), 'user STRING') AS view\"; repeatable. "
+            "Without: key, value, topic, partition, offset, timestamp.",
+        ),
+    ] = None,
     commit_records: Annotated[
         int, typer.Option(min=1, help="The most that one commit takes; a larger backlog is loaded by several.")
     ] = COMMIT_RECORDS,
     accept_data_loss: Annotated[
         bool, typer.Option("--accept-data-loss", help="Go on where retention removed records that were not loaded.")
     ] = False,
+    query: Annotated[
+        list[str] | None, typer.Option(metavar="SQL", help=f"Ask the table, which is called {VIEW}; repeatable.")
+    ] = None,
     master: Master = DEFAULT_MASTER,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Load what is new in a topic into a table, by event hour. Run it as often as you like."""
-    from dataclasses import asdict
-
     wanted = Load(
         topic,
         table.absolute(),
         bootstrap_servers,
         table_format,
         event_time,
+        (lambda frame: frame.selectExpr(*select)) if select else None,
         commit_records=commit_records,
         accept_loss=accept_data_loss,
     )
@@ -249,8 +264,13 @@ def load(
     with progress.shown():
         progress.step("starting Spark")
         with spark_session("load", master) as spark:
-            summary = asdict(load_topic(spark, wanted, progress))
-    show(summary, as_json, lambda console: show_load(summary, console))
+            summary = load_topic(spark, wanted, progress)
+            if query:
+                progress.step("asking the table")
+                answers = ask(spark, open_table(wanted.table, wanted.format), query)
+                summary.answers = [answer.as_json() for answer in answers]
+    document = asdict(summary)
+    show(document, as_json, lambda console: show_load(document, console))
 
 
 if __name__ == "__main__":

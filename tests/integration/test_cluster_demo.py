@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 
 COMMAND = [sys.executable, "-m", "headrace_devcluster", "demo"]
+WITHOUT_SPARK = [*COMMAND, "--no-spark"]
 
 
-def demo(*arguments: str) -> dict:
-    done = subprocess.run([*COMMAND, "--json", *arguments], capture_output=True, text=True, check=False, timeout=170)
+def demo(*arguments: str, command: list[str] = WITHOUT_SPARK) -> dict:
+    done = subprocess.run([*command, "--json", *arguments], capture_output=True, text=True, check=False, timeout=170)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
 
@@ -54,12 +55,28 @@ def test_nobody_is_killed_who_is_not_to_be() -> None:
     assert result["ok"]
     assert result["failover"] is None
     assert result["topics"][0]["replicas"] == 3
+    assert result["table"] is None
+
+
+def test_it_ends_with_a_table_and_three_answers(tmp_path: Path) -> None:
+    """The load job finds all that was sent, says where the table lies, and the table answers."""
+    table = tmp_path / "table"
+    result = demo("--no-kill", "--records", "5000", "--table", str(table), command=COMMAND)
+    loaded = result["table"]
+    assert result["ok"]
+    assert (loaded["rows"], loaded["lag"], loaded["table"]) == (5_000, 0, str(table))
+    assert list(table.glob("event_hour=2023-11-14-*/*.parquet"))
+    by_hour, by_page, by_user = (answer["rows"] for answer in loaded["answers"])
+    assert sum(views for _, views, *_ in by_hour) == 5_000
+    assert len(by_page) == len(by_user) == 5
 
 
 def test_ctrl_c_in_the_middle_of_the_failover_ends_everything(tmp_path: Path) -> None:
     """Interrupted while a broker is dead and writes wait for a leader, the demo ends and nothing is left."""
     environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([*COMMAND, "--records", "50000"], stdout=subprocess.PIPE, text=True, env=environ) as running:
+    with subprocess.Popen(
+        [*WITHOUT_SPARK, "--records", "50000"], stdout=subprocess.PIPE, text=True, env=environ
+    ) as running:
         assert running.stdout is not None
         try:
             assert any(line.startswith("kill -9") for line in running.stdout)

@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import headrace
 import typer
 from rich.console import Console
 
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.demo import offline
 from headrace_devcluster.demo.failover import Acknowledgements, Failover, FailoverReport, all_in_sync
 from headrace_devcluster.demo.feeding import ACTIVITY, BUFFER_BYTES, METRICS, TOPICS, MetricsFeed, feed
 from headrace_devcluster.demo.following import Follower
@@ -29,6 +30,7 @@ MIN_INSYNC_REPLICAS = 2
 LEASE_TTL_MS = 3_000
 """Less than the default, so that nobody has to wait long after the kill."""
 PROGRESS_SECONDS = 1.0
+TABLE = Path(".headrace", "demo-table")
 
 
 def demo(
@@ -41,9 +43,14 @@ def demo(
         bool, typer.Option("--kill/--no-kill", help="Whether a broker that leads is killed in the middle.")
     ] = True,
     seed: Annotated[int, typer.Option(help="Of the made-up page views.")] = 1,
+    spark: Annotated[
+        bool, typer.Option("--spark/--no-spark", help="Whether Spark loads the user activity into a table at the end.")
+    ] = True,
+    table: Annotated[Path, typer.Option(file_okay=False, help="That table; what is there is replaced.")] = TABLE,
     as_json_text: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Start a cluster, send log data through it, kill a broker meanwhile, read the data back twice, check it.
+    """Start a cluster, send log data through it, kill a broker meanwhile, read the data back twice, check it, load it
+    into a table and ask that.
 
     Exit code 1: a check failed.
     """
@@ -54,6 +61,7 @@ def demo(
     console = Console(stderr=as_json_text)
     kill = kill and brokers >= REPLICAS
     _explain(console, load.description, brokers, kill=kill)
+    loaded: dict[str, Any] | None = None
     started = time.monotonic()
     broker_settings = {"lease_ttl_ms": LEASE_TTL_MS, "metrics_listen": "127.0.0.1:0"}
     with LocalCluster(LocalClusterSpec(brokers=brokers, broker_settings=broker_settings)) as cluster:
@@ -61,12 +69,31 @@ def demo(
         parts = f"etcd, {len(cluster.coordinators)} coordinators, {brokers} brokers"
         console.print(f"The cluster is up after {seconds:.1f} s: {parts}.", highlight=False)
         reports, failover = run_demo(cluster, load, console, kill=kill)
+        if not as_json_text:
+            show(reports, failover, console)
+        if spark:
+            loaded = _load(cluster, table, offline.OF_LINES if log else offline.OF_VIEWS, console)
+    wrong = [] if loaded is None else offline.problems(loaded, reports[0].records)
+    for problem in wrong:
+        console.print(f"[red]WRONG[/red] {problem}", highlight=False)
     if as_json_text:
-        print(json.dumps(as_json(reports, failover, cluster=parts, source=load.description), indent=2))
-    else:
-        show(reports, failover, console)
-    if any(report.problems for report in reports):
+        document = as_json(reports, failover, cluster=parts, source=load.description, table=loaded)
+        document["ok"] = document["ok"] and not wrong
+        print(json.dumps(document, indent=2))
+    if wrong or any(report.problems for report in reports):
         raise typer.Exit(1)
+
+
+def _load(cluster: LocalCluster, table: Path, questions: offline.Questions, console: Console) -> dict[str, Any] | None:
+    """Load the user activity while the cluster runs; None: there is no load job here."""
+    if not offline.is_installed():
+        console.print("Spark is left out: `pip install headrace-spark-jobs` brings the load job.", highlight=False)
+        return None
+    console.print(f"Spark starts, and loads {ACTIVITY} into a table by hour.", highlight=False)
+    started = time.monotonic()
+    loaded = offline.load(cluster.bootstrap_servers, table.absolute(), questions)
+    offline.show(loaded, questions, time.monotonic() - started, console)
+    return loaded
 
 
 def run_demo(

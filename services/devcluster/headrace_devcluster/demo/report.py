@@ -106,7 +106,12 @@ def compare(
 
 
 def as_json(
-    reports: Sequence[TopicReport], failover: FailoverReport | None, *, cluster: str, source: str
+    reports: Sequence[TopicReport],
+    failover: FailoverReport | None,
+    *,
+    cluster: str,
+    source: str,
+    table: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What `--json` prints."""
     return {
@@ -116,6 +121,7 @@ def as_json(
         "readers": 2,
         "failover": None if failover is None else asdict(failover),
         "topics": [asdict(report) for report in reports],
+        "table": table,
     }
 
 
