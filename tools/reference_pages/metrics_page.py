@@ -1,17 +1,26 @@
-"""docs/reference/metrics.md: every instrument of the services, asked of the registry that serves `/metrics`."""
+"""docs/reference/metrics.md: every instrument of the services, asked of the registries that serve them."""
 
 from __future__ import annotations
 
-from headrace_broker.metrics import BrokerMetrics
+from collections.abc import Iterable
+
+from headrace_broker.metrics import BrokerMetrics, PartitionSample, partition_metrics
 from headrace_coordinator.metrics import CoordinatorMetrics
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
 
 from reference_pages.markdown import table
 
 _INTRO = """# Metrics
 
-A service with `metrics_listen` set answers `GET /metrics` there in Prometheus' text format. Units are the base units
-(seconds, bytes); counters end in `_total`; a histogram has the series `_bucket`, `_sum` and `_count`."""
+A service with `metrics_listen` set answers there, in Prometheus' text format, `GET /metrics` and `GET /metrics/detail`.
+The first has a fixed number of series, whatever topics and partitions there are: scrape it every 15 seconds. The second
+has series for each partition: scrape it once a minute. [The guide](../guides/monitoring.md) says what to watch.
+
+Units are the base units (seconds, bytes); counters end in `_total`; a histogram has the series `_bucket`, `_sum` and
+`_count`. Beside these every service has the usual `process_*`, `python_gc_*` and `python_info` of its process."""
+
+_SAMPLE = PartitionSample("clicks", 0, 0, 0, 0, 0, 0, 0, True, 0, False, 1, 1, 0, 0, 0)
 
 
 def metrics_body() -> str:
@@ -20,13 +29,33 @@ def metrics_body() -> str:
     BrokerMetrics(broker)
     coordinator = CollectorRegistry()
     CoordinatorMetrics(coordinator)
-    return "\n\n".join([_INTRO, "## Broker", _instruments(broker), "## Coordinator", _instruments(coordinator)])
+    return "\n\n".join(
+        [
+            _INTRO,
+            "## Broker",
+            _instruments(broker),
+            "## Broker, in detail",
+            _families(partition_metrics([_SAMPLE])),
+            "## Coordinator",
+            _instruments(coordinator),
+        ]
+    )
 
 
 def _instruments(registry: CollectorRegistry) -> str:
     rows = []
     for family in sorted(registry.collect(), key=lambda family: family.name):
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = getattr(registry._names_to_collectors[family.name], "_labelnames", ())
-        rows.append((f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), f"{family.documentation}."))
+        collector = registry._names_to_collectors[family.name]
+        rows.append(_row(family, getattr(collector, "_labelnames", ())))
     return table(("name", "type", "labels", "meaning"), rows)
+
+
+def _families(families: Iterable[Metric]) -> str:
+    rows = [_row(family, tuple(family.samples[0].labels)) for family in families]
+    return table(("name", "type", "labels", "meaning"), rows)
+
+
+def _row(family: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    shown = ", ".join(f"`{label}`" for label in labels)
+    return f"`{name}`", family.type, shown, f"{family.documentation}."

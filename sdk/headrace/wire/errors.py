@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 """The trailer that carries a serialised `headrace.v1.Status`, which has the layout of google.rpc.Status."""
+REQUEST_ID_KEY = "headrace-request-id"
+"""The metadata by which a client names an operation, the same for all its calls; a failed call's trailers repeat it."""
 
 
 class ErrorCode(IntEnum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,18 +30,20 @@ from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
 from headrace_server.rpc import RpcLimits, RpcServer
-from headrace_server.telemetry import LoopBeat, MetricsServer, configure_logging, serve_metrics
+from headrace_server.supervision import Supervision, supervised
+from headrace_server.telemetry import configure_logging
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
 from headrace_broker.core.suspicion import SuspicionTable
-from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.replica_service import register as register_replica_service
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import PartitionServices
+from headrace_broker.runtime.partition_samples import describe_sample
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
 from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
@@ -65,25 +68,39 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
     Raises:
         HeadraceError: it cannot start, or cannot go on; the message says what to do.
     """
-    configure_logging(settings.log_level, settings.log_format, bound={"broker_id": settings.broker_id})
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
-    metrics_server = serve_metrics(settings.metrics_listen, registry) if settings.metrics_listen else None
-    metastore = EtcdMetastore(settings.etcd_endpoints)
-    clock = SystemClock()
-    executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
-    try:
-        identity = await _identify(metastore, settings, stop)
-        if identity is None:
-            return
-        directory = await asyncio.get_running_loop().run_in_executor(executor, _open_directory, settings, identity)
-        broker = Broker(settings, metastore, identity, directory, clock=clock, metrics=metrics, executor=executor)
-        await broker.run(stop, metrics_server)
-    finally:
-        executor.shutdown(wait=True)
-        await metastore.close()
-        if metrics_server is not None:
-            metrics_server.stop()
+    metrics.common.info.labels(version("headrace-broker"), settings.cluster).set(1)
+    configure_logging(
+        settings.log_level,
+        settings.log_format,
+        bound={"broker_id": settings.broker_id},
+        count=lambda level: metrics.common.log_lines.labels(level).inc(),
+    )
+    async with supervised(
+        metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
+    ) as supervision:
+        metastore = EtcdMetastore(settings.etcd_endpoints)
+        executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
+        try:
+            identity = await _identify(metastore, settings, stop)
+            if identity is None:
+                return
+            directory = await asyncio.get_running_loop().run_in_executor(executor, _open_directory, settings, identity)
+            broker = Broker(
+                settings,
+                metastore,
+                identity,
+                directory,
+                clock=SystemClock(),
+                metrics=metrics,
+                executor=executor,
+                supervision=supervision,
+            )
+            await broker.run(stop)
+        finally:
+            executor.shutdown(wait=True)
+            await metastore.close()
 
 
 async def _identify(metastore: Metastore, settings: BrokerSettings, stop: StopRequest) -> ClusterIdentity | None:
@@ -128,6 +145,7 @@ class Broker:
         clock: Clock,
         metrics: BrokerMetrics,
         executor: ThreadPoolExecutor,
+        supervision: Supervision,
     ) -> None:
         """Take over an opened data directory: `run` closes it."""
         self._settings = settings
@@ -137,8 +155,12 @@ class Broker:
         self._clock = clock
         self._metrics = metrics
         self._executor = executor
+        self._supervision = supervision
+        self._health = supervision.health
         self._flusher = Flusher(metrics)
-        self._server = RpcServer(RpcLimits(max_concurrent_calls=settings.max_concurrent_calls))
+        self._server = RpcServer(
+            RpcLimits(max_concurrent_calls=settings.max_concurrent_calls), health=supervision.health
+        )
         self._lease_lost = asyncio.Event()
         self._clean = False
         self._closed = False
@@ -146,15 +168,15 @@ class Broker:
         self._registered = False
         self._broker_epoch = 0
 
-    async def run(self, stop: StopRequest, metrics_server: MetricsServer | None) -> None:
+    async def run(self, stop: StopRequest) -> None:
         """Serve until `stop`; the data directory is closed whatever happens."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                await self._run(tasks, stop, metrics_server)
+                await self._run(tasks, stop)
         finally:
             await self._close_directory()
 
-    async def _run(self, tasks: asyncio.TaskGroup, stop: StopRequest, metrics_server: MetricsServer | None) -> None:
+    async def _run(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> None:
         settings = self._settings
         source = PrefixView(self._metastore, self._identity.keyspace.prefix, self._clock)
         await self._load(source, stop)
@@ -163,11 +185,11 @@ class Broker:
             BrokerId(settings.broker_id), settings, self._clock, self._metrics, self._flusher, self._executor
         )
         live = self._describe()
+        self._health.hold("readiness", "registration", "it is not registered in etcd yet")
         registration = self._make_registration(live)
         suspicions = self._make_suspicions(registration)
         replication = Replication(view, self._metastore, services, suspicions, tasks)
         assignments = Assignments(view, self._directory, services, replication)
-        data_is_whole = await assignments.open_existing()
         service = BrokerService(
             view, assignments, self._directory, registration, suspicions=suspicions, services=services, tasks=tasks
         )
@@ -175,10 +197,15 @@ class Broker:
         replica_service = ReplicaService(replication, assignments, service.check_serving)
         self._server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
         address = await self._server.start(settings.listen)
-        await self._server.set_health("startup", True)
-        await self._server.set_health("liveness", True)
-        live.address = live.internal_address = settings.advertised_address or address
-        background = [tasks.create_task(LoopBeat(self._metrics.loop_lag_seconds).run())]
+        live.address = settings.advertised_address or address
+        live.internal_address = settings.internal_advertised_address or live.address
+        self._supervision.beat.on_beat = lambda: self._on_beat(view)
+        self._supervision.detail.source = lambda: partition_metrics(
+            [describe_sample(partition) for partition in assignments.partitions]
+        )
+        data_is_whole = await self._recover(assignments)
+        service.begin_serving()
+        background: list[asyncio.Task[None]] = []
         starting = tasks.create_task(self._start_session(registration, assignments, data_is_whole))
         stopping = tasks.create_task(stop.requested())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -194,8 +221,8 @@ class Broker:
                 tasks.create_task(retain(assignments, services)),
                 tasks.create_task(scrub(assignments, services)),
             ]
-            await self._server.set_health("readiness", True)
-            self._announce(address, metrics_server)
+            self._health.release("readiness", "registration")
+            self._announce(address)
             await stopping
         else:
             starting.cancel()
@@ -275,14 +302,33 @@ class Broker:
             self._registered = False
             self._metrics.registered.set(0)
             assignments.lose_session()
-            await self._server.set_health("readiness", False)
+            self._health.hold("readiness", "registration", "its registration in etcd was lost")
             await registration.end(revoke=False)
             self._lease_lost.clear()
             await self._start_session(registration, assignments, clean=True)
-            await self._server.set_health("readiness", True)
+            self._health.release("readiness", "registration")
 
-    def _announce(self, address: str, metrics_server: MetricsServer | None) -> None:
-        metrics_address = "" if metrics_server is None else metrics_server.address
+    def _on_beat(self, view: ClusterView) -> None:
+        self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)
+        if view.is_draining(self._settings.broker_id):
+            self._health.hold("readiness", "draining", "it is drained: an administrator took it out of service")
+        else:
+            self._health.release("readiness", "draining")
+
+    async def _recover(self, assignments: Assignments) -> bool:
+        """Open what is on disk; whether all that was written there is there."""
+        metrics, started = self._metrics, time.monotonic()
+        metrics.recovery_seconds.set_function(lambda: time.monotonic() - started)
+        metrics.recovering.set(1)
+        whole = await assignments.open_existing()
+        metrics.recovering.set(0)
+        took_seconds = time.monotonic() - started
+        metrics.recovery_seconds.set_function(lambda: took_seconds)
+        self._health.start_is_over()
+        return whole
+
+    def _announce(self, address: str) -> None:
+        metrics_address = self._supervision.metrics_address
         log.info("serving", address=address, metrics_address=metrics_address)
         if self._settings.ready_file:
             write_ready_file(
@@ -304,13 +350,15 @@ class Broker:
         background: list[asyncio.Task[None]],
     ) -> None:
         """Stop in good order: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
+        self._health.hold("readiness", "stopping", "it stops")
         await self._give_leaderships_away(assignments, registration)
         service.begin_stop()
         replication.close()
         await self._server.stop(STOP_GRACE_SECONDS)
         for task in background:
             task.cancel()
-        await asyncio.wait(background)
+        if background:
+            await asyncio.wait(background)
         self._clean = await assignments.close()
         await self._close_directory()
         await registration.end(revoke=True)

@@ -1,44 +1,84 @@
-"""The broker's instruments, all in one place. Histograms are per RPC only; there are no series a partition here."""
+"""The broker's instruments, all in one place, and the series a partition that `/metrics/detail` adds to them.
+
+Histograms are per RPC only, and nothing in `BrokerMetrics` grows with topics or partitions: what `/metrics` costs is
+the same with ten partitions and with ten thousand. What is counted once a call is a `LoopCounter` or a `LoopHistogram`
+(see `headrace_server.instruments`); all of them are written by the event loop.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from headrace_server.instruments import CommonMetrics, LoopCounter, LoopHistogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+PREFIX = "headrace_broker"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+STAGES = ("queue", "append", "fsync", "replication")
 
 
 class BrokerMetrics:
-    """Instruments on one registry; made once a broker, used from its event loop and from its storage threads."""
+    """Instruments on one registry; made once a broker."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, documentation: str) -> Histogram:
-            return Histogram(f"headrace_broker_{name}", documentation, buckets=_SECONDS, registry=registry)
+        def histogram(name: str, documentation: str) -> LoopHistogram:
+            return LoopHistogram(f"{PREFIX}_{name}", documentation, registry, bounds=_SECONDS)
+
+        def loop_counter(name: str, documentation: str) -> LoopCounter:
+            return LoopCounter(f"{PREFIX}_{name}", documentation, registry)
 
         def counter(name: str, documentation: str) -> Counter:
-            return Counter(f"headrace_broker_{name}", documentation, registry=registry)
+            return Counter(f"{PREFIX}_{name}", documentation, registry=registry)
+
+        def counter_by(name: str, documentation: str, label: str) -> Counter:
+            return Counter(f"{PREFIX}_{name}", documentation, [label], registry=registry)
 
         def gauge(name: str, documentation: str) -> Gauge:
-            return Gauge(f"headrace_broker_{name}", documentation, registry=registry)
+            return Gauge(f"{PREFIX}_{name}", documentation, registry=registry)
+
+        def gauge_by(name: str, documentation: str, label: str) -> Gauge:
+            return Gauge(f"{PREFIX}_{name}", documentation, [label], registry=registry)
+
+        self.common = CommonMetrics(PREFIX, registry)
+        self.registered = self.common.registered
 
         self.produce_seconds = histogram("produce_seconds", "Produce calls, the wait for acknowledgements included")
+        self.produce_stage_seconds = LoopHistogram(
+            f"{PREFIX}_produce_stage_seconds",
+            "Where the time of produce calls goes: until their appends begin (queue), the appends, the wait for the "
+            "leader's own disk (fsync), and what the followers take beyond that (replication)",
+            registry,
+            bounds=_SECONDS,
+            label="stage",
+            values=STAGES,
+        )
+        self.queue_stage, self.append_stage, self.fsync_stage, self.replication_stage = (
+            self.produce_stage_seconds.series(stage) for stage in STAGES
+        )
         self.fetch_seconds = histogram("fetch_seconds", "Fetch calls, without the wait for data")
         self.fetch_wait_seconds = histogram("fetch_wait_seconds", "The wait for data of long polls")
         self.flush_seconds = histogram("flush_seconds", "One fsync round of one log")
-        self.produced_bytes = counter("produced_bytes", "Bytes of batches appended")
-        self.produced_records = counter("produced_records", "Records appended")
-        self.produced_batches = counter("produced_batches", "Batches appended")
+        self.produced_bytes = loop_counter("produced_bytes", "Bytes of batches appended")
+        self.produced_records = loop_counter("produced_records", "Records appended")
+        self.produced_batches = loop_counter("produced_batches", "Batches appended")
         self.duplicate_batches = counter("duplicate_batches", "Batches answered as duplicates")
-        self.fetched_bytes = counter("fetched_bytes", "Bytes of batches answered")
+        self.fetched_bytes = loop_counter("fetched_bytes", "Bytes of batches answered")
         self.slow_appends = counter("slow_appends", "Appends that were done in a thread")
         self.blocking_reads = counter("blocking_reads", "Reads that were done in a thread")
         self.throttled = counter("throttled", "Calls refused for want of memory budget")
-        self.produce_errors = counter("produce_errors", "Partitions of produce calls answered with an error")
-        self.fetch_errors = counter("fetch_errors", "Partitions of fetch calls answered with an error")
+        self.produce_errors = counter_by(
+            "produce_errors", "Partitions of produce calls answered with an error, by code", "code"
+        )
+        self.fetch_errors = counter_by(
+            "fetch_errors", "Partitions of fetch calls answered with an error, by code", "code"
+        )
         self.inflight_bytes = gauge("inflight_bytes", "Bytes of requests and answers held")
         self.waiting_fetches = gauge("waiting_fetches", "Fetches that wait for data")
-        self.loop_lag_seconds = gauge("loop_lag_seconds", "How late the event loop was at its last beat")
-        self.replicated_in_bytes = counter("replicated_in_bytes", "Bytes of batches copied from leaders")
-        self.replicated_out_bytes = counter("replicated_out_bytes", "Bytes of batches sent to followers")
+
+        self.replicated_in_bytes = loop_counter("replicated_in_bytes", "Bytes of batches copied from leaders")
+        self.replicated_out_bytes = loop_counter("replicated_out_bytes", "Bytes of batches sent to followers")
         self.damaged_fetches = counter("damaged_fetches", "Answers of leaders whose batches failed their checks")
         self.truncations = counter("truncations", "Logs cut because they had parted from their leader's")
         self.in_sync_shrinks = counter("in_sync_shrinks", "Followers taken out of an in-sync set by their leader")
@@ -46,20 +86,94 @@ class BrokerMetrics:
         self.unanswered_proposals = counter("unanswered_proposals", "Changes of in-sync sets that etcd did not answer")
         self.followers = gauge("followers", "Brokers that copy from this one now")
         self.following = gauge("following", "Partitions copied from other brokers")
-        self.peer_suspicion = Gauge(
-            "headrace_broker_peer_suspicion",
+        self.follower_lag_records = gauge_by(
+            "follower_lag_records", "Records that a follower is behind this leader, in its worst partition", "peer"
+        )
+        self.follower_lag_seconds = gauge_by(
+            "follower_lag_seconds", "How long ago a follower had everything, in its worst partition", "peer"
+        )
+        self.peer_suspicion = gauge_by(
+            "peer_suspicion",
             "Phi of a broker that should be heard on replication streams: 1 means one doubt in ten is wrong",
-            ["peer"],
-            registry=registry,
+            "peer",
         )
         self.under_replicated = gauge("under_replicated", "Partitions led whose in-sync set is not complete")
         self.under_min_insync = gauge("under_min_insync", "Partitions led with fewer in sync than min_insync_replicas")
         self.partitions = gauge("partitions", "Replicas held")
         self.leaders = gauge("leaders", "Partitions led")
+        self.leaderships_started = counter("leaderships_started", "Times that this broker began to lead a partition")
+
         self.offline_logs = gauge("offline_logs", "Replicas whose log failed")
         self.damage_found = counter("damage_found", "Damage found in logs that no other replica can replace")
         self.scrubbed_bytes = counter("scrubbed_bytes", "Bytes of logs read and checked in the background")
         self.replaced_logs = counter("replaced_logs", "Damaged logs set aside and copied anew from another replica")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")
+        self.disk_total_bytes = gauge("disk_total_bytes", "Size of the data directory's volume")
+        self.disk_refusing = gauge("disk_refusing", "1 while appends are refused for want of space")
+        self.log_bytes = gauge("log_bytes", "Bytes of all logs held")
+        self.log_segments = gauge("log_segments", "Segments of all logs held")
         self.deleted_segments = counter("deleted_segments", "Segments removed by retention")
-        self.registered = gauge("registered", "1 while the broker has a session")
+        self.recovering = gauge("recovering", "1 while the logs are opened and recovered after a start")
+        self.recovery_seconds = gauge("recovery_seconds", "How long opening the logs has taken at this start, so far")
+        self.recovery_logs = gauge("recovery_logs", "Logs found on disk at this start")
+        self.recovered_logs = gauge("recovered_logs", "Of those, the ones opened so far")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSample:
+    """How one partition stands at a scrape."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    flushed_offset: int
+    log_bytes: int
+    log_segments: int
+    leader: bool
+    leader_epoch: int
+    offline: bool
+    replicas: int
+    """-1: this broker does not lead it."""
+    in_sync_replicas: int
+    produced_records: int
+    produced_bytes: int
+    fetched_bytes: int
+
+
+_DETAIL_GAUGES: tuple[tuple[str, str, Callable[[PartitionSample], int]], ...] = (
+    ("log_start_offset", "Offset of the first record", lambda sample: sample.log_start_offset),
+    ("log_end_offset", "Offset after the last record", lambda sample: sample.log_end_offset),
+    ("high_watermark", "Offset after the last record that readers see", lambda sample: sample.high_watermark),
+    ("flushed_offset", "Offset after the last record on stable storage here", lambda sample: sample.flushed_offset),
+    ("log_bytes", "Bytes of the log", lambda sample: sample.log_bytes),
+    ("log_segments", "Segments of the log", lambda sample: sample.log_segments),
+    ("leader", "1 where this broker leads the partition", lambda sample: sample.leader),
+    ("leader_epoch", "The leader epoch known here", lambda sample: sample.leader_epoch),
+    ("offline", "1 where the log has failed", lambda sample: sample.offline),
+    ("replicas", "Replicas of a partition led here", lambda sample: sample.replicas),
+    ("in_sync_replicas", "Replicas in sync of a partition led here", lambda sample: sample.in_sync_replicas),
+)
+_DETAIL_COUNTERS: tuple[tuple[str, str, Callable[[PartitionSample], int]], ...] = (
+    ("produced_records", "Records appended here as leader", lambda sample: sample.produced_records),
+    ("produced_bytes", "Bytes of batches appended here as leader", lambda sample: sample.produced_bytes),
+    ("fetched_bytes", "Bytes of batches answered to readers", lambda sample: sample.fetched_bytes),
+)
+_LED_ONLY = ("replicas", "in_sync_replicas")
+
+
+def partition_metrics(samples: list[PartitionSample]) -> Iterator[Metric]:
+    """The families of `/metrics/detail`."""
+    labels = [[sample.topic, str(sample.partition)] for sample in samples]
+    for name, documentation, read in _DETAIL_GAUGES:
+        gauge = GaugeMetricFamily(f"{PREFIX}_partition_{name}", documentation, labels=("topic", "partition"))
+        for label, sample in zip(labels, samples, strict=True):
+            if name not in _LED_ONLY or sample.leader:
+                gauge.add_metric(label, read(sample))
+        yield gauge
+    for name, documentation, read in _DETAIL_COUNTERS:
+        counter = CounterMetricFamily(f"{PREFIX}_partition_{name}", documentation, labels=("topic", "partition"))
+        for label, sample in zip(labels, samples, strict=True):
+            counter.add_metric(label, read(sample))
+        yield counter

@@ -29,11 +29,14 @@ class BrokerSettings:
     listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
         "127.0.0.1:7181"
     )
-    metrics_listen: Annotated[str, Field(description="Address of the Prometheus endpoint, host:port; empty: none.")] = (
-        ""
-    )
+    metrics_listen: Annotated[
+        str, Field(description="Address for metrics and health over HTTP, host:port; empty: none.")
+    ] = ""
     advertised_address: Annotated[
         str, Field(description="The address that clients are told, host:port; empty: the address bound.")
+    ] = ""
+    internal_advertised_address: Annotated[
+        str, Field(description="The address that other brokers are told, host:port; empty: as clients.")
     ] = ""
     rack: Annotated[str, Field(description="The failure domain that replicas are spread over; empty: none.")] = ""
     host: Annotated[str, Field(description="The machine, a failure domain below the rack; empty: none.")] = ""
@@ -48,6 +51,14 @@ class BrokerSettings:
     ] = False
     log_level: Annotated[LogLevel, Field(description="The least severe log line that is written.")] = "info"
     log_format: Annotated[LogFormat, Field(description="Log lines for people or as JSON.")] = "console"
+    loop_stall_ms: Annotated[
+        int,
+        Field(
+            ge=1_000,
+            le=600_000,
+            description="Milliseconds that the event loop may stand still before liveness says no.",
+        ),
+    ] = 10_000
     ready_file: Annotated[str, Field(description="A JSON file written once the broker serves; empty: none.")] = ""
     stop_timeout_ms: Annotated[
         int, Field(ge=1_000, description="Milliseconds that an orderly stop may take before the process ends.")

@@ -5,6 +5,9 @@ status and the `grpc-status-details-bin` trailer of the call, refuse a call with
 everything unexpected. They are decorators and not a grpc.aio interceptor, because an interceptor costs every call
 another coroutine and a copy of the handler's call details.
 
+Such a method also leaves its call for `calls.request_id`; at log level `debug` it writes a line for it. A servicer that
+has `call_errors`, a counter by method and code, counts there what it refuses.
+
 `RpcServer` is used by one event loop. Health has four names: `startup`, `liveness`, `readiness`, and the empty one,
 which follows readiness.
 """
@@ -14,23 +17,30 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as grpc_health
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from headrace.wire.errors import (
     GRPC_STATUS,
+    REQUEST_ID_KEY,
     STATUS_DETAILS_KEY,
     DeadlineRequiredError,
+    ErrorCode,
     HeadraceError,
     InternalError,
     to_status_bytes,
 )
 
+from headrace_server import calls
+from headrace_server.calls import CURRENT_CALL, request_id
+from headrace_server.health import Health, HealthServicer
 from headrace_server.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -38,8 +48,6 @@ log = structlog.get_logger(__name__)
 ServicerT = TypeVar("ServicerT")
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
-
-HEALTH_NAMES = ("startup", "liveness", "readiness")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +70,29 @@ class AddressInUseError(SettingsError):
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadraceError) -> None:
     """End the call with the status and the typed detail of `error`; never returns."""
+    trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]
+    if identifier := request_id():
+        trailers.append((REQUEST_ID_KEY, identifier))
     await context.abort(
-        GRPC_STATUS[error.code] if error.code else grpc.StatusCode.INTERNAL,
-        str(error),
-        ((STATUS_DETAILS_KEY, to_status_bytes(error)),),
+        GRPC_STATUS[error.code] if error.code else grpc.StatusCode.INTERNAL, str(error), tuple(trailers)
+    )
+
+
+async def _refuse(servicer: object, method: Callable[..., Any], context: Any, error: HeadraceError) -> None:
+    """Count and answer what a call failed with."""
+    counter = getattr(servicer, "call_errors", None)
+    if counter is not None:
+        counter.labels(method.__name__, (error.code or ErrorCode.INTERNAL).name).inc()
+    log.debug("call_refused", method=method.__name__, code=error.code.name, reason=error.message)
+    await abort(context, error)
+
+
+def _trace(method: Callable[..., Any], started: float, context: Any) -> None:
+    log.debug(
+        "call_answered",
+        method=method.__name__,
+        peer=context.peer(),
+        took_ms=round((time.perf_counter() - started) * 1000, 3),
     )
 
 
@@ -76,16 +103,22 @@ def unary(
 
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AnswerT:
+        CURRENT_CALL.set(context)
+        started = time.perf_counter() if calls.calls_are_traced() else 0.0
         try:
             require_deadline(context)
-            return await method(self, request, context)
+            answer = await method(self, request, context)
         except HeadraceError as error:
-            await abort(context, error)
+            await _refuse(self, method, context, error)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
             log.exception("rpc_failed", method=method.__qualname__)
-            await abort(context, _unexpected(error))
+            await _refuse(self, method, context, _unexpected(error))
+        else:
+            if started:
+                _trace(method, started, context)
+            return answer
         raise AssertionError("abort returned")
 
     return guarded
@@ -98,17 +131,22 @@ def server_streaming(
 
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AsyncIterator[AnswerT]:
+        CURRENT_CALL.set(context)
+        started = time.perf_counter() if calls.calls_are_traced() else 0.0
         try:
             require_deadline(context)
             async for answer in method(self, request, context):
                 yield answer
         except HeadraceError as error:
-            await abort(context, error)
+            await _refuse(self, method, context, error)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
             log.exception("rpc_failed", method=method.__qualname__)
-            await abort(context, _unexpected(error))
+            await _refuse(self, method, context, _unexpected(error))
+        else:
+            if started:
+                _trace(method, started, context)
 
     return guarded
 
@@ -124,24 +162,27 @@ def require_deadline(context: Any) -> None:
 
 
 def _unexpected(error: Exception) -> InternalError:
-    return InternalError(f"the server met an unexpected {type(error).__name__}")
+    identifier = request_id()
+    where = f"; its log has it as request {identifier}" if identifier else ""
+    return InternalError(f"the server met an unexpected {type(error).__name__}{where}")
 
 
 class RpcServer:
     """A grpc.aio server with health and reflection on one address.
 
-    Life: construct, `add` servicers, `start`, `set_health` as things change, `stop`.
+    Life: construct, `add` servicers, `start`, `stop`. It answers for `health` and says that it stops.
     """
 
-    def __init__(self, limits: RpcLimits | None = None) -> None:
+    def __init__(self, limits: RpcLimits | None = None, *, health: Health | None = None) -> None:
         self._limits = limits or RpcLimits()
+        self.health = health or Health()
         self._server = grpc.aio.server(
             options=_channel_options(self._limits),
             maximum_concurrent_rpcs=self._limits.max_concurrent_calls,
         )
-        self._health = health.aio.HealthServicer()
-        self._service_names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._service_names = [grpc_health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._health_servicer = HealthServicer(self.health)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health_servicer, self._server)
         self.address = ""
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, service_name: str) -> None:
@@ -156,8 +197,6 @@ class RpcServer:
             AddressInUseError: the address is taken, not ours, or malformed.
         """
         reflection.enable_server_reflection(self._service_names, self._server)
-        for name in HEALTH_NAMES:
-            await self.set_health(name, False)
         host, port = split_address(listen)
         _check_free(listen, host, port)
         try:
@@ -170,17 +209,10 @@ class RpcServer:
         self.address = f"{host}:{bound}"
         return self.address
 
-    async def set_health(self, name: str, serving: bool) -> None:
-        """Say whether the service is well in the sense of `name`, one of HEALTH_NAMES."""
-        assert name in HEALTH_NAMES, name
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set(name, status)
-        if name == "readiness":
-            await self._health.set("", status)
-
     async def stop(self, grace_seconds: float) -> None:
         """Take no new calls, let those at work end within `grace_seconds`, then cancel them."""
-        await self._health.enter_graceful_shutdown()
+        self.health.hold("readiness", "stopping", "it stops")
+        self._health_servicer.close()
         await self._server.stop(grace_seconds)
 
 

@@ -11,7 +11,6 @@ import typer
 from headrace_server import lifecycle
 from headrace_server.lifecycle import ExitCode
 from headrace_server.settings import SettingsError, load_settings
-from headrace_server.telemetry import configure_logging
 
 from headrace_coordinator.app import serve
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
@@ -36,7 +35,6 @@ def run(
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(ExitCode.BAD_SETTINGS) from None
-    configure_logging(settings.log_level, settings.log_format, bound={"coordinator_id": settings.coordinator_id})
     code = lifecycle.run(lambda stop: serve(settings, stop), stop_timeout_seconds=settings.stop_timeout_ms / 1000)
     raise typer.Exit(code)
 

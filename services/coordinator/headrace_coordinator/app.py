@@ -26,7 +26,8 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, M
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.view import PrefixView
 from headrace_server.rpc import RpcLimits, RpcServer
-from headrace_server.telemetry import LoopBeat, MetricsServer, serve_metrics
+from headrace_server.supervision import Supervision, supervised
+from headrace_server.telemetry import configure_logging
 from prometheus_client import CollectorRegistry
 
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -71,7 +72,22 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
     """
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
-    metrics_server = serve_metrics(settings.metrics_listen, registry) if settings.metrics_listen else None
+    metrics.common.info.labels(installed_version("headrace-coordinator"), settings.cluster).set(1)
+    configure_logging(
+        settings.log_level,
+        settings.log_format,
+        bound={"coordinator_id": settings.coordinator_id},
+        count=lambda level: metrics.common.log_lines.labels(level).inc(),
+    )
+    async with supervised(
+        metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
+    ) as supervision:
+        await _serve(settings, stop, metrics, supervision)
+
+
+async def _serve(
+    settings: CoordinatorSettings, stop: StopRequest, metrics: CoordinatorMetrics, supervision: Supervision
+) -> None:
     metastore = EtcdMetastore(settings.etcd_endpoints)
     try:
         started = asyncio.create_task(_reach(metastore, settings))
@@ -83,13 +99,11 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
             return
         identity, status = started.result()
         coordinator = _Coordinator(
-            settings, metastore, identity=identity, status=status, metrics=metrics, metrics_server=metrics_server
+            settings, metastore, identity=identity, status=status, metrics=metrics, supervision=supervision
         )
         await coordinator.run(stop)
     finally:
         await metastore.close()
-        if metrics_server is not None:
-            metrics_server.stop()
 
 
 async def _reach(metastore: Metastore, settings: CoordinatorSettings) -> tuple[ClusterIdentity, MetastoreStatus]:
@@ -128,18 +142,20 @@ class _Coordinator:
         identity: ClusterIdentity,
         status: MetastoreStatus,
         metrics: CoordinatorMetrics,
-        metrics_server: MetricsServer | None,
+        supervision: Supervision,
     ) -> None:
         self._settings = settings
         self._metastore = metastore
         self._identity = identity
         self._status = status
         self._metrics = metrics
-        self._metrics_server = metrics_server
+        self._supervision = supervision
         self._clock: Clock = SystemClock()
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
         self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
-        self._server = RpcServer(RpcLimits(max_concurrent_calls=settings.max_concurrent_calls))
+        self._server = RpcServer(
+            RpcLimits(max_concurrent_calls=settings.max_concurrent_calls), health=supervision.health
+        )
 
     async def run(self, stop: StopRequest) -> None:
         log.info(
@@ -173,7 +189,7 @@ class _Coordinator:
             orphan_grace_ms=self._settings.orphan_grace_ms,
             leader_rebalance_interval_ms=self._settings.leader_rebalance_interval_ms,
         )
-        beat = LoopBeat(self._metrics.loop_lag_seconds, lambda: self._on_beat(view))
+        self._supervision.beat.on_beat = lambda: self._on_beat(view)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [
@@ -184,7 +200,6 @@ class _Coordinator:
                         ("groups", keeper.run()),
                         ("session", session.run()),
                         ("controller", controller.run()),
-                        ("beat", beat.run()),
                         ("ready", self._announce(view, session, address)),
                     )
                 ]
@@ -283,16 +298,12 @@ class _Coordinator:
         )
 
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
-        """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen.
-
-        Liveness needs no more: where the event loop stands still nobody answers the question.
-        """
+        """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen."""
         # What the start has left behind stays: the collector need not look at it again, which stopped every call for 20
         # to 50 ms each time.
         gc.collect()
         gc.freeze()
-        for name in ("startup", "liveness", "readiness"):
-            await self._server.set_health(name, True)
+        self._supervision.health.start_is_over()
         log.info("coordinator_serves", address=address, revision=view.source.revision)
         own = self._settings.coordinator_id
 
@@ -306,10 +317,10 @@ class _Coordinator:
                 {
                     "coordinator_id": own,
                     "address": address,
-                    "metrics_address": self._metrics_server.address if self._metrics_server else "",
+                    "metrics_address": self._supervision.metrics_address,
                 },
             )
 
     def _on_beat(self, view: ClusterView) -> None:
-        self._metrics.metadata_age_seconds.set(view.source.age_ms() / 1000)
+        self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)
         self._metrics.topics.set(len(view.topics))

@@ -31,9 +31,9 @@ class CoordinatorSettings:
     listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
         "127.0.0.1:7170"
     )
-    metrics_listen: Annotated[str, Field(description="Address of the Prometheus endpoint, host:port; empty: none.")] = (
-        ""
-    )
+    metrics_listen: Annotated[
+        str, Field(description="Address for metrics and health over HTTP, host:port; empty: none.")
+    ] = ""
     advertised_address: Annotated[
         str, Field(description="The address that clients are told, host:port; empty: the address bound.")
     ] = ""
@@ -47,6 +47,14 @@ class CoordinatorSettings:
     ] = 10_000
     log_level: Annotated[LogLevel, Field(description="The least severe log line that is written.")] = "info"
     log_format: Annotated[LogFormat, Field(description="Log lines for people or as JSON.")] = "console"
+    loop_stall_ms: Annotated[
+        int,
+        Field(
+            ge=1_000,
+            le=600_000,
+            description="Milliseconds that the event loop may stand still before liveness says no.",
+        ),
+    ] = 10_000
     ready_file: Annotated[str, Field(description="A JSON file written once the coordinator serves; empty: none.")] = ""
     stop_timeout_ms: Annotated[
         int, Field(ge=1_000, description="Milliseconds that an orderly stop may take before the process ends.")

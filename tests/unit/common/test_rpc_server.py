@@ -123,11 +123,16 @@ def test_health_has_three_names_and_the_empty_one_follows_readiness():
             return (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
 
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-        assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [not_serving] * 4
-        await server.set_health("readiness", True)
         assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [
             not_serving,
+            serving,
             not_serving,
+            not_serving,
+        ]
+        server.health.release("readiness", "starting")
+        assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [
+            not_serving,
+            serving,
             serving,
             serving,
         ]

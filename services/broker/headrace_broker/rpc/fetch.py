@@ -237,6 +237,7 @@ class FetchHandler:
                 try:
                     data = await partition.read(each.found)
                     self._services.metrics.fetched_bytes.inc(len(data))
+                    partition.fetched_bytes += len(data)
                     if as_records:
                         taken = await self._fill_records(each, data, records_bytes)
                     else:
@@ -245,7 +246,7 @@ class FetchHandler:
                     partition.note_read_error(error)
                     each.error = error
         if each.error is not None:
-            self._services.metrics.fetch_errors.inc()
+            self._services.metrics.fetch_errors.labels(each.error.code.name).inc()
             if each.error.leader is not None:
                 each.error.leader = self._assignments.with_address(each.error.leader)
             result.error.CopyFrom(to_detail(each.error))

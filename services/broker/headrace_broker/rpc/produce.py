@@ -29,9 +29,19 @@ class _Pending:
     """A partition of the answer that waits for its acknowledgement."""
 
     partition: Partition
+    end_offset: int
     token: int
     future: asyncio.Future[HeadraceError | None]
     result: broker_pb2.PartitionProduceResult
+
+
+@dataclass(slots=True)
+class _Times:
+    """When a call got where; seconds of `time.perf_counter`."""
+
+    started: float
+    appended: float = 0.0
+    append_seconds: float = 0.0
 
 
 class ProduceHandler:
@@ -53,21 +63,24 @@ class ProduceHandler:
             ThrottledError: no room for its bytes now.
         """
         request: broker_pb2.ProduceRequest = envelope.message
+        times = _Times(time.perf_counter())
         deadline = time.monotonic() + self._check(request) / 1000
         work, size_bytes = self._unpack(envelope)
         self._budget.take(size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
-            self._tasks.create_task(self._append_unasked(request, work, size_bytes))
+            self._tasks.create_task(self._append_unasked(request, work, size_bytes, times))
             return broker_pb2.ProduceResponse()
         try:
-            return await self._append_all(request, work, deadline)
+            return await self._append_all(request, work, deadline, times)
         finally:
             self._budget.give_back(size_bytes)
 
-    async def _append_unasked(self, request: broker_pb2.ProduceRequest, work: _Work, size_bytes: int) -> None:
+    async def _append_unasked(
+        self, request: broker_pb2.ProduceRequest, work: _Work, size_bytes: int, times: _Times
+    ) -> None:
         """Acks none: append, and count what went wrong, which nobody asks for."""
         try:
-            await self._append_all(request, work, deadline=0.0)
+            await self._append_all(request, work, 0.0, times)
         finally:
             self._budget.give_back(size_bytes)
 
@@ -109,7 +122,7 @@ class ProduceHandler:
         return work, size_bytes
 
     async def _append_all(
-        self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float
+        self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float, times: _Times
     ) -> broker_pb2.ProduceResponse:
         response = broker_pb2.ProduceResponse()
         committed = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
@@ -133,6 +146,7 @@ class ProduceHandler:
                         raise unknown
                     partition = self._assignments.find_in(topic, part.partition)
                     appended = await self._append(partition, part, batches, committed)
+                    times.append_seconds += appended.append_seconds
                 except HeadraceError as error:
                     self._set_error(result, error)
                     continue
@@ -140,10 +154,25 @@ class ProduceHandler:
                 if committed and appended.end_offset:
                     wait = partition.acknowledgement(appended.end_offset, appended.leader_epoch)
                     if wait is not None:
-                        pending.append(_Pending(partition, *wait, result))
+                        pending.append(_Pending(partition, appended.end_offset, *wait, result))
+        times.appended = time.perf_counter()
         if pending:
             await self._wait(pending, deadline)
+        self._observe(times, pending)
         return response
+
+    def _observe(self, times: _Times, pending: list[_Pending]) -> None:
+        """Say where the call's time went; a call that waited for nothing has no share in what it would have been."""
+        metrics = self._services.metrics
+        metrics.queue_stage.observe(times.appended - times.started - times.append_seconds)
+        metrics.append_stage.observe(times.append_seconds)
+        if not pending:
+            return
+        waited = time.perf_counter() - times.appended
+        flushed = [at for each in pending if (at := each.partition.flushed_at(each.end_offset)) is not None]
+        fsync = min(waited, max(0.0, max(flushed) - times.appended)) if flushed else 0.0
+        metrics.fsync_stage.observe(fsync)
+        metrics.replication_stage.observe(waited - fsync)
 
     async def _append(
         self, partition: Partition, part: broker_pb2.PartitionProduce, batches: list[bytes], committed: bool
@@ -159,9 +188,11 @@ class ProduceHandler:
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
         known_epoch = _known_epoch(part)
+        started = time.perf_counter()
         result = partition.append_now(batches, known_epoch, committed=committed)
         if result is None:
-            result = await partition.append(batches, known_epoch, committed=committed)
+            return await partition.append(batches, known_epoch, committed=committed)
+        result.append_seconds = time.perf_counter() - started
         return result
 
     def _fill(self, result: broker_pb2.PartitionProduceResult, appended: AppendResult) -> None:
@@ -173,7 +204,7 @@ class ProduceHandler:
             self._set_error(result, appended.error)
 
     def _set_error(self, result: broker_pb2.PartitionProduceResult, error: HeadraceError) -> None:
-        self._services.metrics.produce_errors.inc()
+        self._services.metrics.produce_errors.labels(error.code.name).inc()
         if error.leader is not None:
             error.leader = self._assignments.with_address(error.leader)
         result.error.CopyFrom(to_detail(error))

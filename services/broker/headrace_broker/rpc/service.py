@@ -63,11 +63,17 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._registration = registration
         self._suspicions = suspicions
         self._services = services
+        self.call_errors = services.metrics.common.call_errors
+        self._starting = True
         self._stopping = False
         self._waiters = FetchWaiters(settings.max_waiting_fetches, services.metrics)
         budget = MemoryBudget(settings.max_inflight_bytes, services.metrics)
         self._produce = ProduceHandler(assignments, budget, services, tasks)
         self._fetch = FetchHandler(assignments, budget, self._waiters, services)
+
+    def begin_serving(self) -> None:
+        """The logs are recovered: take calls."""
+        self._starting = False
 
     def begin_stop(self) -> None:
         """Refuse new calls and answer the fetches that wait."""
@@ -76,6 +82,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
     def check_serving(self) -> None:
         """Raise ShuttingDownError or FencedBrokerError where no call may be taken."""
+        if self._starting:
+            raise FencedBrokerError("the broker is starting: it recovers its logs", outcome=Outcome.NOT_APPLIED)
         if self._stopping:
             raise ShuttingDownError("the broker is shutting down", outcome=Outcome.NOT_APPLIED)
         self._check_lease(Outcome.NOT_APPLIED)

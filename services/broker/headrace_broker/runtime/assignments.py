@@ -131,8 +131,10 @@ class Assignments:
             InvalidConfigError: a log knows a later leader epoch than etcd, which was restored from a backup.
             MetastoreRolledBackError
         """
-        all_recovered = True
-        for topic_id, number in self._directory.log_ids():
+        log_ids, all_recovered = self._directory.log_ids(), True
+        self._services.metrics.recovery_logs.set(len(log_ids))
+        for topic_id, number in log_ids:
+            self._services.metrics.recovered_logs.inc()
             entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
             if entry is None or topic is None:
                 all_recovered = await self._doom_leftover(topic_id, number) and all_recovered

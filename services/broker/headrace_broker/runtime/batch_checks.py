@@ -28,6 +28,7 @@ class AppendResult:
     append_timestamp_ms: int = -1
     log_start_offset: int = -1
     leader_epoch: int = -1
+    append_seconds: float = 0.0  # what checking and writing took, without the wait for others
     error: HeadraceError | None = None  # what stopped the append
 
 

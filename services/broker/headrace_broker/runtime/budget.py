@@ -16,6 +16,7 @@ class MemoryBudget:
         self._max_bytes = max_bytes
         self._metrics = metrics
         self.used_bytes = 0
+        metrics.inflight_bytes.set_function(lambda: self.used_bytes)
 
     def take(self, size_bytes: int) -> None:
         """Reserve `size_bytes`; a single reservation may use up what is left only as far as it fits.
@@ -31,10 +32,8 @@ class MemoryBudget:
                 retry_after_ms=RETRY_AFTER_MS,
             )
         self.used_bytes += size_bytes
-        self._metrics.inflight_bytes.set(self.used_bytes)
 
     def give_back(self, size_bytes: int) -> None:
         """Return what `take` reserved."""
         self.used_bytes -= size_bytes
         assert self.used_bytes >= 0
-        self._metrics.inflight_bytes.set(self.used_bytes)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, assert_never
 
@@ -87,6 +89,7 @@ log = structlog.get_logger(__name__)
 _INLINE_BYTES = 128 << 10
 """Larger answers of a leader are checked and written in a thread (H46)."""
 _LOOK_BYTES = 16 << 20
+_FLUSHES_REMEMBERED = 8
 _COPY_LOOK_SECONDS = 1.0
 """A throttled copy looks that often whether it is still throttled."""
 
@@ -164,6 +167,8 @@ class Partition:
         self._slow = False
         self._unflushed_records = 0
         self._flush_timer: asyncio.TimerHandle | None = None
+        self._flushes: deque[tuple[Offset, float]] = deque(maxlen=_FLUSHES_REMEMBERED)
+        self.produced_records = self.produced_bytes = self.fetched_bytes = 0  # since the start, for `/metrics/detail`
         self.replica = PartitionReplica(
             services.broker_id,
             log_start_offset=Offset(0) if partition_log is None else partition_log.log_start_offset,
@@ -232,7 +237,9 @@ class Partition:
     async def _append_in_thread(self, pairs: list[tuple[bytes, BatchHeader]], result: AppendResult) -> None:
         self.services.metrics.slow_appends.inc()
         at_ms, leader_epoch = self.services.clock.now_ms(), self.replica.leader_epoch
+        started = time.perf_counter()
         base = await self.in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
+        result.append_seconds += time.perf_counter() - started
         self._note_run(pairs, base, at_ms, leader_epoch, result)
         if self.replica.role is not Role.LEADING or self.replica.leader_epoch != leader_epoch:
             # It is in the log, and whoever leads next may commit it.
@@ -289,6 +296,8 @@ class Partition:
         metrics.produced_batches.inc(len(pairs))
         metrics.produced_records.inc(records)
         metrics.produced_bytes.inc(size_bytes)
+        self.produced_records += records
+        self.produced_bytes += size_bytes
         self.ask_for_flush(records)
         self._perform(actions)
         self.wake_replicas()
@@ -623,6 +632,7 @@ class Partition:
                     self._host.leave_in_sync(self, damaged=damaged)
                 case LeadershipStarted(leader_epoch, start_offset):
                     self.services.metrics.leaders.inc()
+                    self.services.metrics.leaderships_started.inc()
                     log.info(
                         "leadership_started",
                         topic=self.topic,
@@ -679,9 +689,15 @@ class Partition:
     def on_flushed(self, offset: Offset) -> None:
         """For the flusher."""
         # The log's own mark falls with a cut: a round that ended before the cut says nothing of what came after it.
-        self.handle(Flushed(min(offset, self.open_log.flushed_offset)))
+        durable = min(offset, self.open_log.flushed_offset)
+        self._flushes.append((durable, time.perf_counter()))
+        self.handle(Flushed(durable))
         if self.replica.role is Role.FOLLOWING:
             self._host.fetch(self)
+
+    def flushed_at(self, end_offset: int) -> float | None:
+        """When a flush of late made everything below `end_offset` durable, by `time.perf_counter`; None: none did."""
+        return next((at for offset, at in self._flushes if offset >= end_offset), None)
 
     def on_flush_failed(self, error: BaseException) -> None:
         """For the flusher: the replica goes offline at once (H34)."""

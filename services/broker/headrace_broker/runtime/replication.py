@@ -20,6 +20,7 @@ from headrace_server.partition_state import Replica
 
 from headrace_broker.core.messages import Propose, Ticked
 from headrace_broker.core.replica import Role
+from headrace_broker.runtime.follower_lags import FollowerLags
 from headrace_broker.runtime.follower_stream import FollowerStream, PartitionId
 from headrace_broker.runtime.in_sync import InSyncWriter
 from headrace_broker.runtime.leader_link import LeaderLink
@@ -30,6 +31,8 @@ from headrace_broker.runtime.suspicions import Suspicions
 log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 0.5
+LAG_TICKS = 4
+"""How far followers are behind is told once in so many ticks."""
 
 
 class Replication:
@@ -174,6 +177,8 @@ class Replication:
     async def tick(self, partitions: Callable[[], list[Partition]]) -> None:
         """Look after followers that fall behind, until cancelled."""
         clock, metrics = self._services.clock, self._services.metrics
+        ticks = 0
+        told: tuple[int, ...] = ()
         while True:
             await asyncio.sleep(TICK_SECONDS)
             ticked = Ticked(
@@ -186,6 +191,8 @@ class Replication:
                 },
             )
             under_replicated = under_minimum = 0
+            ticks += 1
+            lags = FollowerLags(self._view.brokers, clock.monotonic_ms()) if ticks % LAG_TICKS == 0 else None
             peers = dict.fromkeys(self._links)
             for partition in partitions():
                 state = partition.replica.state
@@ -196,6 +203,8 @@ class Replication:
                     partition.handle(ticked)
                 under_replicated += len(state.in_sync) < len(state.replicas) - len(state.adding)
                 under_minimum += len(state.in_sync) < state.min_insync_replicas
+                if lags is not None:
+                    lags.look_at(partition)
             registered = self._view.brokers
             me = self._services.broker_id
             self._suspicions.tick(
@@ -203,6 +212,8 @@ class Replication:
             )
             metrics.under_replicated.set(under_replicated)
             metrics.under_min_insync.set(under_minimum)
+            if lags is not None:
+                told = lags.tell(metrics, told)
 
     def close(self) -> None:
         """End all streams: the broker stops."""

@@ -31,6 +31,11 @@ async def maintain(assignments: Assignments, directory: DataDirectory, services:
         await asyncio.sleep(services.settings.maintenance_interval_ms / 1000)
         usage = await loop.run_in_executor(services.executor, directory.check_space)
         services.metrics.disk_free_bytes.set(usage.free_bytes)
+        services.metrics.disk_total_bytes.set(usage.total_bytes)
+        services.metrics.disk_refusing.set(usage.refusing)
+        logs = [found for partition in assignments.partitions if (found := partition.log) is not None]
+        services.metrics.log_bytes.set(sum(found.size_bytes for found in logs))
+        services.metrics.log_segments.set(sum(found.segment_count for found in logs))
         if usage.refusing != refusing:
             refusing = usage.refusing
             log.warning("disk_full" if refusing else "disk_has_room", free_bytes=usage.free_bytes)

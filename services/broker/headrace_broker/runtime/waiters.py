@@ -20,9 +20,9 @@ class FetchWaiters:
 
     def __init__(self, max_waiting: int, metrics: BrokerMetrics) -> None:
         self._max_waiting = max_waiting
-        self._metrics = metrics
         self._waiting: dict[asyncio.Event, None] = {}
         self._closed = False
+        metrics.waiting_fetches.set_function(lambda: len(self._waiting))
 
     def try_enter(self, partitions: Sequence[Wakeable]) -> asyncio.Event | None:
         """Wait at `partitions` from now on; None where too many wait already, or the broker stops."""
@@ -32,7 +32,6 @@ class FetchWaiters:
         self._waiting[event] = None
         for partition in partitions:
             partition.watchers[event] = None
-        self._metrics.waiting_fetches.set(len(self._waiting))
         return event
 
     def leave(self, event: asyncio.Event, partitions: Sequence[Wakeable]) -> None:
@@ -40,7 +39,6 @@ class FetchWaiters:
         for partition in partitions:
             partition.watchers.pop(event, None)
         self._waiting.pop(event, None)
-        self._metrics.waiting_fetches.set(len(self._waiting))
 
     def close(self) -> None:
         """Let nobody wait any more: the broker stops."""

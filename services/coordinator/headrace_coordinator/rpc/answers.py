@@ -58,4 +58,4 @@ class Answers:
     def put_error(self, answer: AnswerWithError, error: HeadraceError) -> None:
         """Put an error into one answer among others, and count it."""
         answer.error.CopyFrom(to_detail(error))
-        self._metrics.call_errors.labels(error.code.name).inc()
+        self._metrics.answer_errors.labels(error.code.name).inc()

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sized
 from typing import Any, TypeVar
 
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc
-from headrace.wire.errors import HeadraceError, InvalidRequestError
+from headrace.wire.errors import InvalidRequestError
 from headrace_server.cluster_identity import FORMAT_VERSION
 from headrace_server.keys import Keyspace, meta_key, value_json
 from headrace_server.metadata_view import ClusterView, Coordinator
@@ -58,6 +58,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self._producer_ids = producer_ids
         self._settings = settings
         self._metrics = metrics
+        self.call_errors = metrics.common.call_errors
         self._etcd_version = etcd_version
 
     @unary
@@ -224,11 +225,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 class _Call:
-    """Measures one call: its time, and the error that ended it."""
+    """Measures one call."""
 
     def __init__(self, method: str, metrics: CoordinatorMetrics) -> None:
         self._seconds = metrics.call_seconds.labels(method)
-        self._errors = metrics.call_errors
         self._started = 0.0
 
     def __enter__(self) -> None:
@@ -236,8 +236,6 @@ class _Call:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._seconds.observe(time.perf_counter() - self._started)
-        if isinstance(error, HeadraceError):
-            self._errors.labels(error.code.name).inc()
 
 
 def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:

@@ -81,6 +81,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         self._positions = positions
         self._answers = answers
         self._metrics = metrics
+        self.call_errors = metrics.common.call_errors
         self._clock = clock
 
     # --- membership ---

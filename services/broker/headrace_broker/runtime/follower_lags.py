@@ -1,0 +1,49 @@
+"""How far each follower is behind this leader, over all partitions, for the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime.partition import Partition
+
+
+class FollowerLags:
+    """The worst partition of each follower, as they stand at one time. Belongs to the event loop."""
+
+    def __init__(self, registered: Container[int], at_ms: int) -> None:
+        """`registered` brokers are worth a series; one that is gone is told of by in-sync sets."""
+        self._registered = registered
+        self._at_ms = at_ms
+        self._records: dict[int, int] = {}
+        self._ms: dict[int, int] = {}
+
+    def look_at(self, partition: Partition) -> None:
+        """Take in a partition that is led here."""
+        replica = partition.replica
+        assert replica.state is not None
+        fetched = {follower.replica.broker_id: follower for follower in replica.followers}
+        for broker_id in replica.state.replicas:
+            if broker_id == replica.broker_id:
+                continue
+            follower = fetched.get(broker_id)
+            if follower is None:
+                records, behind_ms = int(replica.log_end_offset), self._at_ms - replica.followers.started_ms
+            else:
+                records = max(0, replica.log_end_offset - follower.offset)
+                caught_up = follower.acknowledged(replica.flushed_only) >= replica.log_end_offset
+                behind_ms = 0 if caught_up else self._at_ms - follower.caught_up_ms
+            self._records[broker_id] = max(records, self._records.get(broker_id, 0))
+            self._ms[broker_id] = max(behind_ms, self._ms.get(broker_id, 0))
+
+    def tell(self, metrics: BrokerMetrics, before: tuple[int, ...]) -> tuple[int, ...]:
+        """Set the gauges, and remove those of followers that were there `before` and are not any more."""
+        peers = tuple(broker_id for broker_id in self._ms if broker_id in self._registered)
+        for broker_id in peers:
+            metrics.follower_lag_records.labels(str(broker_id)).set(self._records[broker_id])
+            metrics.follower_lag_seconds.labels(str(broker_id)).set(self._ms[broker_id] / 1000)
+        for broker_id in before:
+            if broker_id not in peers:
+                metrics.follower_lag_records.remove(str(broker_id))
+                metrics.follower_lag_seconds.remove(str(broker_id))
+        return peers

@@ -1,0 +1,42 @@
+"""The call that the running task answers: whose it is, and whether calls are written to the log.
+
+Clients name each operation by a request id in the call's metadata, the same one for every try and for what they look up
+on the way. Finding it costs something, so a call only leaves its context here; it is looked at when somebody asks, who
+writes a line or answers with an error.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from headrace.wire.errors import REQUEST_ID_KEY
+
+MAX_REQUEST_ID_CHARACTERS = 64
+
+CURRENT_CALL: ContextVar[Any] = ContextVar("CURRENT_CALL", default=None)
+"""The context of the call; set by `rpc.unary` and `rpc.server_streaming`, whose calls have a task each."""
+
+_traced = False
+
+
+def request_id() -> str:
+    """What the caller named the operation that is being served; empty: none is, or it has no name."""
+    context = CURRENT_CALL.get()
+    if context is None:
+        return ""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str) and len(value) <= MAX_REQUEST_ID_CHARACTERS:
+            return value if value.isprintable() else ""
+    return ""
+
+
+def calls_are_traced() -> bool:
+    """Whether every call is to be a line of the log."""
+    return _traced
+
+
+def trace_calls(traced: bool) -> None:
+    """Make every call a line of the log, or none."""
+    global _traced  # noqa: PLW0603
+    _traced = traced

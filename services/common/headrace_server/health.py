@@ -1,0 +1,132 @@
+"""How a process is, in the three senses that a supervisor asks for, each with the reasons where it is not well.
+
+- `startup`: it has come up, its logs recovered; before that nobody should expect anything of it.
+- `liveness`: its event loop beats. Nothing else: killing this process mends neither etcd nor a peer that is away.
+- `readiness`: it serves: recovered, registered, and neither stopping nor draining.
+
+`Health` holds the reasons; the gRPC health service (`HealthServicer`) and the HTTP endpoint answer from it. Any thread
+may ask and change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+HEALTH_NAMES = ("startup", "liveness", "readiness")
+
+
+class Health:
+    """Why a process is not well, by name. In the beginning it is alive, and neither started nor ready."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reasons: dict[str, dict[str, str]] = {
+            "startup": {"starting": "it is starting"},
+            "liveness": {},
+            "readiness": {"starting": "it is starting"},
+        }
+        self._callbacks: dict[Callable[[], None], None] = {}
+
+    def hold(self, name: str, cause: str, reason: str) -> None:
+        """The process is not well in the sense of `name` for `cause`, a word of the caller's, until `release`."""
+        with self._lock:
+            if self._reasons[name].get(cause) == reason:
+                return
+            self._reasons[name][cause] = reason
+        self._tell()
+
+    def release(self, name: str, cause: str) -> None:
+        """It is no longer unwell for that cause."""
+        with self._lock:
+            if self._reasons[name].pop(cause, None) is None:
+                return
+        self._tell()
+
+    def start_is_over(self) -> None:
+        """Everything that the process was to do before it can be asked for anything is done."""
+        self.release("startup", "starting")
+        self.release("readiness", "starting")
+
+    def reasons(self, name: str) -> tuple[str, ...]:
+        """Why it is not well; empty: it is."""
+        with self._lock:
+            return tuple(self._reasons[name].values())
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after every change, on the thread that made it; returns what ends that."""
+        with self._lock:
+            self._callbacks[callback] = None
+        return lambda: self._unsubscribe(callback)
+
+    def _unsubscribe(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            self._callbacks.pop(callback, None)
+
+    def _tell(self) -> None:
+        with self._lock:
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # has no types
+    """`grpc.health.v1.Health` over a `Health`; the empty name follows readiness. Belongs to the event loop.
+
+    The library's own servicer keeps a state of its own, which would have to follow this one from other threads.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._closed = False
+        self._watches: dict[asyncio.Event, None] = {}
+
+    def close(self) -> None:
+        """End the watches: each says how it stands, and no more."""
+        self._closed = True
+        for changed in self._watches:
+            changed.set()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        """Answer how the process is in the sense of the name asked for."""
+        status = self._status(request.service)
+        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"the names are {', '.join(HEALTH_NAMES)}")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """Answer now and whenever it changes."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        unsubscribe = self._health.subscribe(wake)
+        self._watches[changed] = None
+        said = None
+        try:
+            while True:
+                status = self._status(request.service)
+                if status != said:
+                    said = status
+                    yield health_pb2.HealthCheckResponse(status=status)
+                if self._closed:
+                    return
+                await changed.wait()
+                changed.clear()
+        finally:
+            del self._watches[changed]
+            unsubscribe()
+
+    def _status(self, name: str) -> int:
+        response = health_pb2.HealthCheckResponse
+        if name and name not in HEALTH_NAMES:
+            return int(response.SERVICE_UNKNOWN)
+        return int(response.NOT_SERVING if self._health.reasons(name or "readiness") else response.SERVING)

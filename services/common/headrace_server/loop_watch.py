@@ -1,0 +1,111 @@
+"""Whether the event loop lives: its beat, and a watchdog that says so when it stands still.
+
+`LoopBeat` is a task; `LoopWatchdog` a thread, since nothing on the loop can say that the loop stands. It takes liveness
+away from the process and logs where every thread is, so that whoever looks at a restart finds the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import structlog
+
+from headrace_server.health import Health
+from headrace_server.instruments import CommonMetrics
+
+log = structlog.get_logger(__name__)
+
+MAX_STACK_CHARACTERS = 16_384
+"""A dump of all threads is cut there."""
+
+
+class LoopBeat:
+    """Measures how late the event loop is, and shows others that it lives.
+
+    `run` is a task of the loop; `count` may be read from any thread: a keep-alive thread stops where it stands still
+    (PROTOCOL H89).
+    """
+
+    INTERVAL_SECONDS = 0.25
+
+    def __init__(self, metrics: CommonMetrics, on_beat: Callable[[], None] | None = None) -> None:
+        self._metrics = metrics
+        self.on_beat = on_beat
+        self.count = 0
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        cpu_seconds = time.thread_time()
+        while True:
+            due = time.monotonic() + self.INTERVAL_SECONDS
+            await asyncio.sleep(self.INTERVAL_SECONDS)
+            self._metrics.loop_lag_seconds.observe(max(0.0, time.monotonic() - due))
+            before, cpu_seconds = cpu_seconds, time.thread_time()
+            self._metrics.loop_cpu_seconds.inc(cpu_seconds - before)
+            self.count += 1
+            if self.on_beat is not None:
+                self.on_beat()
+
+
+class LoopWatchdog:
+    """Takes liveness away while a `LoopBeat` stands still. Made on the loop's thread; `stop` it there, too."""
+
+    def __init__(self, beat: LoopBeat, health: Health, metrics: CommonMetrics, *, stall_ms: int) -> None:
+        """Look about ten times in `stall_ms`.
+
+        A look that comes late itself says nothing of the loop (a paused process, a machine that slept), so looks are
+        counted and not time.
+        """
+        self._beat = beat
+        self._health = health
+        self._metrics = metrics
+        self._interval_seconds = stall_ms / 10_000
+        self._loop_thread = threading.get_ident()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loop-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen, looks = self._beat.count, 0
+        stalled_at = 0.0
+        while not self._ends.wait(self._interval_seconds):
+            if self._beat.count != seen:
+                seen, looks = self._beat.count, 0
+                if stalled_at:
+                    log.warning("event_loop_beats_again", stalled_seconds=round(time.monotonic() - stalled_at, 1))
+                    self._health.release("liveness", "event_loop")
+                    stalled_at = 0.0
+                continue
+            looks += 1
+            if looks >= 10 and not stalled_at:
+                stalled_at = time.monotonic() - looks * self._interval_seconds
+                self._metrics.loop_stalls.inc()
+                self._health.hold("liveness", "event_loop", "the event loop stands still")
+                seconds = round(looks * self._interval_seconds, 1)
+                log.error("event_loop_stalled", stalled_seconds=seconds, threads=self._stacks())
+
+    def _stacks(self) -> str:
+        """Where every thread is, the event loop's first."""
+        frames = sys._current_frames()
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        names[self._loop_thread] = "event loop"
+        others = [ident for ident in sorted(frames) if ident not in (self._loop_thread, threading.get_ident())]
+        parts = [
+            f"{names.get(ident, 'thread')}:\n{''.join(traceback.format_stack(frames[ident]))}"
+            for ident in (self._loop_thread, *others)
+            if ident in frames
+        ]
+        return "\n".join(parts)[:MAX_STACK_CHARACTERS]

@@ -1,0 +1,67 @@
+"""A service as those see it who run it: its health, its metrics, its beat, from its first moment to its last.
+
+The app of a service enters `supervised` before it does anything else, so that probes are answered while it waits for
+etcd or recovers its logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from headrace_server.health import HEALTH_NAMES, Health
+from headrace_server.http_endpoint import DetailCollector, serve_http
+from headrace_server.instruments import CommonMetrics, add_process_metrics
+from headrace_server.loop_watch import LoopBeat, LoopWatchdog
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What a service tells of itself. Belongs to its app."""
+
+    health: Health
+    detail: DetailCollector
+    beat: LoopBeat
+    metrics_address: str
+    """host:port of the HTTP endpoint; empty: there is none."""
+
+
+def _is_well(health: Health, name: str) -> float:
+    return float(not health.reasons(name))
+
+
+@contextlib.asynccontextmanager
+async def supervised(
+    metrics: CommonMetrics, registry: CollectorRegistry, *, listen: str, loop_stall_ms: int
+) -> AsyncIterator[Supervision]:
+    """Answer on `listen` (empty: nowhere) and watch the running event loop until the block ends.
+
+    Raises:
+        AddressInUseError: see `serve_http`.
+    """
+    add_process_metrics(registry)
+    health, detail = Health(), DetailCollector()
+    for name in HEALTH_NAMES:
+        metrics.health.labels(name).set_function(partial(_is_well, health, name))
+    endpoint = serve_http(listen, registry=registry, detail=detail, health=health) if listen else None
+    if endpoint is not None:
+        log.info("http_serves", metrics_address=endpoint.address)
+    beat = LoopBeat(metrics)
+    watchdog = LoopWatchdog(beat, health, metrics, stall_ms=loop_stall_ms)
+    beating = asyncio.create_task(beat.run())
+    watchdog.start()
+    try:
+        yield Supervision(health, detail, beat, endpoint.address if endpoint else "")
+    finally:
+        watchdog.stop()
+        beating.cancel()
+        if endpoint is not None:
+            endpoint.stop()

@@ -1,0 +1,141 @@
+"""Health and metrics of a real broker, over gRPC and HTTP, from its first moment to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from headrace.v1 import broker_pb2 as pb
+from headrace.v1 import topics_pb2
+from headrace_broker.app import STOP_GRACE_SECONDS
+from headrace_server.cluster_identity import read_or_create
+from headrace_server.metastore.api import Put
+from headrace_server.metastore.etcd import EtcdMetastore
+
+from tests.integration.replicated import append
+
+HEALTH_NAMES = ("startup", "liveness", "readiness")
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SECONDS = 30
+
+
+def ask(address: str, path: str) -> tuple[int, str]:
+    """Status and body of one GET."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=SECONDS) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def reasons(address: str) -> dict[str, list[str]]:
+    """Why it is not well, by name."""
+    found = {}
+    for name in HEALTH_NAMES:
+        status, body = ask(address, f"/health/{name}")
+        found[name] = json.loads(body)["reasons"]
+        assert status == (503 if found[name] else 200)
+    return found
+
+
+def wait_for(condition: Any, what: str) -> Any:
+    """What `condition` gives once it is true."""
+    deadline = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return found
+
+
+def metrics_address(broker: Any) -> str:
+    """Where it answers over HTTP, by its log."""
+    path = Path(broker.directory) / "broker.log"
+    found = wait_for(
+        lambda: path.exists() and re.search(r"metrics_address=(\S+)", re.sub(r"\x1b\[\d*m", "", path.read_text())),
+        "the HTTP endpoint",
+    )
+    return str(found.group(1))
+
+
+def drain(broker: Any) -> None:
+    """What an administrator's word does: `drain/{broker_id}`."""
+
+    async def put() -> None:
+        metastore = EtcdMetastore([broker.etcd.endpoint])
+        try:
+            keys = (await read_or_create(metastore, broker.cluster, "0" * 32)).keyspace
+            await metastore.txn([], [Put(keys.drained(broker.broker_id), b"")])
+        finally:
+            await metastore.close()
+
+    asyncio.run(put())
+
+
+def test_a_broker_without_etcd_is_alive_and_not_started(broker_with_own_etcd: Any) -> None:
+    """While etcd is away nobody should restart it; with etcd it starts by itself, and a drain makes it unready."""
+    broker = broker_with_own_etcd
+    broker.overrides = {"metrics_listen": "127.0.0.1:0"}
+    broker.etcd.pause()
+    with ThreadPoolExecutor(1) as pool:  # to the end: the broker goes with the thread that started it
+        starting = pool.submit(broker.start)
+        try:
+            address = metrics_address(broker)
+            assert reasons(address) == {"startup": ["it is starting"], "liveness": [], "readiness": ["it is starting"]}
+            assert 'headrace_broker_health{name="startup"} 0.0' in ask(address, "/metrics")[1]
+        finally:
+            broker.etcd.resume()
+        starting.result()
+        assert reasons(address) == {"startup": [], "liveness": [], "readiness": []}
+        watch = health_pb2_grpc.HealthStub(broker.channel).Watch(
+            health_pb2.HealthCheckRequest(service="readiness"), timeout=SECONDS
+        )
+        assert next(watch).status == SERVING
+        drain(broker)
+        assert next(watch).status == NOT_SERVING
+        assert "drained" in reasons(address)["readiness"][0]
+        assert reasons(address)["liveness"] == []
+        started = time.monotonic()
+        assert broker.stop() == 0
+        assert time.monotonic() - started < STOP_GRACE_SECONDS, "a watch of health holds the stop up"
+
+
+def test_metrics_of_a_broker_at_work(broker_process: Any) -> None:
+    """Produce and fetch are seen by stage and by partition."""
+    broker = broker_process
+    broker.overrides = {"metrics_listen": "127.0.0.1:0", "log_format": "json"}
+    broker.start()
+    address = json.loads((broker.directory / "ready.json").read_text())["metrics_address"]
+    topic_id = asyncio.run(broker.create_topic("clicks"))
+    append(broker.address, topic_id, b"a", b"b")
+    wanted = [pb.PartitionFetch(partition=0, offset=0)]
+    topics = [pb.TopicFetch(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=wanted)]
+    broker.stub.Fetch(pb.FetchRequest(topics=topics, min_bytes=1), timeout=SECONDS)
+
+    def sample(name: str, path: str = "/metrics") -> float:
+        found = re.search(rf"^headrace_broker_{re.escape(name)} (\S+)$", ask(address, path)[1], re.MULTILINE)
+        assert found is not None, name
+        return float(found.group(1))
+
+    assert sample("produced_records_total") == 2
+    for stage in ("queue", "append", "fsync"):
+        assert sample(f'produce_stage_seconds_count{{stage="{stage}"}}') >= 1
+    assert sample("produce_seconds_count") >= 1
+    assert sample("fetch_seconds_count") == 1
+    assert sample('partition_log_end_offset{partition="0",topic="clicks"}', "/metrics/detail") == 2
+    assert sample('partition_produced_records_total{partition="0",topic="clicks"}', "/metrics/detail") == 2
+    assert sample('partition_fetched_bytes_total{partition="0",topic="clicks"}', "/metrics/detail") > 0
+    assert sample("recovering") == 0
+    wait_for(lambda: sample("log_bytes") > 0, "a look at the logs")
+    wait_for(lambda: sample("loop_cpu_seconds_total") > 0, "a beat")
+    assert "_created" not in ask(address, "/metrics")[1]
+    assert broker.stop() == 0

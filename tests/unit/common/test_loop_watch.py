@@ -1,0 +1,83 @@
+"""The beat of the event loop, and the thread that watches it."""
+
+import asyncio
+import io
+import json
+import threading
+
+from headrace_server.health import Health
+from headrace_server.instruments import CommonMetrics
+from headrace_server.loop_watch import LoopBeat, LoopWatchdog
+from headrace_server.telemetry import configure_logging
+from prometheus_client import CollectorRegistry
+
+SECONDS = 20
+
+
+def test_a_loop_that_stands_still_is_not_alive_and_its_stack_is_logged():
+    """While the loop is stuck liveness says why; the log has the line that it is stuck in; then it is well again."""
+    logged = io.StringIO()
+    lines: list[str] = []
+    configure_logging("info", "json", stream=logged, count=lines.append)
+    registry = CollectorRegistry()
+    metrics, health, changed = CommonMetrics("headrace_x", registry), Health(), threading.Event()
+    health.subscribe(changed.set)
+
+    def get_stuck() -> None:
+        assert changed.wait(SECONDS), "the watchdog did not bark"
+        assert health.reasons("liveness") == ("the event loop stands still",)
+        assert not health.reasons("readiness") or "stands" not in health.reasons("readiness")[0]
+
+    async def scenario() -> None:
+        beat = LoopBeat(metrics)
+        beat.INTERVAL_SECONDS = 0.01
+        beating = asyncio.create_task(beat.run())
+        watchdog = LoopWatchdog(beat, health, metrics, stall_ms=300)
+        watchdog.start()
+        try:
+            get_stuck()
+            changed.clear()
+            assert await asyncio.to_thread(changed.wait, SECONDS)
+            assert health.reasons("liveness") == ()
+        finally:
+            await asyncio.to_thread(watchdog.stop)
+            beating.cancel()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        configure_logging("info", "console")
+    events = [json.loads(line) for line in logged.getvalue().splitlines()]
+    stalled, again = events
+    assert stalled["event"] == "event_loop_stalled"
+    assert stalled["threads"].startswith("event loop:")
+    assert "in get_stuck" in stalled["threads"]
+    assert again["event"] == "event_loop_beats_again"
+    assert lines == ["error", "warning"]
+    assert registry.get_sample_value("headrace_x_loop_stalls_total") == 1
+
+
+def test_a_beat_measures_how_late_the_loop_is():
+    """A loop that is kept busy for a while is that late, and its processor time is counted."""
+    registry = CollectorRegistry()
+    metrics = CommonMetrics("headrace_x", registry)
+    beats: list[int] = []
+
+    async def scenario() -> None:
+        done = asyncio.Event()
+
+        def on_beat() -> None:
+            beats.append(beat.count)
+            if beat.count == 3:
+                done.set()
+
+        beat = LoopBeat(metrics, on_beat)
+        beat.INTERVAL_SECONDS = 0.001
+        beating = asyncio.create_task(beat.run())
+        await done.wait()
+        beating.cancel()
+
+    asyncio.run(scenario())
+    assert beats == [1, 2, 3]
+    assert registry.get_sample_value("headrace_x_loop_lag_seconds_count") == 3
+    assert registry.get_sample_value("headrace_x_loop_cpu_seconds_total") > 0
