@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import threading
@@ -24,6 +25,7 @@ import typer
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc, topics_pb2
 from headrace.wire.envelopes import Envelope, parse_fetch_response
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
+from headrace_devcluster.service import ServiceProcess
 
 TOPIC = "bench"
 POLL_SECONDS = 0.02
@@ -144,40 +146,58 @@ def serves_all(running: LocalCluster) -> bool:
 
 
 @app.command("catch-up")
-def catch_up(gigabytes: Annotated[float, typer.Option(help="What the follower has missed.")] = 2.0) -> None:
-    """A follower that was down copies what it missed; beside it a plain fetch of the same bytes."""
+def catch_up(
+    gigabytes: Annotated[float, typer.Option(help="What the follower has missed.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="How many pairs of a plain fetch and a copy.")] = 5,
+) -> None:
+    """A follower that lost its disk copies everything; right before it a plain fetch of the same bytes, each round."""
     with cluster(lease_ttl_ms=2_000) as running:
         create_topic(running, 1, durability="async")
         wait_until(lambda: in_sync(running, 3))
         first = metadata(running)[0]
-        leader, follower = first.leader_id, first.replicas[-1]
-        running.broker(follower).stop()
+        leader, follower = running.broker(first.leader_id), running.broker(first.replicas[-1])
+        follower.stop()
         values = [n.to_bytes(4, "big") + bytes(196) for n in range(5_000)]
         with headrace.Producer(bootstrap_servers=running.bootstrap_servers, acks=1) as producer:
             for _ in range(round(gigabytes * 1e9 / 1e6)):
                 producer.send_many(TOPIC, values, partition=0)
             producer.flush()
-        end_offset = log_of(running, leader).log_end_offset
-        size_bytes = log_of(running, leader).size_bytes
-        plain = [plain_fetch(running.broker(leader).address, end_offset) for _ in range(3)]
-        page_cache_rate = touch_memory(size_bytes)
-        running.restart(running.broker(follower))
-        started, copied_from = 0.0, 0
-        while (now := log_of(running, follower)).log_end_offset < end_offset:
+        with log_of(leader.address) as read_log:
+            there = read_log()
+        copies = []
+        for _ in range(rounds):
+            plain_rate = there.size_bytes / plain_fetch(leader.address, there.log_end_offset)
+            page_cache_rate = touch_memory(there.size_bytes)
+            shutil.rmtree(running.directory / f"broker-{first.replicas[-1]}")
+            running.restart(follower)
+            rate, shares = copy_rate(leader, follower, there.log_end_offset)
+            follower.stop()
+            copies.append(
+                {
+                    "catch_up_mb_s": round(rate / 1e6),
+                    "plain_fetch_mb_s": round(plain_rate / 1e6),
+                    "page_cache_mb_s": round(page_cache_rate / 1e6),
+                    "share": round(rate / plain_rate, 3),
+                    "core_share_leader_follower": shares,
+                }
+            )
+        median = statistics.median(copy["share"] for copy in copies)
+        show({"bytes": there.size_bytes, "rounds": copies, "median_share": median})
+
+
+def copy_rate(leader: ServiceProcess, follower: ServiceProcess, end_offset: int) -> tuple[float, list[float]]:
+    """Bytes a second at which a follower copies, from its first bytes on; how much of a core either broker used."""
+    pids = [part.pid for part in (leader, follower) if part.pid is not None]
+    started, copied_from, before = 0.0, 0, [0.0, 0.0]
+    with log_of(follower.address) as read_log:
+        while (now := read_log()).log_end_offset < end_offset:
             if now.size_bytes and not started:
                 started, copied_from = time.monotonic(), now.size_bytes
+                before = [processor_seconds(pid) for pid in pids]
             time.sleep(POLL_SECONDS)
-        rate = (size_bytes - copied_from) / (time.monotonic() - started)
-        plain_rate = size_bytes / statistics.median(plain)
-        show(
-            {
-                "bytes": size_bytes,
-                "catch_up_mb_s": round(rate / 1e6),
-                "plain_fetch_mb_s": round(plain_rate / 1e6),
-                "page_cache_mb_s": round(page_cache_rate / 1e6),
-                "share": round(rate / plain_rate, 3),
-            }
-        )
+    seconds = time.monotonic() - started
+    shares = [round((processor_seconds(pid) - was) / seconds, 2) for pid, was in zip(pids, before, strict=True)]
+    return (now.size_bytes - copied_from) / seconds, shares
 
 
 def touch_memory(size_bytes: int) -> float:
@@ -196,12 +216,17 @@ def touch_memory(size_bytes: int) -> float:
     return rate
 
 
-def log_of(running: LocalCluster, broker_id: int) -> broker_pb2.LogDescription:
-    """The topic's first replica at one broker."""
-    with grpc.insecure_channel(running.broker(broker_id).address) as channel:
-        request = broker_pb2.DescribeLogsRequest()
-        logs = broker_pb2_grpc.BrokerServiceStub(channel).DescribeLogs(request, timeout=20).logs
-    return logs[0] if logs else broker_pb2.LogDescription()
+@contextmanager
+def log_of(address: str) -> Iterator[Callable[[], broker_pb2.LogDescription]]:
+    """What a broker says of the topic's first replica, asked again by each call."""
+    with grpc.insecure_channel(address) as channel:
+        stub = broker_pb2_grpc.BrokerServiceStub(channel)
+
+        def read() -> broker_pb2.LogDescription:
+            logs = stub.DescribeLogs(broker_pb2.DescribeLogsRequest(), timeout=20, wait_for_ready=True).logs
+            return logs[0] if logs else broker_pb2.LogDescription()
+
+        yield read
 
 
 def plain_fetch(address: str, end_offset: int) -> float:

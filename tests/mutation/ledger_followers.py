@@ -113,6 +113,31 @@ FOLLOWERS = (
         Scenario("test_late_fetch_reply.py::test_an_answer_is_used_once"),
     ),
     Mutant(
+        "verdict-on-a-fetch-ahead-used",
+        "H6",
+        FETCH,
+        "    if ahead_offset and (answer.verdict is not None or log.log_end_offset != ahead_offset):\n",
+        "    if ahead_offset and log.log_end_offset != ahead_offset:\n",
+        "A verdict on the log as it was before the batches that have been written since cuts those.",
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::test_a_verdict_on_a_fetch_ahead_is_not_used",
+            "The leader found the log a copy one fetch before: only retention beside it, or damage, lets it say more.",
+        ),
+    ),
+    Mutant(
+        "answer-ahead-used-anywhere",
+        "H6",
+        FETCH,
+        "    if ahead_offset and (answer.verdict is not None or log.log_end_offset != ahead_offset):\n",
+        "    if ahead_offset and answer.verdict is not None:\n",
+        "Good batches that follow others which were not written are taken for damage.",
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::"
+            "test_an_answer_ahead_does_not_fit_where_the_one_before_was_not_written",
+            "A write that fails ends the fetch ahead as well, so its answer is late; this is for a leader that errs.",
+        ),
+    ),
+    Mutant(
         "fetch-not-forgotten-at-a-new-epoch",
         "H6",
         REPLICA,
