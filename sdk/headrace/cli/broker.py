@@ -1,4 +1,4 @@
-"""`headrace broker`: list, describe, drain, undrain."""
+"""`headrace broker`: list, describe, drain, undrain, removable."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.broker_drain import drain, undrain
+from headrace.cli.broker_removal import removable
 from headrace.cli.cluster import BROKER_COLUMNS, broker_row
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.partition_problems import missing_replicas
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command("drain")(drain)
 app.command("undrain")(undrain)
+app.command("removable")(removable)
 
 
 @app.command("list")

@@ -1,7 +1,8 @@
-"""The command `headrace-broker`: `run` (the default) and `dump`."""
+"""The command `headrace-broker`: `run` (the default), `drain` and `dump`."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ import typer
 from headrace.wire.errors import HeadraceError
 from headrace_server.lifecycle import ExitCode
 from headrace_server.lifecycle import run as run_service
-from headrace_server.settings import load_settings
+from headrace_server.settings import SettingsError, load_settings
 
 from headrace_broker.allocator import keep_large_buffers
 from headrace_broker.app import serve
+from headrace_broker.drain import drain as drain_broker
 from headrace_broker.settings import ENVIRON_PREFIX, BrokerSettings
 from headrace_broker.storage.dump import dump
 
@@ -36,24 +38,44 @@ def run(config: ConfigOption = None, set_: SetOption = []) -> None:  # noqa: B00
     raise typer.Exit(start(config, set_))
 
 
+@cli.command()
+def drain(
+    config: ConfigOption = None,
+    set_: SetOption = [],  # noqa: B006
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that it may take.")] = 60.0,
+) -> None:
+    """Hand over what the broker with these settings leads, and wait until it may be stopped. It need not be stopped
+    then: its next start ends the drain.
+    """
+    try:
+        print(asyncio.run(drain_broker(_read_settings(config, set_), timeout)))
+    except HeadraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None
+
+
 cli.command("dump")(dump)
 
 
 def start(config: Path | None, overrides: list[str]) -> ExitCode:
     """Read the settings, run the broker, and give the exit code."""
     try:
-        settings = load_settings(
-            BrokerSettings,
-            config_file=config,
-            environ=os.environ,
-            environ_prefix=ENVIRON_PREFIX,
-            overrides=overrides,
-        )
+        settings = _read_settings(config, overrides)
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return ExitCode.BAD_SETTINGS
     keep_large_buffers()
     return run_service(lambda stop: serve(settings, stop), stop_timeout_seconds=settings.stop_timeout_ms / 1000)
+
+
+def _read_settings(config: Path | None, overrides: list[str]) -> BrokerSettings:
+    return load_settings(
+        BrokerSettings,
+        config_file=config,
+        environ=os.environ,
+        environ_prefix=ENVIRON_PREFIX,
+        overrides=overrides,
+    )
 
 
 def main() -> None:

@@ -102,9 +102,9 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         "drain",
         "drain/{broker_id}",
-        "coordinators, on an administrator's word",
+        "coordinators, on an administrator's word; `headrace-broker drain`",
         metadata_pb2.DrainedBroker,
-        "persistent",
+        "persistent; by `headrace-broker drain` on the lease of the broker's registration",
         "The broker gets no leadership and no new replicas; what it holds stays in sync.",
     ),
     KeyFamily(

@@ -107,3 +107,19 @@ def test_waiting_ends_with_the_time(headrace: Any, three: Any, happens: Any) -> 
     happens(lambda held: None)
     ended = headrace("broker", "drain", "1", "--wait", "--wait-timeout", "0", "--quiet")
     assert (ended.code, ended.out, ended.err.count("\n")) == (ExitCode.TIMED_OUT, "", 1)
+
+
+def test_brokers_that_hold_replicas_are_not_removable(headrace: Any, three: Any) -> None:
+    """Those named, or all from one on; whether they live is not asked."""
+    three.start_brokers(1, 2)
+    ended = headrace("broker", "removable", "--from", "3", "--output", "json")
+    assert ended.code == ExitCode.FAILED
+    assert json.loads(ended.out) == {
+        "removable": False,
+        "holding": [{"broker_id": 3, "replicas": 3, "partitions": ["clicks-0", "clicks-1", "clicks-2"]}],
+    }
+    assert "broker 3 still holds 3 replicas: move them first" in ended.err
+    assert "--remove-broker 3 --execute" in ended.err
+    assert headrace("broker", "removable", "--from", "4").out == "they hold no replica and may be taken away\n"
+    assert headrace("broker", "removable", "1", "2").err.startswith("headrace: brokers 1, 2 still hold 6 replicas")
+    assert headrace("broker", "removable").code == ExitCode.USAGE

@@ -391,6 +391,20 @@ def test_a_broker_is_drained_and_undrained(run, faults):
     run(scenario)
 
 
+def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_stopped(run):
+    """A key on a lease goes with the lease; what an administrator asks for then stands without one."""
+
+    async def scenario(admin, parts):
+        lease = await parts.memory.grant_lease(60_000)
+        await parts.memory.txn([], [Put(parts.keyspace.drained(1), b"", lease.lease_id)])
+        assert not (await admin.drain(1)).unchanged
+        assert (await admin.drain(1)).unchanged
+        await parts.memory.revoke_lease(lease.lease_id)
+        assert (await parts.memory.get(parts.keyspace.drained(1))).key_value is not None
+
+    run(scenario)
+
+
 def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undrained(run):
     """Whoever was there once may come back; a mistyped number is refused."""
 

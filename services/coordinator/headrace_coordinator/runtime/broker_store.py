@@ -36,7 +36,9 @@ class BrokerStore:
 
         async def attempt(settling: Settling) -> tuple[int, bool] | None:
             found = await self._writes.read(key, deadline)
-            if (found is not None) == drain:
+            # A key on a lease is of a broker that is being stopped, and goes with it: an administrator asks for more.
+            persistent = found is not None and not found.lease_id
+            if persistent if drain else found is None:
                 return 0, settling.unanswered is not None
             if drain and not await self._is_known(broker_id, deadline):
                 raise UnknownBrokerError(f"broker {broker_id} was never registered")

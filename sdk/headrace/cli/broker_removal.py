@@ -1,0 +1,58 @@
+"""`headrace broker removable`: may brokers be taken away for good? For people, and for what guards a scaling down."""
+
+from collections import defaultdict
+from typing import Annotated
+
+import typer
+
+from headrace.cli.arguments import broker_list, counted
+from headrace.cli.exit_codes import ExitCode
+from headrace.cli.rendering import Column, JsonValue, Note, Report, Table
+from headrace.cli.session import CommandFailed, Session, UsageProblem, command
+
+
+@command()
+def removable(
+    session: Session,
+    *,
+    broker_ids: Annotated[list[int] | None, typer.Argument(metavar="ID...", min=0, help="The brokers' ids.")] = None,
+    from_: Annotated[
+        int | None, typer.Option("--from", metavar="ID", min=0, help="This broker and all with a higher id.")
+    ] = None,
+) -> None:
+    """Say whether brokers hold no replica, so that taking them away loses nothing. Exit code 1: they do.
+
+    Dead brokers count, too: what their volumes hold may be the only copy.
+
+    \b
+    Examples:
+      headrace broker removable 3
+      headrace broker removable --from 3
+    """
+    if not broker_ids and from_ is None:
+        raise UsageProblem("name brokers, or give --from")
+    with session.admin() as admin:
+        topics = admin.describe_topics()
+    held: dict[int, list[str]] = defaultdict(list)
+    for topic in topics:
+        for each in topic.partitions:
+            for broker_id in each.replicas:
+                if broker_id in (broker_ids or ()) or (from_ is not None and broker_id >= from_):
+                    held[broker_id].append(f"{topic.name}-{each.partition}")
+    rows: list[dict[str, JsonValue]] = [
+        {"broker_id": broker_id, "replicas": len(names), "partitions": list[JsonValue](names)}
+        for broker_id, names in sorted(held.items())
+    ]
+    document: JsonValue = {"removable": not held, "holding": list[JsonValue](rows)}
+    part: Note | Table = Note("they hold no replica and may be taken away")
+    if held:
+        part = Table((Column("ID", "broker_id"), Column("REPLICAS", "replicas")), rows)
+    session.show(Report(document, (part,)))
+    if held:
+        flags = " ".join(f"--remove-broker {broker_id}" for broker_id in sorted(held))
+        replicas = counted(sum(len(names) for names in held.values()), "replica")
+        raise CommandFailed(
+            ExitCode.FAILED,
+            f"{broker_list(sorted(held))} still {'holds' if len(held) == 1 else 'hold'} {replicas}: move them first, "
+            f"`headrace partition move {flags} --execute --watch`",
+        )

@@ -1,0 +1,59 @@
+"""`headrace-broker drain` beside a real broker: leadership goes, and the drain ends with the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from headrace_devcluster.service import ServiceProcess
+
+from tests.integration.replicated import Replicated, until
+
+pytestmark = pytest.mark.xdist_group("replication_failover")
+
+
+def drain(
+    replicated: Replicated, number: int, /, *, timeout: float = 30.0, **settings: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the command with the settings of that broker."""
+    broker: ServiceProcess = replicated.broker(number)
+    command = [sys.executable, "-m", "headrace_broker", "drain", "--timeout", str(timeout)]
+    for name, value in {**broker.spec.settings, **settings}.items():
+        command += ["--set", f"{name}={value}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_drained_broker_leads_nothing_until_it_starts_again(replicated: Replicated) -> None:
+    """H24: leadership goes, the broker stays in sync; a new process of it is not drained."""
+    replicated.create("drained", [[1, 2, 3], [1, 3, 2]], min_insync_replicas=2)
+    done = drain(replicated, 1)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "broker 1 is drained and may be stopped\n", "")
+    partitions = replicated.admin.describe_topic("drained").partitions
+    assert [each.leader_id for each in partitions] == [2, 3]
+    assert all(1 in each.in_sync_replicas for each in partitions)
+    assert draining(replicated) == {1}
+    assert replicated.broker(1).stop() == 0
+    replicated.cluster.restart(replicated.broker(1))
+    until(lambda: not draining(replicated), "the end of the drain")
+
+
+def test_a_drain_that_is_not_done_in_time_says_what_is_left(replicated: Replicated) -> None:
+    """Exit code 1 and one sentence: the partitions, and what to do. A broker that is not there needs no drain."""
+    replicated.create("held-up", [[1, 2]], min_insync_replicas=1)
+    for coordinator in replicated.cluster.coordinators:
+        coordinator.pause()  # Nobody elects.
+    done = drain(replicated, 1, timeout=1.0)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: broker 1 is not drained after 1 s: it still leads held-up-0")
+    assert done.stderr.endswith("Stop it all the same, or see `headrace cluster health` for what holds it up.\n")
+    done = drain(replicated, 1, broker_id=77)
+    assert (done.returncode, done.stdout) == (0, "broker 77 is not registered: nothing to hand over\n")
+    done = drain(replicated, 1, cluster="elsewhere")
+    assert (done.returncode, done.stdout) == (0, "there is no cluster elsewhere: nothing to hand over\n")
+
+
+def draining(replicated: Replicated) -> set[int]:
+    """The registered brokers that drain."""
+    return {each.broker_id for each in replicated.admin.describe_cluster().brokers if each.draining}
