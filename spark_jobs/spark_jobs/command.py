@@ -104,7 +104,8 @@ def show(summary: dict[str, Any], as_json: bool, text: Callable[[Console], None]
     if as_json:
         print(json.dumps(summary, default=str), flush=True)
     else:
-        text(Console(highlight=False, soft_wrap=True))
+        # A file or a pipe has no width; tables are not to be broken for it.
+        text(Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160))
 
 
 def explain(error: BaseException) -> str:

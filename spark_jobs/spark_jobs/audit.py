@@ -1,0 +1,343 @@
+"""`python -m spark_jobs.audit`: has everything arrived? The paper's audit (section 4).
+
+Producers with `audit_topic` say how many records they sent, by topic and window of time; this counts what arrived, in
+the topics or in a table that `load` keeps, and compares. The claims are read first: whatever was acknowledged before
+it was claimed is then found by the count.
+
+    state        meaning                                                                     exit code
+    complete     everything that was acknowledged is there, and nothing twice                0
+    incomplete   some is missing or doubled                                                  5
+    unclaimed    records that no producer speaks of                                          8
+    unconfirmed  a producer was killed or cannot be heard: nobody knows how much it sent     8
+    open         the window is not over                                                      0
+    removed      retention has begun to remove its records                                   0
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import headrace
+import rich.table
+import typer
+from rich.console import Console
+
+from spark_jobs.audit_verdict import (
+    Arrived,
+    Claimed,
+    Limits,
+    State,
+    Verdict,
+    WindowSizeError,
+    judge,
+    overall,
+    window_sizes,
+)
+from spark_jobs.command import (
+    DEFAULT_MASTER,
+    DEFAULT_SERVERS,
+    INCOMPLETE,
+    UNDECIDED,
+    AsJson,
+    BootstrapServers,
+    JobError,
+    Master,
+    Quiet,
+    run_job,
+    show,
+    usage_error,
+)
+from spark_jobs.load import TableFormat, open_table
+from spark_jobs.progress import ProgressLine
+from spark_jobs.queries import table_frame
+from spark_jobs.session import spark_session
+from spark_jobs.topic_frame import check_topics, read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+CLAIM = (
+    "claim INT, topic STRING, window_start_ms BIGINT, window_ms BIGINT, application STRING, host STRING, "
+    "instance STRING, sequence BIGINT, sent BIGINT, acknowledged BIGINT, failed BIGINT, unknown BIGINT, "
+    "settled BOOLEAN, as_of_ms BIGINT"
+)
+MAX_OPEN_PRODUCERS = 5
+"""How many are named for one window."""
+_DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit is asked to do."""
+
+    audit_topic: str
+    bootstrap_servers: str
+    topics: tuple[str, ...] = ()
+    """None: all that claims speak of."""
+    table: Path | None = None
+    """Count here and not in the topic; then `topics` is the one that it holds."""
+    table_format: TableFormat = TableFormat.PARQUET
+    identity: str = ""
+    late_after_ms: int = 60_000
+    grace_ms: int = 60_000
+    since_ms: int = 0
+
+
+def run_audit(spark: SparkSession, wanted: Audit, progress: ProgressLine) -> list[Verdict]:
+    """Compare claims with what arrived.
+
+    Raises:
+        JobError: there is nothing to compare, or producers count in different windows.
+    """
+    progress.step(f"reading the claims in {wanted.audit_topic}")
+    with progress.following(spark):
+        claimed = [window for window in _claimed(spark, wanted) if window.start_ms >= wanted.since_ms]
+    try:
+        sizes = window_sizes(claimed)
+    except WindowSizeError as error:
+        raise JobError(str(error)) from None
+    for topic in wanted.topics:
+        if topic not in sizes:
+            raise JobError(
+                f"no producer speaks of {topic} in {wanted.audit_topic}; set audit_topic={wanted.audit_topic!r} in them"
+            )
+    if not sizes:
+        raise JobError(
+            f"there is no claim in {wanted.audit_topic}; set audit_topic={wanted.audit_topic!r} in producers"
+        )
+    arrived: dict[tuple[str, int], Arrived] = {}
+    removed: dict[str, int] = {}
+    for topic, window_ms in sorted(sizes.items()):
+        progress.step(f"counting {topic}")
+        with progress.following(spark):
+            frame = _records(spark, wanted, topic)
+            arrived.update({(topic, start): found for start, found in _arrived(frame, wanted, window_ms).items()})
+            if wanted.table is None:
+                removed[topic] = _removed_before_ms(frame, wanted, topic)
+    limits = Limits(time.time_ns() // 1_000_000, wanted.grace_ms, removed)
+    verdicts = judge(claimed, arrived, sizes, limits)
+    return [verdict for verdict in verdicts if verdict.start_ms >= wanted.since_ms]
+
+
+def _claimed(spark: SparkSession, wanted: Audit) -> list[Claimed]:
+    """Add up the claims by topic and window."""
+    from pyspark.sql import functions
+
+    records = read_topic(spark, wanted.bootstrap_servers, wanted.audit_topic)
+    claims = records.select(functions.from_json(functions.expr("string(value)"), CLAIM).alias("claim"))
+    claims = claims.select("claim.*").where("claim = 1").dropDuplicates(["instance", "sequence"])
+    named = functions.col("topic").isin(*wanted.topics) if wanted.topics else functions.lit(True)
+    # A number that is missing belongs to a claim about any of the instance's topics.
+    gaps = claims.groupBy("instance").agg(functions.expr("max(sequence) - min(sequence) + 1 > count(*)").alias("gap"))
+    counts = [functions.sum(name).alias(name) for name in ("sent", "acknowledged", "failed")]
+    by_producer = (
+        claims.where(named)
+        .groupBy("topic", "window_start_ms", "window_ms", "instance", "application", "host")
+        .agg(*counts, functions.max_by("settled", "sequence").alias("settled"))
+        .join(gaps, "instance")
+    )
+    who = functions.expr("if(settled AND NOT gap, NULL, concat(application, '@', host))")
+    windows = by_producer.groupBy("topic", "window_start_ms", "window_ms").agg(
+        *counts, functions.count("*").alias("producers"), functions.sort_array(functions.collect_set(who)).alias("who")
+    )
+    return [
+        Claimed(
+            row["topic"],
+            row["window_start_ms"],
+            row["window_ms"],
+            row["sent"],
+            row["acknowledged"],
+            row["failed"],
+            row["producers"],
+            tuple(row["who"][:MAX_OPEN_PRODUCERS]),
+        )
+        for row in windows.collect()
+    ]
+
+
+def _records(spark: SparkSession, wanted: Audit, topic: str) -> DataFrame:
+    """Give what is to be counted: partition, offset, timestamp, and whatever the identity needs."""
+    if wanted.table is None:
+        return read_topic(spark, wanted.bootstrap_servers, topic)
+    table = open_table(wanted.table, wanted.table_format)
+    source = table.state().source
+    if source is None or source.name != topic:
+        raise JobError(f"{wanted.table} holds {source or 'nothing'}, not {topic}; name its topic by --topic")
+    frame = table_frame(spark, table)
+    if frame is None or not {"partition", "offset", "timestamp"} <= set(frame.columns):
+        raise JobError(f"{wanted.table} has no columns partition, offset and timestamp; load it with them")
+    return frame
+
+
+def _arrived(frame: DataFrame, wanted: Audit, window_ms: int) -> dict[int, Arrived]:
+    """Count by window.
+
+    A record is late where its partition has one before it from after its window and the allowance.
+    """
+    from pyspark.sql import functions
+    from pyspark.sql.window import Window
+
+    at_ms = functions.expr("unix_millis(timestamp)")
+    start_ms = functions.expr(f"at_ms - pmod(at_ms, {window_ms})")
+    before = Window.partitionBy("partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
+    latest_ms = functions.max("at_ms").over(before)
+    identity: Column | None = None
+    if wanted.identity:
+        identity = functions.expr(wanted.identity)
+    elif wanted.table is not None:
+        identity = functions.struct("partition", "offset")
+    columns = [] if identity is None else [identity.alias("identity")]
+    rows = frame.select("partition", "offset", at_ms.alias("at_ms"), *columns)
+    rows = rows.withColumn("start_ms", start_ms).withColumn("latest_ms", latest_ms)
+    late = functions.expr(f"count_if(latest_ms >= start_ms + {window_ms + wanted.late_after_ms})")
+    distinct = functions.lit(None) if identity is None else functions.count_distinct("identity")
+    counted = rows.groupBy("start_ms").agg(
+        functions.count("*").alias("records"), distinct.alias("distinct"), late.alias("late")
+    )
+    return {row["start_ms"]: Arrived(row["records"], row["distinct"], row["late"]) for row in counted.collect()}
+
+
+def _removed_before_ms(frame: DataFrame, wanted: Audit, topic: str) -> int:
+    """Give up to which timestamp records may have been removed; -1: none were."""
+    from pyspark.sql import functions
+
+    with headrace.Admin(bootstrap_servers=wanted.bootstrap_servers, client_id="audit") as admin:
+        starts = admin.list_offsets(topic, "earliest")
+    cut = [where.partition for where, start in starts.items() if start.offset > 0]
+    if not cut:
+        return -1
+    first = functions.min_by(functions.expr("unix_millis(timestamp)"), "offset").alias("at_ms")
+    found = frame.where(functions.col("partition").isin(*cut)).groupBy("partition").agg(first).collect()
+    if len(found) < len(cut):  # One has nothing left.
+        return time.time_ns() // 1_000_000
+    return int(max(row["at_ms"] for row in found))
+
+
+def summary_of(verdicts: list[Verdict], wanted: Audit, seconds: float) -> dict[str, Any]:
+    """Give the document of an audit."""
+    state = overall(verdicts)
+    judged = [verdict for verdict in verdicts if verdict.state not in (State.OPEN, State.REMOVED)]
+    names = ("sent", "acknowledged", "failed", "arrived", "missing", "doubled", "late")
+    return {
+        "job": "audit",
+        "audit_topic": wanted.audit_topic,
+        "counted_in": "topics" if wanted.table is None else str(wanted.table),
+        "complete": state is State.COMPLETE,
+        "state": state.value,
+        "windows_judged": len(judged),
+        **{name: sum(getattr(verdict, name) for verdict in judged) for name in names},
+        "windows": [asdict(verdict) for verdict in verdicts],
+        "seconds": round(seconds, 3),
+    }
+
+
+def show_audit(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the windows, those that are complete first left out where they are many."""
+    names = ("acknowledged", "arrived", "missing", "doubled", "late")
+    table = rich.table.Table("topic", "window", "state", *names, "not final")
+    for column in table.columns[3:8]:
+        column.justify = "right"
+    shown = [window for window in summary["windows"] if window["state"] != State.COMPLETE]
+    complete = [window for window in summary["windows"] if window["state"] == State.COMPLETE]
+    shown = sorted(
+        [*shown, *complete[-max(0, 20 - len(shown)) :]], key=lambda window: (window["topic"], window["start_ms"])
+    )
+    for window in shown:
+        start = datetime.fromtimestamp(window["start_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        numbers = [f"{window[name]:,}" for name in names]
+        table.add_row(window["topic"], start, window["state"], *numbers, ", ".join(window["open_producers"]))
+    console.print(table)
+    left = len(summary["windows"]) - len(shown)
+    if left:
+        console.print(f"and {left:,} more windows that are complete")
+    console.print(
+        f"{summary['state']}: {summary['windows_judged']:,} windows, {summary['acknowledged']:,} records acknowledged, "
+        f"{summary['arrived']:,} arrived, {summary['missing']:,} missing, {summary['doubled']:,} doubled, "
+        f"{summary['late']:,} late; {summary['failed']:,} had failed, as their producers know."
+    )
+
+
+def milliseconds(text: str, option: str) -> int:
+    """A duration such as 90s, 10m or 1h, in ms.
+
+    Raises:
+        JobError: another form; names the option.
+    """
+    found = _DURATION.fullmatch(text)
+    if not found:
+        raise usage_error(f"{option} {text!r} is not a duration, for example 90s, 10m, 1h or 7d")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def audit(
+    audit_topic: Annotated[str, typer.Option(help="The topic that producers tell their counts: their audit_topic.")],
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Only this one; repeatable. Without: all that producers speak of.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(file_okay=False, exists=True, help="Count in this table, and not in its topic.")
+    ] = None,
+    table_format: Annotated[
+        TableFormat, typer.Option("--format", help="How that table is kept.")
+    ] = TableFormat.PARQUET,
+    identity: Annotated[
+        str,
+        typer.Option(
+            metavar="SQL",
+            help='What is the same in two copies of a record and in no other, such as "sha2(value, 256)"; then '
+            "missing and doubled are told apart where both happened.",
+        ),
+    ] = "",
+    since: Annotated[str, typer.Option(metavar="DURATION", help="Only windows from so long ago on: 1d, 6h.")] = "",
+    late_after: Annotated[
+        str, typer.Option(metavar="DURATION", help="Late is what arrives so long after records from past its window.")
+    ] = "1m",
+    grace: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long after a window its last counts may take.")
+    ] = "1m",
+    bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
+    master: Master = DEFAULT_MASTER,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what producers say they sent with what arrived, by topic and window.
+
+    Exit code 0: everything has arrived; 5: something is missing or doubled; 8: it cannot be said.
+    """
+    started = time.monotonic()
+    if table is not None and (topic is None or len(topic) != 1):
+        raise usage_error("--table holds one topic: name it by --topic")
+    wanted = Audit(
+        audit_topic,
+        bootstrap_servers,
+        tuple(topic or ()),
+        table and table.absolute(),
+        table_format,
+        identity,
+        milliseconds(late_after, "--late-after"),
+        milliseconds(grace, "--grace"),
+        time.time_ns() // 1_000_000 - milliseconds(since, "--since") if since else 0,
+    )
+    check_topics(bootstrap_servers, audit_topic, *(wanted.topics if table is None else ()))
+    progress = ProgressLine(quiet=quiet)
+    with progress.shown():
+        progress.step("starting Spark")
+        with spark_session("audit", master) as spark:
+            verdicts = run_audit(spark, wanted, progress)
+    summary = summary_of(verdicts, wanted, time.monotonic() - started)
+    show(summary, as_json, lambda console: show_audit(summary, console))
+    if summary["state"] == State.INCOMPLETE:
+        raise typer.Exit(INCOMPLETE)
+    if not summary["complete"]:
+        raise typer.Exit(UNDECIDED)
+
+
+if __name__ == "__main__":
+    run_job(audit)
