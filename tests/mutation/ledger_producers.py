@@ -41,7 +41,7 @@ PRODUCERS = (
         "windows-not-rebuilt",
         "H48",
         REBUILD,
-        "        if header.producer_id >= 0 and header.base_offset >= start:\n",
+        "        if header.base_offset >= start:\n",
         "        if False:\n",
         "A restarted broker knows no sequences but those of its last snapshot.",
         Simulation(200),

@@ -11,7 +11,7 @@ import struct
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from headrace.wire.batch import sequence_after, sequence_distance
+from headrace.wire.batch import BatchHeader, sequence_after, sequence_distance
 from headrace.wire.errors import FencedProducerError, OutOfOrderSequenceError, UnknownProducerError
 from headrace.wire.ids import Offset
 
@@ -101,6 +101,18 @@ class ProducerWindows:
                 f"expected {producer.next_sequence}"
             )
         return _find_duplicate(producer, base_sequence, record_count)
+
+    def record_batch(self, header: BatchHeader) -> None:
+        """Remember a batch as its header in the log tells it, if a producer numbered it; see `record`."""
+        if header.producer_id >= 0:
+            self.record(
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.record_count,
+                base_offset=header.base_offset,
+                at_ms=header.append_timestamp_ms,
+            )
 
     def record(
         self,

@@ -326,16 +326,7 @@ class PartitionReplica:
     def _append(self, event: Appended) -> list[Action]:
         assert event.base_offset == self.log_end_offset, "offsets are contiguous (I6)"
         assert event.end_offset > event.base_offset
-        self.log_end_offset = event.end_offset
-        if event.producer_id >= 0:
-            self.producers.record(
-                event.producer_id,
-                event.producer_epoch,
-                event.base_sequence,
-                event.end_offset - event.base_offset,
-                base_offset=event.base_offset,
-                at_ms=event.at_ms,
-            )
+        self._append_only(event)
         return [] if self.flushed_only else self._advance()
 
     def _note_append(self, event: Appended) -> list[Action]:
@@ -411,10 +402,10 @@ class PartitionReplica:
         assert state is not None
         if len(state.in_sync) < state.min_insync_replicas:
             return []
-        own = Replica(self.broker_id, self.broker_epoch)
+        me = self._me()
         least = self._own_offset()
         for member in (*state.in_sync, *self.proposals.members()):
-            if member != own:
+            if member != me:
                 least = min(least, self._acknowledged_by(member))
         least = min(least, self.log_end_offset)
         if least <= self.high_watermark:
@@ -561,15 +552,7 @@ class PartitionReplica:
             assert header.base_offset == self.log_end_offset, "offsets are contiguous (I6)"
             self.log_end_offset = Offset(header.end_offset)
             self.last_epoch = LeaderEpoch(header.leader_epoch)
-            if header.producer_id >= 0:
-                self.producers.record(
-                    header.producer_id,
-                    header.producer_epoch,
-                    header.base_sequence,
-                    header.record_count,
-                    base_offset=header.base_offset,
-                    at_ms=header.append_timestamp_ms,
-                )
+            self.producers.record_batch(header)
         return []
 
     def _cut(self, event: LogCut) -> list[Action]:

@@ -16,12 +16,5 @@ def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -
     if snapshot is not None and producers.restore(snapshot[1]):
         start = max(start, snapshot[0])
     for header in partition_log.headers(start) if start < partition_log.log_end_offset else ():
-        if header.producer_id >= 0 and header.base_offset >= start:
-            producers.record(
-                header.producer_id,
-                header.producer_epoch,
-                header.base_sequence,
-                header.record_count,
-                base_offset=header.base_offset,
-                at_ms=header.append_timestamp_ms,
-            )
+        if header.base_offset >= start:
+            producers.record_batch(header)

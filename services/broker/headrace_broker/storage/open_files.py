@@ -54,12 +54,6 @@ class OpenFiles:
             self._evict()
             return file
 
-    def repin(self, file: OpenFile) -> OpenFile:
-        """Pin a file once more that the caller knows to be pinned."""
-        with self._lock:
-            file.pins += 1
-        return file
-
     def unpin(self, file: OpenFile) -> None:
         """Give up one pin; a forgotten file closes with its last."""
         with self._lock:
@@ -82,10 +76,6 @@ class OpenFiles:
                 return file
             self.filesystem.close(file.descriptor)
             return None
-
-    def open_count(self) -> int:
-        """Number of open descriptors, those of forgotten files apart."""
-        return len(self._files)
 
     def _evict(self) -> None:
         if len(self._files) <= self._capacity:

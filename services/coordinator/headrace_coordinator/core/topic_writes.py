@@ -33,9 +33,6 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.partition_state import PartitionState, encode
 
-FIXED_OPERATIONS = 2
-"""`topic/{name}` and `tid/{topic_id}`, in the compares and in the puts."""
-
 
 @dataclass(frozen=True, slots=True)
 class Write:
