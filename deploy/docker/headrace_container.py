@@ -1,0 +1,133 @@
+#!/opt/headrace/bin/python -I
+"""The entry point of the image: one word says what the container is.
+
+    broker, coordinator   the service with these options, in place of this process: it gets the signals itself
+    drain                 hand over what the broker of this container leads (before it is stopped)
+    health [NAME]         exit code 0 where startup, liveness or readiness (the default) say yes
+    node-label            write a label of this Kubernetes node into a file: a broker's rack, from its node's zone
+    anything else         the command line `headrace`
+
+Two variables help where a value is known only when the container runs:
+
+    HEADRACE_FROM_FILES   NAME=path,NAME=path: variables whose values stand in files; ${OTHER} in a file is expanded
+    HEADRACE_NODE_NAME    which node it is, for node-label
+
+Standard library only, so that a probe costs little. The services read everything else themselves.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import ssl
+import string
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+PREFIXES = ("HEADRACE_BROKER_", "HEADRACE_COORDINATOR_")
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HEALTH_NAMES = ("startup", "liveness", "readiness")
+
+
+class ContainerError(Exception):
+    """It cannot start like this; the message says why and what to do."""
+
+
+def environment_from_files(environ: dict[str, str]) -> dict[str, str]:
+    """The variables that HEADRACE_FROM_FILES names, read from their files."""
+    found = {}
+    for entry in filter(None, environ.get("HEADRACE_FROM_FILES", "").split(",")):
+        name, equals, path = entry.partition("=")
+        if not equals or not name.startswith("HEADRACE_"):
+            raise ContainerError(f"HEADRACE_FROM_FILES has {entry!r}: write HEADRACE_NAME=/path/of/file")
+        try:
+            text = Path(path).read_text("utf-8").strip()
+            found[name] = string.Template(text).substitute(environ)
+        except OSError as error:
+            raise ContainerError(f"{name} is to be read from {path}: {error.strerror}; is it mounted?") from error
+        except (KeyError, ValueError) as error:
+            raise ContainerError(f"{path} for {name} names a variable that is not set: {error}") from error
+    return found
+
+
+def health(arguments: list[str]) -> int:
+    """Ask the service of this container how it is, over HTTP on its metrics port."""
+    parser = argparse.ArgumentParser(prog="health", description="Exit code 0: yes.")
+    parser.add_argument("name", nargs="?", choices=HEALTH_NAMES, default="readiness")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds")
+    parsed = parser.parse_args(arguments)
+    listen = next((value for prefix in PREFIXES if (value := os.environ.get(prefix + "METRICS_LISTEN"))), "")
+    host, _, port = listen.rpartition(":")
+    if not port:
+        raise ContainerError("health needs HEADRACE_BROKER_METRICS_LISTEN or HEADRACE_COORDINATOR_METRICS_LISTEN")
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
+    connection = http.client.HTTPConnection(host, int(port), timeout=parsed.timeout)
+    try:
+        connection.request("GET", f"/health/{parsed.name}")
+        answer = connection.getresponse()
+        print(answer.read(4096).decode("utf-8", "replace").strip())
+    except OSError as error:
+        print(f"{parsed.name}: no answer from {listen}: {error}", file=sys.stderr)
+        return 1
+    finally:
+        connection.close()
+    return 0 if answer.status == 200 else 1
+
+
+def node_label(arguments: list[str]) -> int:
+    """Write a label of the node that this pod runs on; empty where the node has no such label."""
+    parser = argparse.ArgumentParser(prog="node-label")
+    parser.add_argument("--label", required=True)
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--account", type=Path, default=SERVICE_ACCOUNT, help="where the pod's token lies")
+    parsed = parser.parse_args(arguments)
+    try:
+        node, host = os.environ["HEADRACE_NODE_NAME"], os.environ["KUBERNETES_SERVICE_HOST"]
+    except KeyError as error:
+        raise ContainerError(f"node-label needs {error} in its environment") from error
+    host = f"[{host}]" if ":" in host else host
+    url = f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}/api/v1/nodes/{node}"
+    try:
+        token = (parsed.account / "token").read_text("ascii").strip()
+        context = ssl.create_default_context(cafile=str(parsed.account / "ca.crt"))
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            labels = json.load(answer)["metadata"].get("labels", {})
+    except urllib.error.HTTPError as error:
+        raise ContainerError(f"node {node} cannot be read ({error.code}): the pod needs `get` on nodes") from error
+    except OSError as error:
+        raise ContainerError(f"node {node} cannot be read at {url}: {error}") from error
+    value = labels.get(parsed.label, "")
+    if not value:
+        print(f"warning: node {node} has no label {parsed.label}: the broker has no rack", file=sys.stderr)
+    parsed.output.write_text(value + "\n", "utf-8")
+    return 0
+
+
+def main() -> int:
+    """Do what the first word says."""
+    word, *rest = sys.argv[1:] or ["--help"]
+    match word:
+        case "health":
+            return health(rest)
+        case "node-label":
+            return node_label(rest)
+        case "broker" if not rest or rest[0].startswith("-"):  # Else it is a command about brokers: `broker list`.
+            command = ["headrace-broker", "run", *rest]
+        case "coordinator":
+            command = ["headrace-coordinator", *rest]
+        case "drain":
+            command = ["headrace-broker", "drain", *rest]
+        case _:
+            command = ["headrace", word, *rest]
+    environ = {**os.environ, **environment_from_files(dict(os.environ))}
+    os.execvpe(command[0], command, environ)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ContainerError as error:
+        sys.exit(f"error: {error}")
