@@ -126,7 +126,7 @@ class DataDirectory:
         return cls(path, environment, lock, storage_id, clean_broker_epoch, same_boot=same_boot, boot_id=boot_id)
 
     def note_boot(self) -> None:
-        """Note that no log has a tail that an earlier boot of the machine may have torn: all were recovered in this one.
+        """Note that no log has a tail that an earlier boot of the machine may have torn: all were recovered since.
 
         From now on a process that is killed leaves all it wrote to the next one (H31). Raises StorageOfflineError.
         """
