@@ -457,7 +457,7 @@ class Consumer:
                 return None  # What one fetch brought is given; more is another poll's.
             if group is not None:
                 left = None if deadline is None else max(0.0, deadline - monotonic())
-                chunk = yield from self._next_chunk_of_group(left)
+                chunk = yield from self._next_chunk_of_group(left, is_held)
                 if chunk is None and left != 0:
                     continue
             elif self._fetcher.positions.is_empty():
@@ -470,10 +470,10 @@ class Consumer:
             self._segments = segments_of(self._chunk, self._deserializers, self._config.max_payload_bytes)
 
     @staticmethod
-    def _next_chunk_of_group(timeout: float | None) -> Steps[Chunk | None]:
+    def _next_chunk_of_group(timeout: float | None, is_held: bool) -> Steps[Chunk | None]:
         """The next chunk; None: not yet, and the group may have news. A deleted topic is taken away by the group."""
         try:
-            chunk: Chunk | None = yield NextChunk(timeout)
+            chunk: Chunk | None = yield NextChunk(timeout, is_held)
         except (UnknownTopicError, UnknownTopicIdError):
             return None
         return chunk

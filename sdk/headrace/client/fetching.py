@@ -49,6 +49,8 @@ class NextChunk(NamedTuple):
 
     timeout: float | None
     """In seconds; None: without end."""
+    is_held: bool = False
+    """Take none, also where the owner is held back no more: what is left of the last one comes first. Then None."""
 
 
 class NewPartitions(Protocol):
@@ -134,7 +136,7 @@ class Fetcher:
     def perform(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         if isinstance(step, NextChunk):
-            return self.next_chunk(step.timeout)
+            return self.next_chunk(step.timeout, is_held=step.is_held)
         return self._connections.perform(step)
 
     def read_topics(self, topics: set[str]) -> None:
@@ -171,8 +173,10 @@ class Fetcher:
     def _wake_application(self) -> None:
         self._data.notify()
 
-    def next_chunk(self, timeout: float | None) -> Chunk | None:
+    def next_chunk(self, timeout: float | None, *, is_held: bool = False) -> Chunk | None:
         """Wait for the next chunk; None when the time is up, after a `nudge`, or when all have reached their end.
+
+        Where `is_held` none is taken, and the wait also ends when the owner is held back no more.
 
         Raises:
             WakeupError: another thread called `wakeup`.
@@ -182,21 +186,25 @@ class Fetcher:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:
-                chunk = self._pop()
+                chunk = self._pop(is_held)
                 if chunk is not None:
                     return chunk
                 left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or self._take_nudge() or self.positions.is_finished():
+                if (left is not None and left <= 0) or self._take_nudge() or self._ends_wait(is_held):
                     return None
                 self._data.wait(left)
 
-    def _pop(self) -> Chunk | None:
+    def _ends_wait(self, is_held: bool) -> bool:
+        """Whether nothing more will come, or nothing holds the owner back that was held. Under the lock."""
+        return (is_held and (self.holds is None or not self.holds())) or bool(self.positions.is_finished())
+
+    def _pop(self, is_held: bool) -> Chunk | None:
         """Give the next chunk if there is one now. Under the lock."""
         self.check()
         if self._wakeup:
             self._wakeup = False
             raise WakeupError
-        if self.holds is not None and self.holds():
+        if is_held or (self.holds is not None and self.holds()):
             return None
         chunk = self.positions.pop(now_ms())
         if chunk is not None:

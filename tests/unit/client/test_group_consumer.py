@@ -435,3 +435,38 @@ def test_closing_twice_leaves_once_and_close_is_bounded_while_etcd_is_away(click
     assert len(groups.left) == 1
     with pytest.raises(headrace.ClosedError):
         consumer.poll(0)
+
+
+class FullOnce:
+    """Has no room when the reading thread looks first, and has some from then on: a handler has just finished."""
+
+    def __init__(self):
+        self.looks = 0
+
+    def is_full(self):
+        self.looks += 1
+        return self.looks == 1
+
+    def may_give_up(self, holdings):
+        return holdings
+
+    def closed(self, where):
+        pass
+
+
+def test_what_is_left_of_a_fetch_is_not_lost_where_room_comes_while_nothing_is_taken(clicks, groups):
+    """H66 and `run` alike: who is held back for a moment goes on with the very next record, though more is there."""
+    fill(clicks, 20)
+    fill(clicks, 20, partition=1)
+    groups.assign(("clicks", 0), ("clicks", 1))
+    with consumer_for(clicks) as consumer:
+        records = []
+        deadline = time.monotonic() + WAIT
+        while not records or not consumer._fetcher.positions.has_chunks():
+            if not records:
+                records.extend(consumer.poll(0.02, max_records=5))
+            assert time.monotonic() < deadline, "it did not come"
+        consumer._group.work = FullOnce()
+        poll_until(consumer, lambda: len(records) == 40, records)
+        for where in (P0, P1):
+            assert [r.offset for r in records if r.partition == where.partition] == list(range(20))

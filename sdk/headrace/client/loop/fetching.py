@@ -46,14 +46,14 @@ class LoopFetcher(Fetcher):
     async def perform_async(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         if isinstance(step, NextChunk):
-            return await self.wait_chunk(step.timeout)
+            return await self.wait_chunk(step.timeout, is_held=step.is_held)
         return await self._channels.perform(step)
 
     async def answer(self, call: Any) -> Any:
         """Await a call that was only started."""
         return await self._channels.answer(call)
 
-    async def wait_chunk(self, timeout: float | None) -> Chunk | None:
+    async def wait_chunk(self, timeout: float | None, *, is_held: bool = False) -> Chunk | None:
         """Wait for the next chunk, as `Fetcher.next_chunk`; with timeout 0 it awaits nothing.
 
         No await stands between taking the chunk and returning it, so a cancelled wait loses none.
@@ -61,11 +61,11 @@ class LoopFetcher(Fetcher):
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._data_there.clear()
-            chunk = self._pop()
+            chunk = self._pop(is_held)
             if chunk is not None:
                 return chunk
             left = None if deadline is None else deadline - time.monotonic()
-            if (left is not None and left <= 0) or self._take_nudge() or self.positions.is_finished():
+            if (left is not None and left <= 0) or self._take_nudge() or self._ends_wait(is_held):
                 return None
             try:
                 async with asyncio.timeout(left):
