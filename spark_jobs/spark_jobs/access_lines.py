@@ -1,0 +1,168 @@
+"""Lines of Apache's combined log format. Pure but for reading a file's range; runs in Spark's Python workers.
+
+    LogFormat "%h %l %u %t \"%r\" %>s %b \"%{Referer}i\" \"%{User-agent}i\"" combined
+
+A line that is not one is kept with the name of the first field that is wrong: it becomes a row as every other line.
+Nothing of `spark_jobs` is imported here, so that the module can be sent to workers that do not have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+_QUOTED = r'"(?P<{}>(?:[^"\\]|\\.)*)"'
+_FIELDS = (
+    ("client", r"(?P<client>\S+)"),
+    ("ident", r"\S+"),
+    ("user", r"(?P<user>.*?)"),
+    ("time", r"\[(?P<time>[^\]]+)\]"),
+    ("request", _QUOTED.format("request")),
+    ("status", r"(?P<status>\d{3})"),
+    ("bytes", r"(?P<bytes>\d+|-)"),
+    ("referrer", _QUOTED.format("referrer")),
+    ("agent", _QUOTED.format("agent")),
+)
+_LINE = re.compile(" ".join(pattern for _, pattern in _FIELDS) + r"\s*", re.ASCII)
+_TIME = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)", re.ASCII)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_REQUEST = re.compile(r"([A-Z]+) (\S+)(?: (HTTP/[\d.]+))?", re.ASCII)
+
+READ_BYTES = 1 << 20
+BATCH_ROWS = 10_000
+
+GOOD = "good"
+BAD = "bad"
+COLUMNS = (
+    "origin STRING, position BIGINT, quality STRING, client STRING, user STRING, at TIMESTAMP, method STRING, "
+    "path STRING, protocol STRING, status INT, bytes BIGINT, referrer STRING, agent STRING, line BINARY, reason STRING"
+)
+"""What a line becomes. `line` and `reason` are of bad ones, all between `quality` and them of good ones."""
+
+
+class AccessLine(NamedTuple):
+    """One line that could be read."""
+
+    client: str
+    user: str | None
+    at: datetime
+    method: str | None
+    """None where the request is no HTTP; then `path` is all of it."""
+    path: str
+    protocol: str | None
+    status: int
+    bytes: int
+    """Of the answer's body; `-` in the log is 0."""
+    referrer: str | None
+    agent: str | None
+
+
+class BadLineError(ValueError):
+    """The line is not in the combined format; the message names the first field that is wrong."""
+
+
+def parse_line(line: bytes) -> AccessLine:
+    """Read one line.
+
+    Raises:
+        BadLineError: it is not one of the format.
+    """
+    text = line.decode("utf-8", "backslashreplace")
+    found = _LINE.fullmatch(text)
+    if found is None:
+        raise BadLineError(_first_wrong_field(text))
+    at = _time_of(found["time"])
+    if at is None:
+        raise BadLineError("time")
+    request = _REQUEST.fullmatch(found["request"])
+    method, path, protocol = request.groups() if request else (None, found["request"], None)
+    sent = found["bytes"]
+    return AccessLine(
+        found["client"],
+        _or_none(found["user"]),
+        at,
+        method,
+        path,
+        protocol,
+        int(found["status"]),
+        0 if sent == "-" else int(sent),
+        _or_none(found["referrer"]),
+        _or_none(found["agent"]),
+    )
+
+
+def _first_wrong_field(text: str) -> str:
+    """Give the name of the field up to which the line fits and no further."""
+    if not text.strip():
+        return "empty line"
+    for count in range(len(_FIELDS), 0, -1):
+        if re.match(" ".join(pattern for _, pattern in _FIELDS[:count]) + "(?: |$)", text, re.ASCII):
+            return _FIELDS[count][0] if count < len(_FIELDS) else "end of line"
+    return _FIELDS[0][0]
+
+
+def _time_of(text: str) -> datetime | None:
+    found = _TIME.fullmatch(text)
+    if found is None or found[2] not in _MONTHS:
+        return None
+    day, year, hour, minute, second = (int(found[group]) for group in (1, 3, 4, 5, 6))
+    offset = timedelta(hours=int(found[8]), minutes=int(found[9]))
+    try:
+        zone = timezone(offset if found[7] == "+" else -offset)
+        # A leap second is counted with the second before it.
+        month = _MONTHS.index(found[2]) + 1
+        return datetime(year, month, day, hour, minute, min(second, 59), tzinfo=zone).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def _or_none(text: str) -> str | None:
+    return None if text in {"-", ""} else text
+
+
+def row_of(origin: str, position: int, line: bytes) -> tuple[Any, ...]:
+    """Make the row of COLUMNS for a line, whatever it is."""
+    try:
+        parsed = parse_line(line)
+    except BadLineError as error:
+        return (origin, position, BAD, *[None] * len(AccessLine._fields), line, str(error))
+    return (origin, position, GOOD, *parsed, None, None)
+
+
+def lines_of(path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Give the lines of a file that begin in a range of bytes, with where they begin, without their line ends.
+
+    `end` is where a line ends; `start` may lie in a line, which then belongs to the range before.
+    """
+    with open(path, "rb") as file:
+        position = start
+        file.seek(max(0, start - 1))
+        if start:
+            position += len(file.readline()) - 1
+        while position < end:
+            line = file.readline()
+            if not line:
+                return
+            yield position, line.rstrip(b"\r\n")
+            position += len(line)
+
+
+def batches_of(rows: Iterable[tuple[Any, ...]], schema: Any) -> Iterator[Any]:
+    """Put rows into Arrow batches."""
+    import pyarrow
+
+    waiting: list[tuple[Any, ...]] = []
+
+    def batch() -> Any:
+        columns = [pyarrow.array(column, type=entry.type) for column, entry in zip(zip(*waiting), schema)]  # noqa: B905
+        return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
+
+    for row in rows:
+        waiting.append(row)
+        if len(waiting) == BATCH_ROWS:
+            yield batch()
+            waiting.clear()
+    if waiting:
+        yield batch()

@@ -1,0 +1,232 @@
+"""`python -m spark_jobs.access_log`: from the lines of a web server's log to a table, and what they say.
+
+Lines come from a topic or from files, in Apache's combined format; the table is loaded as `load` loads one, rows and
+positions together, so it may be run again as the log grows. Lines that cannot be read lie apart, `quality=bad`, with
+the first field that was wrong; they are counted and not dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from spark_jobs import access_lines
+from spark_jobs.audit import milliseconds
+from spark_jobs.command import (
+    DEFAULT_MASTER,
+    DEFAULT_SERVERS,
+    AsJson,
+    BootstrapServers,
+    JobError,
+    Master,
+    Quiet,
+    run_job,
+    show,
+    usage_error,
+)
+from spark_jobs.load import HOUR, Load, LoadSummary, TableFormat, load_topic, open_table, show_load
+from spark_jobs.log_files import LogFileError, new_parts
+from spark_jobs.progress import ProgressLine
+from spark_jobs.queries import Answer, answer_of, show_answer, table_frame
+from spark_jobs.session import spark_session
+from spark_jobs.tables.attempts import begin, table_lock
+from spark_jobs.tables.state import Source
+from spark_jobs.topic_frame import check_topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITION_BY = ("quality", HOUR)
+FILES = Source("files", "access log")
+
+
+@dataclass(slots=True)
+class AccessSummary:
+    """What a run has done, and what the whole table says."""
+
+    load: dict[str, Any]
+    job: str = "access_log"
+    hits: int = 0
+    errors: int = 0
+    """Answers with a status from 400 on."""
+    bytes: int = 0
+    clients: int = 0
+    sessions: int = 0
+    bad_lines: int = 0
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def _parser() -> tuple[Callable[[Iterator[Any]], Iterator[Any]], Callable[[Iterator[Any]], Iterator[Any]]]:
+    """Give the functions that workers run: over values of a topic, and over ranges of files."""
+    from pyspark import cloudpickle
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    # Sent by its code: a worker needs no more than Spark's Python and pyarrow.
+    cloudpickle.register_pickle_by_value(access_lines)  # type: ignore[no-untyped-call]
+    schema = to_arrow_schema(cast(StructType, StructType.fromDDL(access_lines.COLUMNS)), timezone="UTC")
+    row_of, lines_of, batches_of = access_lines.row_of, access_lines.lines_of, access_lines.batches_of
+
+    def of_values(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            places = zip(*(batch.column(name).to_pylist() for name in ("origin", "position", "value")), strict=True)
+            yield from batches_of((row_of(origin, position, line or b"") for origin, position, line in places), schema)
+
+    def of_ranges(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for split in batch.to_pylist():
+                lines = lines_of(split["path"], split["start"], split["end"])
+                yield from batches_of((row_of(split["path"], position, line) for position, line in lines), schema)
+
+    return of_values, of_ranges
+
+
+def parsed_topic(frame: DataFrame) -> DataFrame:
+    """Make a topic's records rows of the table."""
+    of_values, _ = _parser()
+    places = frame.selectExpr("concat(topic, '/', partition) AS origin", "offset AS position", "value")
+    return places.mapInArrow(of_values, access_lines.COLUMNS)
+
+
+def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: ProgressLine) -> LoadSummary:
+    """Load what is new in files.
+
+    Raises:
+        JobError: a file cannot be loaded.
+        TableError: the table is another's, is in use, or cannot be committed to.
+    """
+    from pyspark.sql import functions
+
+    started = time.monotonic()
+    summary = LoadSummary(", ".join(map(str, paths)), str(root), TableFormat.PARQUET.value)
+    with table_lock(root):
+        table = open_table(root, TableFormat.PARQUET)
+        table.recover()
+        before = table.state()
+        before.check_source(FILES)
+        try:
+            parts = [part for part in new_parts(paths, before.positions) if part.start < part.end]
+        except LogFileError as error:
+            raise JobError(str(error)) from None
+        after = before
+        if parts:
+            progress.step(f"loading {sum(part.end - part.start for part in parts):,} bytes of {len(parts)} files")
+            splits = [split for part in parts for split in part.splits()]
+            ranges = spark.createDataFrame(splits, "path STRING, start BIGINT, end BIGINT").repartition(len(splits))
+            _, of_ranges = _parser()
+            rows = ranges.mapInArrow(of_ranges, access_lines.COLUMNS)
+            rows = rows.withColumn(HOUR, functions.date_format("at", "yyyy-MM-dd-HH"))
+            attempt = begin(root)
+            try:
+                with progress.following(spark):
+                    rows.write.partitionBy(*PARTITION_BY).parquet(str(attempt.data))
+                after = table.commit(attempt, FILES, {part.identity: part.end for part in parts}, PARTITION_BY)
+            except BaseException:
+                table.recover()
+                raise
+            summary.commits = 1
+        summary.rows, summary.bytes = after.rows - before.rows, after.bytes - before.bytes
+        summary.files = after.files - before.files
+        summary.positions = dict(after.positions)
+        summary.table_rows, summary.table_bytes, summary.table_files = after.rows, after.bytes, after.files
+    summary.seconds = round(time.monotonic() - started, 3)
+    return summary
+
+
+def describe(spark: SparkSession, root: Path, loaded: LoadSummary, top: int, session_gap_ms: int) -> AccessSummary:
+    """Say what the whole table says: hits, errors, bytes, pages, sessions."""
+    summary = AccessSummary(asdict(loaded))
+    frame = table_frame(spark, open_table(root, TableFormat(loaded.format)))
+    if frame is None:
+        return summary
+    frame.createOrReplaceTempView("lines")
+    spark.sql("CREATE OR REPLACE TEMP VIEW hits AS SELECT * FROM lines WHERE quality = 'good'")
+    spark.sql(
+        "CREATE OR REPLACE TEMP VIEW sessions AS SELECT client, count(*) AS hits, sum(bytes) AS bytes, "
+        "min(at) AS first, bigint(max(unix_seconds(at)) - min(unix_seconds(at))) AS seconds "
+        f"FROM hits GROUP BY client, session_window(at, '{session_gap_ms} milliseconds')"
+    )
+    reports: dict[str, Answer] = {}
+    for name, sql in {
+        "totals": "SELECT count(*) AS hits, count_if(status >= 400) AS errors, sum(bytes) AS bytes, "
+        "count(DISTINCT client) AS clients, (SELECT count(*) FROM sessions) AS sessions, "
+        "(SELECT count(*) FROM lines WHERE quality = 'bad') AS bad_lines FROM hits",
+        "answers by status": "SELECT status, count(*) AS hits, sum(bytes) AS bytes FROM hits GROUP BY 1 ORDER BY 1",
+        "top pages": "SELECT split_part(path, '?', 1) AS page, count(*) AS hits, count(DISTINCT client) AS clients, "
+        f"sum(bytes) AS bytes, count_if(status >= 400) AS errors FROM hits GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {top}",
+        "most sessions by client": "SELECT client, count(*) AS sessions, sum(hits) AS hits, sum(bytes) AS bytes, "
+        "bigint(avg(seconds)) AS mean_seconds, max(seconds) AS longest_seconds "
+        f"FROM sessions GROUP BY 1 ORDER BY 2 DESC, 3 DESC, 1 LIMIT {top}",
+        "lines that could not be read": "SELECT reason AS first_wrong_field, count(*) AS lines, "
+        "min(concat(origin, ' at ', position)) AS for_example "
+        "FROM lines WHERE quality = 'bad' GROUP BY 1 ORDER BY 2 DESC, 1",
+    }.items():
+        reports[name] = answer_of(sql, spark.sql(sql))
+    totals = reports.pop("totals")
+    for name, value in zip(totals.columns, totals.rows[0], strict=True):
+        setattr(summary, name, value or 0)
+    summary.reports = {name: answer.as_json() for name, answer in reports.items()}
+    return summary
+
+
+def show_access(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the reports."""
+    show_load(summary["load"], console)
+    console.print(
+        f"{summary['hits']:,} hits, {summary['errors']:,} errors, {summary['bytes']:,} bytes, {summary['clients']:,} "
+        f"clients in {summary['sessions']:,} sessions; {summary['bad_lines']:,} lines could not be read."
+    )
+    for name, report in summary["reports"].items():
+        if report["rows"]:
+            show_answer(name, report["columns"], report["rows"], console)
+
+
+def access_log(
+    table: Annotated[Path, typer.Option(file_okay=False, help="The table's directory; made where it is not there.")],
+    file: Annotated[
+        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="A log file; repeatable. Or --topic.")
+    ] = None,
+    topic: Annotated[str, typer.Option(help="A topic whose values are the lines. Or --file.")] = "",
+    top: Annotated[int, typer.Option(min=1, max=1_000, help="How many pages and clients are shown.")] = 10,
+    session_gap: Annotated[
+        str, typer.Option(metavar="DURATION", help="A client that is silent for so long begins a new session.")
+    ] = "30m",
+    bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
+    master: Master = DEFAULT_MASTER,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Load a web server's log into a table and say what is in it. Run it again as the log grows."""
+    started = time.monotonic()
+    if bool(topic) == bool(file):
+        raise usage_error("give either --file or --topic")
+    session_gap_ms = milliseconds(session_gap, "--session-gap")
+    root = table.absolute()
+    if topic:
+        check_topics(bootstrap_servers, topic)
+    progress = ProgressLine(quiet=quiet)
+    with progress.shown():
+        progress.step("starting Spark")
+        with spark_session("access_log", master) as spark:
+            if file:
+                loaded = load_files(spark, file, root, progress)
+            else:
+                wanted = Load(topic, root, bootstrap_servers, TableFormat.PARQUET, "at", parsed_topic, PARTITION_BY)
+                loaded = load_topic(spark, wanted, progress)
+            progress.step("asking the table")
+            with progress.following(spark):
+                summary = describe(spark, root, loaded, top, session_gap_ms)
+    summary.seconds = round(time.monotonic() - started, 3)
+    document = asdict(summary)
+    show(document, as_json, lambda console: show_access(document, console))
+
+
+if __name__ == "__main__":
+    run_job(access_log)
