@@ -19,6 +19,9 @@ SIM_FLAGS ?=
 BENCH_FLAGS ?=
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 1
+# Runs of consumer groups: so many seeds, from CHAOS_SEED on, with faults for so many seconds each
+CHAOS_GROUP_RUNS ?= 20
+CHAOS_GROUP_SECONDS ?= 10
 
 BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
@@ -87,10 +90,12 @@ docs: set-up ## write the reference pages that are generated from code and proto
 bench: set-up ## what headrace moves beside plain gRPC calls with the same bytes (BENCH_FLAGS=--help)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
 
-chaos: set-up ## real processes under faults drawn by a seed, etcd away for a minute (CHAOS_SECONDS=60 CHAOS_SEED=1)
+chaos: set-up ## real processes under faults drawn by a seed, etcd away for a minute (CHAOS_SECONDS=60 CHAOS_SEED=1 CHAOS_GROUP_RUNS=20)
 	HEADRACE_TEST_CHAOS_SECONDS=$(CHAOS_SECONDS) HEADRACE_TEST_CHAOS_SEED=$(CHAOS_SEED) HEADRACE_TEST_OUTAGE_SECONDS=60 \
-	HEADRACE_TEST_KILLS=10 $(BIN)/pytest -s -k "at_random or away_while or one_after" tests/integration/test_replication_chaos.py \
-	tests/integration/test_replication_etcd.py tests/integration/test_replication_failover.py
+	HEADRACE_TEST_KILLS=10 HEADRACE_TEST_GROUP_RUNS=$(CHAOS_GROUP_RUNS) HEADRACE_TEST_GROUP_SECONDS=$(CHAOS_GROUP_SECONDS) \
+	$(BIN)/pytest -s -k "at_random or away_while or one_after or befalls" tests/integration/test_replication_chaos.py \
+	tests/integration/test_replication_etcd.py tests/integration/test_replication_failover.py \
+	tests/integration/test_groups_chaos.py
 
 clean: ## remove environments, caches and the local cluster's data
 	-@[ ! -x $(BIN)/python ] || $(BIN)/python -m headrace_devcluster down --quiet

@@ -465,10 +465,13 @@ class Gate:
 
     def _accept(self) -> None:
         while True:
+            near = None
             try:
                 near, _ = self._server.accept()
                 far = socket.create_connection((self._host, self._port))
             except OSError:
+                if near is not None:
+                    near.close()  # Nobody listens behind the gate.
                 if self._closing:
                     return
                 continue
