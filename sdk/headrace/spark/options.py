@@ -98,6 +98,13 @@ OPTIONS = (
         "Whether records that retention has removed before they were read end the query; else they are skipped, and a "
         "warning says how many.",
     ),
+    Option(
+        "pushFilters",
+        (BATCH,),
+        "false",
+        "",
+        "Whether a query's conditions decide what is fetched; for a frame that is used in one query, see above.",
+    ),
     Option("includeHeaders", READS, "false", "includeHeaders", "Whether there is a column `headers`."),
     Option(
         "commitGroup",
@@ -146,6 +153,7 @@ class ReadOptions:
     max_offsets_per_trigger: int
     """0: any number."""
     fail_on_data_loss: bool
+    push_filters: bool
     include_headers: bool
     commit_group: str
 
@@ -189,6 +197,7 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
         max_records_per_partition=options.number("maxRecordsPerPartition"),
         max_offsets_per_trigger=options.number("maxOffsetsPerTrigger"),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
+        push_filters=options.flag("pushFilters", False),
         include_headers=options.flag("includeHeaders", False),
         commit_group=group,
     )

@@ -7,7 +7,7 @@ options and nothing that is open.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
@@ -49,24 +49,25 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
         yield from ArrowColumns(schema, part.where).batches(segments)
 
 
+def make_reader(given: Mapping[str, str], schema: StructType) -> "HeadraceReader":
+    """Make a reader, once everything is checked that can be without asking the cluster.
+
+    Raises:
+        ConfigError: an option or the schema does not fit.
+    """
+    check_read_schema(schema)
+    options = read_options(given, BATCH)
+    return PushingReader(options, schema) if options.push_filters else HeadraceReader(options, schema)
+
+
 class HeadraceReader(DataSourceReader):
     """Reads a bounded part of topics. One planning thread; see the module."""
 
-    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        """Check everything that can be checked without asking the cluster.
-
-        Raises:
-            ConfigError: an option or the schema does not fit.
-        """
-        check_read_schema(schema)
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """See `make_reader`."""
         self._schema = schema
-        self._options = read_options(given, BATCH)
+        self._options = options
         self._pushed = Pushed()
-
-    @property
-    def pushFilters(self) -> Any:
-        """What Spark calls with its conditions; it gives back those that Spark must look at itself."""
-        return _PushFilters(self._pushed)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Fix what is read, and divide it over tasks.
@@ -103,18 +104,14 @@ class HeadraceReader(DataSourceReader):
         return read_partition(self._options, self._schema, partition)
 
 
-class _PushFilters:
-    """`pushFilters` of a reader, as a callable that Spark takes for the method that it inherits.
+class PushingReader(HeadraceReader):
+    """A reader that takes conditions: the option `pushFilters`.
 
-    A reader that overrides the method is refused where `spark.sql.python.filterPushdown.enabled` is off, as it is by
-    default. It is not called then, so nothing is lost by not being seen.
+    A class of its own: Spark refuses one that takes them while `spark.sql.python.filterPushdown.enabled` is off,
+    and says so. And only where it is asked for: Spark keeps what a frame's first query has planned, and reads no more
+    than that in a second query with other conditions (docs/decisions/0150).
     """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
-
-    def __init__(self, pushed: Pushed) -> None:
-        self._pushed = pushed
-
-    def __call__(self, filters: list[Filter]) -> Iterator[Filter]:
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802
         """Take conditions, and give back those that are not held exactly."""
         return iter([condition for condition in filters if not self._pushed.take(condition)])

@@ -32,9 +32,9 @@ class HeadraceDataSource(DataSource):
 
     def reader(self, schema: StructType) -> "HeadraceReader":
         """Make a reader of a bounded part of topics."""
-        from headrace.spark.reader import HeadraceReader
+        from headrace.spark.reader import make_reader
 
-        return HeadraceReader(self.options, schema)
+        return make_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> "HeadraceStreamReader":
         """Make a reader of topics as they grow."""
