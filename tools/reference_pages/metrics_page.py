@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace_broker.metrics import BrokerMetrics, PartitionSample, partition_metrics
+from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_coordinator.metrics import CoordinatorMetrics
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
@@ -20,24 +20,24 @@ has series for each partition: scrape it once a minute. [The guide](../guides/mo
 Units are the base units (seconds, bytes); counters end in `_total`; a histogram has the series `_bucket`, `_sum` and
 `_count`. Beside these every service has the usual `process_*`, `python_gc_*` and `python_info` of its process."""
 
-_SAMPLE = PartitionSample("clicks", 0, 0, 0, 0, 0, 0, 0, True, 0, False, 1, 1, 0, 0, 0)
-
 
 def metrics_body() -> str:
     """The page from its title on."""
     broker = CollectorRegistry()
     BrokerMetrics(broker)
     coordinator = CollectorRegistry()
-    CoordinatorMetrics(coordinator)
+    lags = CoordinatorMetrics(coordinator).lags
     return "\n\n".join(
         [
             _INTRO,
             "## Broker",
             _instruments(broker),
             "## Broker, in detail",
-            _families(partition_metrics([_SAMPLE])),
+            _families(partition_metrics([])),
             "## Coordinator",
             _instruments(coordinator),
+            "## Coordinator, in detail",
+            _families(lags.detail()),
         ]
     )
 
@@ -46,12 +46,12 @@ def _instruments(registry: CollectorRegistry) -> str:
     rows = []
     for family in sorted(registry.collect(), key=lambda family: family.name):
         collector = registry._names_to_collectors[family.name]
-        rows.append(_row(family, getattr(collector, "_labelnames", ())))
+        rows.append(_row(family, getattr(collector, "_labelnames", getattr(family, "_labelnames", ()))))
     return table(("name", "type", "labels", "meaning"), rows)
 
 
 def _families(families: Iterable[Metric]) -> str:
-    rows = [_row(family, tuple(family.samples[0].labels)) for family in families]
+    rows = [_row(family, getattr(family, "_labelnames", ())) for family in families]
     return table(("name", "type", "labels", "meaning"), rows)
 
 

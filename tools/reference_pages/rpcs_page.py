@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.v1 import broker_pb2, cluster_pb2, errors_pb2, topics_pb2
+from headrace.v1 import broker_pb2, cluster_pb2, errors_pb2, groups_pb2, process_pb2, topics_pb2
 from headrace_server.internal_v1 import metadata_pb2
 
 from reference_pages.markdown import table
@@ -72,6 +72,8 @@ def rpcs_body() -> str:
     files = [
         _read(PROTO / "v1" / "broker.proto", broker_pb2),
         _read(PROTO / "v1" / "cluster.proto", cluster_pb2),
+        _read(PROTO / "v1" / "groups.proto", groups_pb2),
+        _read(PROTO / "v1" / "process.proto", process_pb2),
         _read(PROTO / "v1" / "topics.proto", topics_pb2),
         _read(PROTO / "v1" / "errors.proto", errors_pb2),
     ]

@@ -23,6 +23,7 @@ class OffsetSpec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OFFSET_SPEC_LATEST: _ClassVar[OffsetSpec]
     OFFSET_SPEC_TIMESTAMP: _ClassVar[OffsetSpec]
     OFFSET_SPEC_APPEND_TIMESTAMP: _ClassVar[OffsetSpec]
+    OFFSET_SPEC_RECORD: _ClassVar[OffsetSpec]
 ACKS_UNSPECIFIED: Acks
 ACKS_NONE: Acks
 ACKS_LEADER: Acks
@@ -32,6 +33,7 @@ OFFSET_SPEC_EARLIEST: OffsetSpec
 OFFSET_SPEC_LATEST: OffsetSpec
 OFFSET_SPEC_TIMESTAMP: OffsetSpec
 OFFSET_SPEC_APPEND_TIMESTAMP: OffsetSpec
+OFFSET_SPEC_RECORD: OffsetSpec
 
 class ProduceRequest(_message.Message):
     __slots__ = ("client_id", "acks", "timeout_ms", "topics")
@@ -220,16 +222,18 @@ class TopicListOffsets(_message.Message):
     def __init__(self, topic: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[PartitionListOffsets, _Mapping]]] = ...) -> None: ...
 
 class PartitionListOffsets(_message.Message):
-    __slots__ = ("partition", "spec", "timestamp_ms", "leader_epoch")
+    __slots__ = ("partition", "spec", "timestamp_ms", "leader_epoch", "offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     partition: int
     spec: OffsetSpec
     timestamp_ms: int
     leader_epoch: int
-    def __init__(self, partition: _Optional[int] = ..., spec: _Optional[_Union[OffsetSpec, str]] = ..., timestamp_ms: _Optional[int] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
+    offset: int
+    def __init__(self, partition: _Optional[int] = ..., spec: _Optional[_Union[OffsetSpec, str]] = ..., timestamp_ms: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class ListOffsetsResponse(_message.Message):
     __slots__ = ("topics",)

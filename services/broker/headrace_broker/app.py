@@ -13,10 +13,12 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import structlog
+from headrace.v1 import process_pb2
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
 from headrace_server.clock import Clock, SystemClock, read_boot_id
@@ -29,18 +31,21 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
+from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer
 from headrace_server.supervision import Supervision, supervised
 from headrace_server.telemetry import configure_logging
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
+from headrace_broker.core.replica import Role
 from headrace_broker.core.suspicion import SuspicionTable
 from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.replica_service import register as register_replica_service
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
 from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.disk_probe import filesystem_of, measure_fsync
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import PartitionServices
 from headrace_broker.runtime.partition_samples import describe_sample
@@ -52,6 +57,7 @@ from headrace_broker.runtime.suspicions import Suspicions
 from headrace_broker.runtime.upkeep import maintain, retain, scrub
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
+from headrace_broker.storage.errors import storage_offline
 from headrace_broker.storage.settings import DiskLimits
 
 log = structlog.get_logger(__name__)
@@ -138,7 +144,7 @@ class Broker:
     def __init__(
         self,
         settings: BrokerSettings,
-        metastore: Metastore,
+        metastore: EtcdMetastore,
         identity: ClusterIdentity,
         directory: DataDirectory,
         *,
@@ -196,6 +202,7 @@ class Broker:
         self._server.add(register, service, SERVICE_NAME)
         replica_service = ReplicaService(replication, assignments, service.check_serving)
         self._server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
+        self._add_process_service(assignments)
         address = await self._server.start(settings.listen)
         live.address = settings.advertised_address or address
         live.internal_address = settings.internal_advertised_address or live.address
@@ -227,6 +234,42 @@ class Broker:
         else:
             starting.cancel()
         await self._stop(service, assignments, replication, registration, background)
+
+    def _add_process_service(self, assignments: Assignments) -> None:
+        add_process_service(
+            self._server,
+            ProcessParts(
+                name=f"broker-{self._settings.broker_id}",
+                version=version("headrace-broker"),
+                clock=self._clock,
+                health=self._health,
+                call_errors=self._metrics.common.call_errors,
+                describe_etcd=self._metastore.describe_members,
+                describe_disk=partial(self._describe_disk, assignments),
+            ),
+        )
+
+    async def _describe_disk(self, assignments: Assignments, measure: bool) -> process_pb2.DiskDescription:
+        path, settings = self._directory.path, self._settings
+        offline = sum(partition.replica.role is Role.OFFLINE for partition in assignments.partitions)
+
+        def look() -> process_pb2.DiskDescription:
+            usage = self._directory.check_space()
+            return process_pb2.DiskDescription(
+                data_dir=path,
+                total_bytes=usage.total_bytes,
+                free_bytes=usage.free_bytes,
+                refuse_below_bytes=settings.disk_refuse_below_bytes,
+                resume_above_bytes=settings.disk_resume_above_bytes,
+                fsync_us=round(measure_fsync(path) * 1_000_000) if measure else 0,
+                filesystem=filesystem_of(path),
+                offline_logs=offline,
+            )
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, look)
+        except OSError as error:
+            raise storage_offline(path, error) from error
 
     async def _load(self, source: PrefixView, stop: StopRequest) -> None:
         while not stop.is_set():

@@ -6,7 +6,8 @@ everything unexpected. They are decorators and not a grpc.aio interceptor, becau
 another coroutine and a copy of the handler's call details.
 
 Such a method also leaves its call for `calls.request_id`; at log level `debug` it writes a line for it. A servicer that
-has `call_errors`, a counter by method and code, counts there what it refuses.
+has `call_errors`, a counter by method and code, counts there what it refuses; one that has `call_seconds`, a histogram
+for each method, times its calls there.
 
 `RpcServer` is used by one event loop. Health has four names: `startup`, `liveness`, `readiness`, and the empty one,
 which follows readiness.
@@ -87,6 +88,13 @@ async def _refuse(servicer: object, method: Callable[..., Any], context: Any, er
     await abort(context, error)
 
 
+def _time(servicer: object, method: Callable[..., Any], started: float) -> None:
+    """Observe how long a call took, where its servicer wants that."""
+    timers = getattr(servicer, "call_seconds", None)
+    if timers is not None and method.__name__ in timers:
+        timers[method.__name__].observe(time.perf_counter() - started)
+
+
 def _trace(method: Callable[..., Any], started: float, context: Any) -> None:
     log.debug(
         "call_answered",
@@ -104,7 +112,7 @@ def unary(
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AnswerT:
         CURRENT_CALL.set(context)
-        started = time.perf_counter() if calls.calls_are_traced() else 0.0
+        started = time.perf_counter()
         try:
             require_deadline(context)
             answer = await method(self, request, context)
@@ -116,9 +124,11 @@ def unary(
             log.exception("rpc_failed", method=method.__qualname__)
             await _refuse(self, method, context, _unexpected(error))
         else:
-            if started:
+            if calls.calls_are_traced():
                 _trace(method, started, context)
             return answer
+        finally:
+            _time(self, method, started)
         raise AssertionError("abort returned")
 
     return guarded
@@ -132,7 +142,7 @@ def server_streaming(
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AsyncIterator[AnswerT]:
         CURRENT_CALL.set(context)
-        started = time.perf_counter() if calls.calls_are_traced() else 0.0
+        started = time.perf_counter()
         try:
             require_deadline(context)
             async for answer in method(self, request, context):
@@ -145,8 +155,10 @@ def server_streaming(
             log.exception("rpc_failed", method=method.__qualname__)
             await _refuse(self, method, context, _unexpected(error))
         else:
-            if started:
+            if calls.calls_are_traced():
                 _trace(method, started, context)
+        finally:
+            _time(self, method, started)
 
     return guarded
 

@@ -25,6 +25,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, MetastoreStatus
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.view import PrefixView
+from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer
 from headrace_server.supervision import Supervision, supervised
 from headrace_server.telemetry import configure_logging
@@ -42,6 +43,7 @@ from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.group_keeper import AssignableTopics, GroupKeeper
+from headrace_coordinator.runtime.group_lag import BrokerChannels, GroupLag
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_rounds import GroupRounds
 from headrace_coordinator.runtime.group_view import GroupView
@@ -58,6 +60,7 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 1.0
 STOP_GRACE_SECONDS = 5.0
+ETCD_LOOK_SECONDS = 15.0
 FIRST_PRODUCTION_RELEASES = {(3, 5): 28, (3, 6): 9}
 """The first patch release of each line of etcd that has the fixes a production cluster needs (PROTOCOL, decisions)."""
 
@@ -88,7 +91,7 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
 async def _serve(
     settings: CoordinatorSettings, stop: StopRequest, metrics: CoordinatorMetrics, supervision: Supervision
 ) -> None:
-    metastore = EtcdMetastore(settings.etcd_endpoints)
+    metastore = EtcdMetastore(settings.etcd_endpoints, observe=metrics.observe_etcd)
     try:
         started = asyncio.create_task(_reach(metastore, settings))
         stopped = asyncio.create_task(stop.requested())
@@ -176,9 +179,21 @@ class _Coordinator:
         writes = SettledWrites(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(writes, view, self._metrics, self._clock)
         self._serve_calls(view, store, writes)
+        add_process_service(
+            self._server,
+            ProcessParts(
+                name=f"coordinator-{self._settings.coordinator_id}",
+                version=installed_version("headrace-coordinator"),
+                clock=self._clock,
+                health=self._supervision.health,
+                call_errors=self._metrics.common.call_errors,
+                describe_etcd=self._metastore.describe_members,
+            ),
+        )
         keeper = self._serve_groups(view)
         address = await self._server.start(self._settings.listen)
         session = self._make_session(self._settings.advertised_address or address)
+        channels = BrokerChannels()
         controller = Controller(
             self._metastore,
             view,
@@ -189,6 +204,16 @@ class _Coordinator:
             orphan_grace_ms=self._settings.orphan_grace_ms,
             leader_rebalance_interval_ms=self._settings.leader_rebalance_interval_ms,
         )
+        lag = GroupLag(
+            view,
+            self._group_view,
+            self._metrics,
+            self._clock,
+            interval_ms=self._settings.lag_interval_ms,
+            is_controller=lambda: controller.epoch != 0,
+            ask=channels.list_offsets,
+        )
+        self._supervision.detail.source = self._metrics.lags.detail
         self._supervision.beat.on_beat = lambda: self._on_beat(view)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -200,6 +225,8 @@ class _Coordinator:
                         ("groups", keeper.run()),
                         ("session", session.run()),
                         ("controller", controller.run()),
+                        ("lag", lag.run()),
+                        ("etcd", self._watch_etcd()),
                         ("ready", self._announce(view, session, address)),
                     )
                 ]
@@ -210,6 +237,7 @@ class _Coordinator:
                     task.cancel()
         finally:
             await self._server.stop(0)
+            await channels.close()
             await session.end()
             view.close()
 
@@ -253,7 +281,7 @@ class _Coordinator:
     def _serve_groups(self, view: ClusterView) -> GroupKeeper:
         """Serve consumer groups; what looks after them is to be run."""
         source, metrics, clock = self._groups_view, self._metrics, self._clock
-        groups = GroupView(view.keyspace, source)
+        groups = self._group_view = GroupView(view.keyspace, source)
         topics = AssignableTopics(view)
         rounds = GroupRounds(self._metastore, source, groups, topics.get, metrics, clock)
         offsets = GroupOffsets(self._metastore, source, groups, metrics, clock)
@@ -320,6 +348,19 @@ class _Coordinator:
                     "metrics_address": self._supervision.metrics_address,
                 },
             )
+
+    async def _watch_etcd(self) -> None:
+        """Tell how etcd is, until cancelled."""
+        metrics = self._metrics
+        while True:
+            reached = [found for found in await self._metastore.describe_members() if not found.error]
+            metrics.etcd_members_reached.set(len(reached))
+            metrics.etcd_has_leader.set(any(found.has_leader for found in reached))
+            if reached:
+                metrics.etcd_db_bytes.set(max(found.database_bytes for found in reached))
+                metrics.etcd_db_quota_bytes.set(max(found.quota_bytes for found in reached))
+                metrics.etcd_alarms.set(len({alarm for found in reached for alarm in found.alarms}))
+            await asyncio.sleep(ETCD_LOOK_SECONDS)
 
     def _on_beat(self, view: ClusterView) -> None:
         self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)

@@ -1,13 +1,19 @@
 """The coordinator's instruments, all in one place; what only the controller knows is set by it and 0 elsewhere.
 
 Nothing in `CoordinatorMetrics` grows with topics or partitions. What grows with consumer groups, and is bounded, is
-written by `runtime.group_lag` into `GroupSeries`.
+measured by `runtime.group_lag` on the controller and shown by `LagCollector`; single partitions on `/metrics/detail`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from google.protobuf import descriptor_pool
 from headrace_server.instruments import CommonMetrics, LoopHistogram
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 PREFIX = "headrace_coordinator"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -32,7 +38,9 @@ class CoordinatorMetrics:
         self.common = CommonMetrics(PREFIX, registry)
         self.registered = self.common.registered
 
-        self.call_seconds = histogram_by("call_seconds", "Calls of ClusterService, by method", "method")
+        self.call_seconds = histogram_by(
+            "call_seconds", "Calls by method, but for heartbeats, which wait for news", "method"
+        )
         self.answer_errors = counter_by(
             "answer_errors", "Errors of single topics or partitions inside answers, by code", "code"
         )
@@ -73,3 +81,162 @@ class CoordinatorMetrics:
             "under_replicated_partitions", "Partitions with a replica that is not in sync; seen by the controller"
         )
         self.moving_partitions = gauge("moving_partitions", "Partitions whose replicas move; seen by the controller")
+        self.etcd_request_seconds = histogram_by(
+            "etcd_request_seconds", "Calls of etcd, answered or not, by operation", "operation"
+        )
+        self.etcd_errors = counter_by("etcd_errors", "Calls that etcd did not answer, by operation", "operation")
+        self.etcd_members_reached = gauge("etcd_members_reached", "Endpoints of etcd that answered at the last look")
+        self.etcd_has_leader = gauge("etcd_has_leader", "1 where a member of etcd knows a leader")
+        self.etcd_db_bytes = gauge("etcd_db_bytes", "Size of etcd's database, of its largest member")
+        self.etcd_db_quota_bytes = gauge(
+            "etcd_db_quota_bytes", "etcd's space quota; 0: it does not say, which it does from 3.6 on"
+        )
+        self.etcd_alarms = gauge("etcd_alarms", "Alarms that etcd has raised, such as NOSPACE")
+        self.lags = LagCollector()
+        registry.register(self.lags)
+
+    def timers(self, service_name: str, but: Sequence[str] = ()) -> dict[str, Histogram]:
+        """What times the calls of a service, by method, without those named in `but`."""
+        service = descriptor_pool.Default().FindServiceByName(service_name)
+        names = [method.name for method in service.methods if method.name not in but]
+        return {name: self.call_seconds.labels(name) for name in names}
+
+    def observe_etcd(self, operation: str, seconds: float, answered: bool) -> None:
+        """Take in one call of etcd."""
+        self.etcd_request_seconds.labels(operation).observe(seconds)
+        if not answered:
+            self.etcd_errors.labels(operation).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How far somebody is behind in one partition."""
+
+    partition: int
+    offset: int
+    lag_records: int
+    lag_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLag:
+    """How far a group or a reader is behind in one topic."""
+
+    reader: str
+    """The group, or the reader that reports its positions."""
+    is_group: bool
+    topic: str
+    partitions: tuple[PartitionLag, ...]
+
+    @property
+    def lag_records(self) -> int:
+        """Of all partitions together."""
+        return sum(part.lag_records for part in self.partitions)
+
+    @property
+    def lag_seconds(self) -> float:
+        """Of the partition that is furthest behind."""
+        return max((part.lag_seconds for part in self.partitions), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSample:
+    """A group as it stands."""
+
+    group: str
+    members: int
+    epoch: int
+    rebalancing: bool
+    unknown_partitions: int
+    """Those with an offset whose leader did not say how far it is behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class LagRound:
+    """What one round has measured."""
+
+    lags: Sequence[TopicLag] = ()
+    groups: Sequence[GroupSample] = ()
+    omitted: int = 0
+    """Pairs of reader and topic beyond the limit; the furthest behind are shown."""
+    took_seconds: float = 0.0
+
+
+class LagCollector(Collector):
+    """Shows the last round; a round is put in whole, and read from the threads of the endpoint."""
+
+    def __init__(self) -> None:
+        self.round: LagRound | None = None
+        """None: this coordinator does not measure; the controller does."""
+        self.age_seconds: Callable[[], float] = lambda: 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry of `/metrics`."""
+        shown = self.round or LagRound()
+        groups = [lag for lag in shown.lags if lag.is_group]
+        readers = [lag for lag in shown.lags if not lag.is_group]
+        yield _lag_family("group", "lag_records", "Records between committed offsets and the ends of the topic", groups)
+        yield _lag_family(
+            "group", "lag_seconds", "How long the first record that is not committed has been in its log", groups
+        )
+        yield _lag_family("group", "offset", "Sum of the committed offsets of the topic's partitions", groups)
+        yield _lag_family("reader", "lag_records", "Records between reported positions and the topic's ends", readers)
+        yield _lag_family(
+            "reader", "lag_seconds", "How long the first record that is not read has been in its log", readers
+        )
+        for name, documentation, read in _GROUP_GAUGES:
+            family = GaugeMetricFamily(f"{PREFIX}_group_{name}", documentation, labels=("group",))
+            for sample in shown.groups:
+                family.add_metric([sample.group], read(sample))
+            yield family
+        yield _plain("lag_series_omitted", "Groups and readers by topic that are left out, as too many", shown.omitted)
+        yield _plain("lag_round_seconds", "How long measuring all lags took at the last round", shown.took_seconds)
+        age_seconds = 0.0 if self.round is None else self.age_seconds()
+        yield _plain("lag_age_seconds", "How old the lags are", age_seconds)
+
+    describe = collect
+
+    def detail(self) -> Iterator[Metric]:
+        """The families of `/metrics/detail`."""
+        shown = self.round or LagRound()
+        for name, documentation, read in _PARTITION_GAUGES:
+            family = GaugeMetricFamily(
+                f"{PREFIX}_group_partition_{name}", documentation, labels=("group", "topic", "partition")
+            )
+            for lag in shown.lags:
+                if lag.is_group:
+                    for part in lag.partitions:
+                        family.add_metric([lag.reader, lag.topic, str(part.partition)], read(part))
+            yield family
+
+
+_GROUP_GAUGES: tuple[tuple[str, str, Callable[[GroupSample], int]], ...] = (
+    ("size", "Members of the group", lambda sample: sample.members),
+    ("epoch", "The group's epoch; it rises when members, topics or partitions change", lambda sample: sample.epoch),
+    ("rebalancing", "1 while a member does not own what it is to own", lambda sample: sample.rebalancing),
+    (
+        "unknown_partitions",
+        "Partitions with an offset whose leader did not answer, so that their lag is not known",
+        lambda sample: sample.unknown_partitions,
+    ),
+)
+_PARTITION_GAUGES: tuple[tuple[str, str, Callable[[PartitionLag], float]], ...] = (
+    ("lag_records", "Records from the committed offset to the high watermark", lambda part: part.lag_records),
+    ("lag_seconds", "How long the first of them has been in the log", lambda part: part.lag_seconds),
+    ("offset", "The committed offset", lambda part: part.offset),
+)
+
+
+def _lag_family(kind: str, name: str, documentation: str, lags: Iterable[TopicLag]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"{PREFIX}_{kind}_{name}", documentation, labels=(kind, "topic"))
+    for lag in lags:
+        if name == "offset":
+            value: float = sum(part.offset for part in lag.partitions)
+        else:
+            value = lag.lag_records if name == "lag_records" else lag.lag_seconds
+        family.add_metric([lag.reader, lag.topic], value)
+    return family
+
+
+def _plain(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", documentation, value=value)

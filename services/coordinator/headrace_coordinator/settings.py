@@ -109,6 +109,14 @@ class CoordinatorSettings:
             "it is in sync and neither draining nor suspected; 0: never by itself.",
         ),
     ] = 300_000
+    lag_interval_ms: Annotated[
+        int,
+        Field(
+            ge=100,
+            le=3_600_000,
+            description="Milliseconds between two rounds in which the controller measures how far groups are behind.",
+        ),
+    ] = 15_000
     offsets_retention_ms: Annotated[
         int,
         Field(

@@ -160,6 +160,12 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 result.offset = replica.high_watermark if found is None else found.offset
                 if found is not None:
                     result.timestamp_ms = found.timestamp_ms
+            case broker_pb2.OFFSET_SPEC_RECORD:
+                replica.check_latest()
+                at = await partition.append_time(asked.offset)
+                result.offset = replica.high_watermark if at is None else at.offset
+                if at is not None:
+                    result.timestamp_ms = at.timestamp_ms
             case _:
                 raise InvalidRequestError(f"offset spec {asked.spec} is unknown", action="Name one of OffsetSpec.")
 

@@ -377,6 +377,14 @@ class Partition:
         found = await self.in_thread(lambda: self.open_log.offset_for_timestamp(timestamp_ms, kind))
         return None if found is None or found.offset >= self.replica.high_watermark else found
 
+    async def append_time(self, offset: int) -> TimestampedOffset | None:
+        """The first visible record from `offset` on, and when its batch was appended; None: there is none."""
+        wanted = max(offset, self.replica.log_start_offset)
+        if wanted >= self.replica.high_watermark:
+            return None
+        header = await self.in_thread(lambda: self.open_log.batch_with(wanted))
+        return TimestampedOffset(Offset(wanted), header.append_timestamp_ms)
+
     async def delete_records(self, before_offset: int) -> Offset:
         """Raise the log start to `before_offset` (-1: the high watermark) and return it.
 

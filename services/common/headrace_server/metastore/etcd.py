@@ -42,6 +42,7 @@ from headrace_server.metastore.etcd_messages import (
     operation_message,
     prefix_end,
 )
+from headrace_server.metastore.etcd_status import MemberStatus, describe_member
 from headrace_server.metastore.keep_alive import KeepAliveStream, NoKeepAliveError
 
 _PAGE_KEYS = 1_000
@@ -78,11 +79,19 @@ class EtcdMetastore:
     Args:
         endpoints: `host:port` of members of one cluster, at least one.
         timeout_s: the deadline of every call, all tries of a read together.
+        observe: told of every call how long it took, in seconds, and whether etcd answered it.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        timeout_s: float = 5.0,
+        observe: Callable[[str, float, bool], None] | None = None,
+    ) -> None:
         check_endpoints(endpoints)
         self._timeout_s = timeout_s
+        self._observe = observe
         self._current = 0
         self._cluster_id = 0
         self._endpoints = [_connect(endpoint) for endpoint in endpoints]
@@ -209,6 +218,12 @@ class EtcdMetastore:
         )
         return MetastoreStatus(answer.version, answer.header.revision, answer.header.cluster_id, answer.dbSize)
 
+    async def describe_members(self) -> list[MemberStatus]:
+        """How each endpoint is, in the order of the settings; one that does not answer says so."""
+        return await asyncio.gather(
+            *(describe_member(found.address, found.maintenance, self._timeout_s) for found in self._endpoints)
+        )
+
     async def close(self) -> None:
         """See `Metastore.close`."""
         for endpoint in self._endpoints:
@@ -222,17 +237,21 @@ class EtcdMetastore:
         failures: list[str] = []
         for tries_left in range(len(self._endpoints), 0, -1):
             endpoint = self._endpoints[self._current]
-            timeout = max(0.05, (deadline - loop.time()) / tries_left)
+            started = loop.time()
+            timeout = max(0.05, (deadline - started) / tries_left)
             try:
                 answer = await send(endpoint, timeout)
             except grpc.aio.AioRpcError as error:
+                self._note(what, started, error)
                 _raise_definite(what, error, read=True)
                 failures.append(f"{endpoint.address}: {_reason(error)}")
                 self._leave(endpoint)
             except NoKeepAliveError as error:
+                self._note(what, started, error)
                 failures.append(f"{endpoint.address}: {error}")
                 self._leave(endpoint)
             else:
+                self._note(what, started, None)
                 self._check_cluster(answer.header)
                 return answer
         raise MetastoreUnavailableError(
@@ -242,17 +261,25 @@ class EtcdMetastore:
 
     async def _write(self, what: str, send: Callable[[_Endpoint], Awaitable[Any]]) -> Any:
         """Call once; whatever is not an answer is an unknown outcome. A cancelled call stays a cancelled task."""
-        endpoint = self._endpoints[self._current]
+        endpoint, started = self._endpoints[self._current], asyncio.get_running_loop().time()
         try:
             answer = await send(endpoint)
         except grpc.aio.AioRpcError as error:
+            self._note(what, started, error)
             _raise_definite(what, error, read=False)
             self._leave(endpoint)
             raise MetastoreUnknownOutcomeError(
                 f"etcd at {endpoint.address} did not say how {what} ended: {_reason(error)}"
             ) from error
+        self._note(what, started, None)
         self._check_cluster(answer.header)
         return answer
+
+    def _note(self, what: str, started: float, error: Exception | None) -> None:
+        """Tell of a call that has ended; a lease that is gone was answered."""
+        if self._observe is not None:
+            answered = error is None or (isinstance(error, grpc.aio.AioRpcError) and _is_lease_gone(error))
+            self._observe(what, asyncio.get_running_loop().time() - started, answered)
 
     def _leave(self, endpoint: _Endpoint) -> None:
         """Let the next call go to another endpoint, unless one has moved on already."""

@@ -6,7 +6,6 @@ METASTORE_UNAVAILABLE and say whether they may have been applied. Belongs to the
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable, Sized
 from typing import Any, TypeVar
 
@@ -57,8 +56,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self._brokers = brokers
         self._producer_ids = producer_ids
         self._settings = settings
-        self._metrics = metrics
         self.call_errors = metrics.common.call_errors
+        self.call_seconds = metrics.timers(SERVICE_NAME)
         self._etcd_version = etcd_version
 
     @unary
@@ -66,117 +65,117 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self, request: cluster_pb2.GetMetadataRequest, context: Any
     ) -> cluster_pb2.GetMetadataResponse:
         """Brokers, topics, leaders: from the view."""
-        with self._call("GetMetadata", request.client_id, request.topics):
-            return self._view.metadata(
-                request,
-                answered_by=f"coordinator-{self._settings.coordinator_id}",
-                max_batch_bytes=TopicConfig().max_batch_bytes,
-            )
+        self._check(request.client_id, request.topics)
+        return self._view.metadata(
+            request,
+            answered_by=f"coordinator-{self._settings.coordinator_id}",
+            max_batch_bytes=TopicConfig().max_batch_bytes,
+        )
 
     @unary
     async def CreateTopics(
         self, request: cluster_pb2.CreateTopicsRequest, context: Any
     ) -> cluster_pb2.CreateTopicsResponse:
         """Create topics; answers when they have leaders or the time is up."""
-        with self._call("CreateTopics", request.client_id, request.topics):
-            return await self._topics.create(request, context.time_remaining())
+        self._check(request.client_id, request.topics)
+        return await self._topics.create(request, context.time_remaining())
 
     @unary
     async def DeleteTopics(
         self, request: cluster_pb2.DeleteTopicsRequest, context: Any
     ) -> cluster_pb2.DeleteTopicsResponse:
         """Delete topics with all their records."""
-        with self._call("DeleteTopics", request.client_id, request.topics):
-            return await self._topics.delete(request, context.time_remaining())
+        self._check(request.client_id, request.topics)
+        return await self._topics.delete(request, context.time_remaining())
 
     @unary
     async def CreatePartitions(
         self, request: cluster_pb2.CreatePartitionsRequest, context: Any
     ) -> cluster_pb2.CreatePartitionsResponse:
         """Add partitions to a topic."""
-        with self._call("CreatePartitions", request.client_id, ()):
-            return await self._topics.grow(request, context.time_remaining())
+        self._check(request.client_id, ())
+        return await self._topics.grow(request, context.time_remaining())
 
     @unary
     async def DescribeConfigs(
         self, request: cluster_pb2.DescribeConfigsRequest, context: Any
     ) -> cluster_pb2.DescribeConfigsResponse:
         """All settings of topics, with defaults and documentation."""
-        with self._call("DescribeConfigs", request.client_id, request.topics):
-            return self._topics.describe_configs(request)
+        self._check(request.client_id, request.topics)
+        return self._topics.describe_configs(request)
 
     @unary
     async def AlterConfigs(
         self, request: cluster_pb2.AlterConfigsRequest, context: Any
     ) -> cluster_pb2.AlterConfigsResponse:
         """Change settings of a topic at run time."""
-        with self._call("AlterConfigs", request.client_id, ()):
-            return await self._topics.alter_configs(request, context.time_remaining())
+        self._check(request.client_id, ())
+        return await self._topics.alter_configs(request, context.time_remaining())
 
     @unary
     async def DescribeCluster(
         self, request: cluster_pb2.DescribeClusterRequest, context: Any
     ) -> cluster_pb2.DescribeClusterResponse:
         """The cluster in numbers: from the view."""
-        with self._call("DescribeCluster", request.client_id, ()):
-            return self._describe_cluster()
+        self._check(request.client_id, ())
+        return self._describe_cluster()
 
     @unary
     async def InitProducerId(
         self, request: cluster_pb2.InitProducerIdRequest, context: Any
     ) -> cluster_pb2.InitProducerIdResponse:
         """Give a producer id that nobody had before, in epoch 0."""
-        with self._call("InitProducerId", request.client_id, ()):
-            return cluster_pb2.InitProducerIdResponse(producer_id=await self._producer_ids.take(), producer_epoch=0)
+        self._check(request.client_id, ())
+        return cluster_pb2.InitProducerIdResponse(producer_id=await self._producer_ids.take(), producer_epoch=0)
 
     @unary
     async def ReassignPartitions(
         self, request: cluster_pb2.ReassignPartitionsRequest, context: Any
     ) -> cluster_pb2.ReassignPartitionsResponse:
         """Begin, change or cancel moves of replicas."""
-        with self._call("ReassignPartitions", request.client_id, ()):
-            return await self._partitions.reassign(request, context.time_remaining())
+        self._check(request.client_id, ())
+        return await self._partitions.reassign(request, context.time_remaining())
 
     @unary
     async def ListReassignments(
         self, request: cluster_pb2.ListReassignmentsRequest, context: Any
     ) -> cluster_pb2.ListReassignmentsResponse:
         """The moves under way: from the view."""
-        with self._call("ListReassignments", request.client_id, request.topics):
-            return self._partitions.list_reassignments(request)
+        self._check(request.client_id, request.topics)
+        return self._partitions.list_reassignments(request)
 
     @unary
     async def ElectLeaders(
         self, request: cluster_pb2.ElectLeadersRequest, context: Any
     ) -> cluster_pb2.ElectLeadersResponse:
         """Let preferred replicas lead, or, explicitly, replicas that may lack records."""
-        with self._call("ElectLeaders", request.client_id, request.topics):
-            return await self._partitions.elect(request, context.time_remaining())
+        self._check(request.client_id, request.topics)
+        return await self._partitions.elect(request, context.time_remaining())
 
     @unary
     async def DrainBroker(
         self, request: cluster_pb2.DrainBrokerRequest, context: Any
     ) -> cluster_pb2.DrainBrokerResponse:
         """Take a broker out of service, or give it back its place."""
-        with self._call("DrainBroker", request.client_id, ()):
-            return await self._brokers.drain(request, context.time_remaining())
+        self._check(request.client_id, ())
+        return await self._brokers.drain(request, context.time_remaining())
 
     @server_streaming
     async def DumpMetadata(
         self, request: cluster_pb2.DumpMetadataRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.DumpMetadataResponse]:
         """Every key as etcd has it now, ascending, the cluster's identity first, consumer groups last."""
-        with self._call("DumpMetadata", request.client_id, ()):
-            if len(request.prefix) > MAX_DUMP_PREFIX_CHARACTERS:
-                raise InvalidRequestError(f"the prefix has more than {MAX_DUMP_PREFIX_CHARACTERS} characters")
-            keyspace = self._view.keyspace
-            if not request.prefix:
-                meta = (await self._metastore.get(meta_key(keyspace.cluster))).key_value
-                if meta is not None:
-                    yield self._dump(meta)
-            for prefix in _dump_prefixes(keyspace, request.prefix):
-                for key_value in (await self._metastore.range(prefix)).key_values:
-                    yield self._dump(key_value)
+        self._check(request.client_id, ())
+        if len(request.prefix) > MAX_DUMP_PREFIX_CHARACTERS:
+            raise InvalidRequestError(f"the prefix has more than {MAX_DUMP_PREFIX_CHARACTERS} characters")
+        keyspace = self._view.keyspace
+        if not request.prefix:
+            meta = (await self._metastore.get(meta_key(keyspace.cluster))).key_value
+            if meta is not None:
+                yield self._dump(meta)
+        for prefix in _dump_prefixes(keyspace, request.prefix):
+            for key_value in (await self._metastore.range(prefix)).key_values:
+                yield self._dump(key_value)
 
     def _dump(self, found: KeyValue) -> cluster_pb2.DumpMetadataResponse:
         return cluster_pb2.DumpMetadataResponse(
@@ -208,8 +207,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             revision=view.source.revision,
         )
 
-    def _call(self, method: str, client_id: str, topics: Sized) -> _Call:
-        """Measure a call, after the checks that all calls share.
+    def _check(self, client_id: str, topics: Sized) -> None:
+        """Refuse what no call may be.
 
         Raises:
             InvalidRequestError: the client id is too long, or the request names too many topics.
@@ -221,21 +220,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 f"the request names {len(topics)} topics, more than {self._settings.max_request_topics}",
                 action="Send several smaller requests.",
             )
-        return _Call(method, self._metrics)
-
-
-class _Call:
-    """Measures one call."""
-
-    def __init__(self, method: str, metrics: CoordinatorMetrics) -> None:
-        self._seconds = metrics.call_seconds.labels(method)
-        self._started = 0.0
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._seconds.observe(time.perf_counter() - self._started)
 
 
 def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:

@@ -82,6 +82,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         self._answers = answers
         self._metrics = metrics
         self.call_errors = metrics.common.call_errors
+        self.call_seconds = metrics.timers(SERVICE_NAME, but=("Heartbeat",))
         self._clock = clock
 
     # --- membership ---

@@ -1,0 +1,128 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeProcessRequest(_message.Message):
+    __slots__ = ("client_id", "measure_disk")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_DISK_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    measure_disk: bool
+    def __init__(self, client_id: _Optional[str] = ..., measure_disk: bool = ...) -> None: ...
+
+class DescribeProcessResponse(_message.Message):
+    __slots__ = ("name", "version", "python_version", "host", "pid", "started_ms", "now_ms", "log_level", "log_level_until_ms", "open_files", "max_open_files", "health", "disk", "etcd", "certificates")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    LOG_LEVEL_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    MAX_OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    ETCD_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    python_version: str
+    host: str
+    pid: int
+    started_ms: int
+    now_ms: int
+    log_level: str
+    log_level_until_ms: int
+    open_files: int
+    max_open_files: int
+    health: _containers.RepeatedCompositeFieldContainer[HealthDescription]
+    disk: DiskDescription
+    etcd: _containers.RepeatedCompositeFieldContainer[EtcdMemberDescription]
+    certificates: _containers.RepeatedCompositeFieldContainer[CertificateDescription]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., python_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., log_level: _Optional[str] = ..., log_level_until_ms: _Optional[int] = ..., open_files: _Optional[int] = ..., max_open_files: _Optional[int] = ..., health: _Optional[_Iterable[_Union[HealthDescription, _Mapping]]] = ..., disk: _Optional[_Union[DiskDescription, _Mapping]] = ..., etcd: _Optional[_Iterable[_Union[EtcdMemberDescription, _Mapping]]] = ..., certificates: _Optional[_Iterable[_Union[CertificateDescription, _Mapping]]] = ...) -> None: ...
+
+class HealthDescription(_message.Message):
+    __slots__ = ("name", "reasons")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DiskDescription(_message.Message):
+    __slots__ = ("data_dir", "total_bytes", "free_bytes", "refuse_below_bytes", "resume_above_bytes", "fsync_us", "filesystem", "offline_logs")
+    DATA_DIR_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFUSE_BELOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESUME_ABOVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FSYNC_US_FIELD_NUMBER: _ClassVar[int]
+    FILESYSTEM_FIELD_NUMBER: _ClassVar[int]
+    OFFLINE_LOGS_FIELD_NUMBER: _ClassVar[int]
+    data_dir: str
+    total_bytes: int
+    free_bytes: int
+    refuse_below_bytes: int
+    resume_above_bytes: int
+    fsync_us: int
+    filesystem: str
+    offline_logs: int
+    def __init__(self, data_dir: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., refuse_below_bytes: _Optional[int] = ..., resume_above_bytes: _Optional[int] = ..., fsync_us: _Optional[int] = ..., filesystem: _Optional[str] = ..., offline_logs: _Optional[int] = ...) -> None: ...
+
+class EtcdMemberDescription(_message.Message):
+    __slots__ = ("endpoint", "error", "version", "answered_us", "database_bytes", "database_used_bytes", "quota_bytes", "has_leader", "is_learner", "alarms")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_US_FIELD_NUMBER: _ClassVar[int]
+    DATABASE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATABASE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HAS_LEADER_FIELD_NUMBER: _ClassVar[int]
+    IS_LEARNER_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    error: str
+    version: str
+    answered_us: int
+    database_bytes: int
+    database_used_bytes: int
+    quota_bytes: int
+    has_leader: bool
+    is_learner: bool
+    alarms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, endpoint: _Optional[str] = ..., error: _Optional[str] = ..., version: _Optional[str] = ..., answered_us: _Optional[int] = ..., database_bytes: _Optional[int] = ..., database_used_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., has_leader: bool = ..., is_learner: bool = ..., alarms: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CertificateDescription(_message.Message):
+    __slots__ = ("use", "path", "subject", "not_after_ms")
+    USE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    use: str
+    path: str
+    subject: str
+    not_after_ms: int
+    def __init__(self, use: _Optional[str] = ..., path: _Optional[str] = ..., subject: _Optional[str] = ..., not_after_ms: _Optional[int] = ...) -> None: ...
+
+class SetLogLevelRequest(_message.Message):
+    __slots__ = ("client_id", "level", "duration_ms")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    level: str
+    duration_ms: int
+    def __init__(self, client_id: _Optional[str] = ..., level: _Optional[str] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+
+class SetLogLevelResponse(_message.Message):
+    __slots__ = ("previous_level",)
+    PREVIOUS_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    previous_level: str
+    def __init__(self, previous_level: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,150 @@
+"""`headrace.v1.ProcessService`: what every server process says of itself, and the level of its log.
+
+Added to the server of brokers and coordinators alike. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from headrace.v1 import process_pb2, process_pb2_grpc
+from headrace.wire.errors import InvalidRequestError
+from prometheus_client import Counter
+
+from headrace_server.clock import Clock
+from headrace_server.health import HEALTH_NAMES, Health
+from headrace_server.metastore.etcd_status import MemberStatus
+from headrace_server.rpc import RpcServer, unary
+from headrace_server.telemetry import LOG_LEVELS, log_level, set_log_level
+
+log = structlog.get_logger(__name__)
+
+SERVICE_NAME = "headrace.v1.ProcessService"
+MAX_LEVEL_MS = 7 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessParts:
+    """What a process has to tell of."""
+
+    name: str
+    """As `broker-1`."""
+    version: str
+    clock: Clock
+    health: Health
+    call_errors: Counter
+    describe_etcd: Callable[[], Awaitable[Sequence[MemberStatus]]]
+    describe_disk: Callable[[bool], Awaitable[process_pb2.DiskDescription]] | None = None
+    """Of a process that has a disk; True: measure it."""
+
+
+class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
+    """The servicer."""
+
+    def __init__(self, parts: ProcessParts) -> None:
+        self._parts = parts
+        self.call_errors = parts.call_errors
+        self._started_ms = parts.clock.now_ms()
+        self._configured = log_level()
+        self._level_until_ms = 0
+        self._fall_back: asyncio.TimerHandle | None = None
+
+    @unary
+    async def DescribeProcess(
+        self, request: process_pb2.DescribeProcessRequest, context: Any
+    ) -> process_pb2.DescribeProcessResponse:
+        """See the proto."""
+        parts = self._parts
+        response = process_pb2.DescribeProcessResponse(
+            name=parts.name,
+            version=parts.version,
+            python_version=platform.python_version(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_ms=self._started_ms,
+            log_level=log_level(),
+            log_level_until_ms=self._level_until_ms,
+            open_files=_open_files(),
+            max_open_files=_max_open_files(),
+            health=[
+                process_pb2.HealthDescription(name=name, reasons=parts.health.reasons(name)) for name in HEALTH_NAMES
+            ],
+            etcd=[_etcd_member(found) for found in await parts.describe_etcd()],
+        )
+        if parts.describe_disk is not None:
+            response.disk.CopyFrom(await parts.describe_disk(request.measure_disk))
+        # Last, so that who asked can tell the clocks apart: the answer leaves now.
+        response.now_ms = parts.clock.now_ms()
+        return response
+
+    @unary
+    async def SetLogLevel(
+        self, request: process_pb2.SetLogLevelRequest, context: Any
+    ) -> process_pb2.SetLogLevelResponse:
+        """See the proto."""
+        level = next((known for known in LOG_LEVELS if known == request.level), None)
+        if level is None:
+            raise InvalidRequestError(
+                f"{request.level[:32]!r} is no log level", action=f"Name one of {', '.join(LOG_LEVELS)}."
+            )
+        if not 0 <= request.duration_ms <= MAX_LEVEL_MS:
+            raise InvalidRequestError(f"duration_ms is not between 0 and {MAX_LEVEL_MS}")
+        before = log_level()
+        if self._fall_back is not None:
+            self._fall_back.cancel()
+        self._fall_back, self._level_until_ms = None, 0
+        set_log_level(level)
+        if request.duration_ms:
+            self._level_until_ms = self._parts.clock.now_ms() + request.duration_ms
+            self._fall_back = asyncio.get_running_loop().call_later(request.duration_ms / 1000, self._end_level)
+        log.warning("log_level_changed", log_level=level, before=before, duration_ms=request.duration_ms)
+        return process_pb2.SetLogLevelResponse(previous_level=before)
+
+    def _end_level(self) -> None:
+        """The time of a level is over: the one of the settings holds again."""
+        before = log_level()
+        self._fall_back, self._level_until_ms = None, 0
+        set_log_level(self._configured)
+        log.warning("log_level_changed", log_level=self._configured, before=before, duration_ms=0)
+
+
+def add_process_service(server: RpcServer, parts: ProcessParts) -> None:
+    """Serve it."""
+    server.add(process_pb2_grpc.add_ProcessServiceServicer_to_server, ProcessServicer(parts), SERVICE_NAME)
+
+
+def _etcd_member(found: MemberStatus) -> process_pb2.EtcdMemberDescription:
+    return process_pb2.EtcdMemberDescription(
+        endpoint=found.endpoint,
+        error=found.error,
+        version=found.version,
+        answered_us=round(found.answered_seconds * 1_000_000),
+        database_bytes=found.database_bytes,
+        database_used_bytes=found.used_bytes,
+        quota_bytes=found.quota_bytes,
+        has_leader=found.has_leader,
+        is_learner=found.is_learner,
+        alarms=found.alarms,
+    )
+
+
+def _open_files() -> int:
+    """-1: the system does not say."""
+    try:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except OSError:
+        return -1
+
+
+def _max_open_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return -1 if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,239 @@
+"""How far each consumer group, and each reader that reports its positions, is behind: measured by the controller.
+
+Committed offsets are in this coordinator's view; the ends of the logs, and since when a record lies there, only their
+leaders know. So every `interval_ms` the controller asks each leader once, for all partitions that somebody reads
+(`ListOffsets`: the latest offset, and the first record from each committed offset on). Nothing is decided on it. A
+leader that does not answer makes its partitions unknown, not zero. Belongs to the event loop; `run` is a task of the
+app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
+from headrace.wire.ids import BrokerId
+from headrace_server.clock import Clock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metadata_view import ClusterView
+
+from headrace_coordinator.core.assignors import TopicPartition
+from headrace_coordinator.metrics import CoordinatorMetrics, GroupSample, LagRound, PartitionLag, TopicLag
+from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
+
+log = structlog.get_logger(__name__)
+
+MAX_LAGS = 2_000
+"""Pairs of reader and topic that are shown; beyond, those furthest behind."""
+MAX_CHANNELS = 256
+ASK_SECONDS = 5.0
+ASK_PARTITIONS = 4_000
+"""Entries of one request; brokers take 10,000."""
+CLIENT_ID = "headrace-controller-lag"
+
+_QUESTIONS = (broker_pb2.OFFSET_SPEC_RECORD, broker_pb2.OFFSET_SPEC_LATEST)
+
+Ask = Callable[[str, broker_pb2.ListOffsetsRequest], Awaitable[broker_pb2.ListOffsetsResponse]]
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What the leaders have said."""
+
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """High watermarks."""
+    records: dict[tuple[TopicPartition, int], tuple[int, int]] = field(default_factory=dict)
+    """By partition and offset asked for: the offset of the first record from there on, and when it was appended."""
+
+    def lag(self, partition: TopicPartition, offset: int, now_ms: int) -> PartitionLag | None:
+        """How far `offset` is behind; None: not known."""
+        end, found = self.ends.get(partition), self.records.get((partition, offset))
+        if end is None or found is None:
+            return None
+        first, appended_ms = found
+        behind_ms = max(0, now_ms - appended_ms) if appended_ms >= 0 else 0
+        return PartitionLag(partition[1], offset, max(0, end - first) if appended_ms >= 0 else 0, behind_ms / 1000)
+
+
+class GroupLag:
+    """See the module."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        groups: GroupView,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+        *,
+        interval_ms: int,
+        is_controller: Callable[[], bool],
+        ask: Ask,
+    ) -> None:
+        """`ask` sends a request to a broker's address; raises grpc.aio.AioRpcError."""
+        self._view = view
+        self._groups = groups
+        self._lags = metrics.lags
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._is_controller = is_controller
+        self._ask = ask
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            await self.turn()
+
+    async def turn(self) -> None:
+        """Hold one round, if this is the controller; else forget the last one, so that no two show lags."""
+        if self._is_controller():
+            await self._measure()
+        else:
+            self._lags.round = None
+
+    async def _measure(self) -> None:
+        started_ms = self._clock.monotonic_ms()
+        readers = dict(self._positions())
+        answers = await self._ask_leaders(readers)
+        now_ms, lags = self._clock.now_ms(), []
+        unknown: dict[str, int] = {}
+        for (reader, is_group), offsets in readers.items():
+            by_topic: dict[bytes, list[PartitionLag]] = {}
+            for partition, offset in sorted(offsets.items()):
+                lag = answers.lag(partition, offset, now_ms)
+                if lag is not None:
+                    by_topic.setdefault(partition[0], []).append(lag)
+                elif is_group:
+                    unknown[reader] = unknown.get(reader, 0) + 1
+            for topic_id, parts in by_topic.items():
+                topic = self._view.topic_by_id(topic_id)
+                if topic is not None:
+                    lags.append(TopicLag(reader, is_group, topic.name, tuple(parts)))
+        lags.sort(key=lambda lag: (-lag.lag_records, lag.reader, lag.topic))
+        ended_ms = self._clock.monotonic_ms()
+        self._lags.age_seconds = lambda: (self._clock.monotonic_ms() - ended_ms) / 1000
+        self._lags.round = LagRound(
+            lags[:MAX_LAGS],
+            [
+                _sample(name, entry, unknown.get(name, 0))
+                for name, entry in islice(self._groups.groups.items(), MAX_LAGS)
+            ],
+            max(0, len(lags) - MAX_LAGS) + max(0, len(self._groups.groups) - MAX_LAGS),
+            (ended_ms - started_ms) / 1000,
+        )
+
+    def _positions(self) -> Iterator[tuple[tuple[str, bool], Mapping[TopicPartition, int]]]:
+        """Who reads, whether it is a group, and up to where: offsets of topics that there are."""
+        for group_id, entry in self._groups.groups.items():
+            offsets = {part: stored.message.offset for part, stored in entry.offsets.items() if self._knows(part)}
+            yield (group_id, True), offsets
+        for reader_id, key_value in self._groups.positions.items():
+            try:
+                reported = metadata_pb2.ReportedPositions.FromString(key_value.value)
+            except DecodeError as error:
+                log.error("positions_unreadable", reader=reader_id, cause=str(error))
+                continue
+            found = {
+                (topic.topic_id, number): offset
+                for topic in reported.topics
+                for number, offset in zip(topic.partitions, topic.offsets, strict=False)
+            }
+            yield (reader_id, False), {part: offset for part, offset in found.items() if self._knows(part)}
+
+    def _knows(self, partition: TopicPartition) -> bool:
+        return self._view.partition(*partition) is not None
+
+    async def _ask_leaders(self, readers: Mapping[tuple[str, bool], Mapping[TopicPartition, int]]) -> _Answers:
+        """Ask each leader for what is read of its partitions."""
+        wanted: dict[TopicPartition, set[int]] = {}
+        for offsets in readers.values():
+            for partition, offset in offsets.items():
+                wanted.setdefault(partition, set()).add(offset)
+        by_leader: dict[str, list[tuple[TopicPartition, int]]] = {}
+        for partition in sorted(wanted):
+            entry = self._view.partition(*partition)
+            leader = None if entry is None or entry.state.leader is None else entry.state.leader.broker_id
+            broker = None if leader is None else self._view.brokers.get(BrokerId(leader))
+            if broker is not None:
+                asked = by_leader.setdefault(broker.live.internal_address, [])
+                asked.extend((partition, offset) for offset in sorted(wanted[partition]))
+        answers = _Answers()
+        await asyncio.gather(*(self._ask_leader(address, asked, answers) for address, asked in by_leader.items()))
+        return answers
+
+    async def _ask_leader(self, address: str, asked: Sequence[tuple[TopicPartition, int]], answers: _Answers) -> None:
+        """Take in what one broker says, in as many requests as it takes."""
+        for first in range(0, len(asked), ASK_PARTITIONS):
+            some = asked[first : first + ASK_PARTITIONS]
+            try:
+                response = await self._ask(address, _request(some))
+            except grpc.aio.AioRpcError as error:
+                log.info("lag_not_known", address=address, partitions=len(some), cause=error.code().name)
+                return
+            _take_in(response, some, answers)
+
+
+def _request(asked: Sequence[tuple[TopicPartition, int]]) -> broker_pb2.ListOffsetsRequest:
+    """Both questions for each entry, in the order of `asked`."""
+    request = broker_pb2.ListOffsetsRequest(client_id=CLIENT_ID)
+    for (topic_id, number), offset in asked:
+        topic = request.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
+        for spec in _QUESTIONS:
+            topic.partitions.add(partition=number, spec=spec, offset=offset)
+    return request
+
+
+def _take_in(
+    response: broker_pb2.ListOffsetsResponse, asked: Sequence[tuple[TopicPartition, int]], answers: _Answers
+) -> None:
+    for (partition, offset), topic in zip(asked, response.topics, strict=False):
+        if len(topic.partitions) != len(_QUESTIONS):
+            continue
+        record, latest = topic.partitions
+        if not record.HasField("error") and not latest.HasField("error"):
+            answers.ends[partition] = latest.offset
+            answers.records[(partition, offset)] = (record.offset, record.timestamp_ms)
+
+
+def _sample(group_id: str, entry: GroupEntry, unknown_partitions: int) -> GroupSample:
+    group = entry.group
+    return GroupSample(group_id, len(group.members), group.group_epoch, not group.is_stable, unknown_partitions)
+
+
+class BrokerChannels:
+    """Channels to brokers, made when first needed. Owned by the app."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def list_offsets(
+        self, address: str, request: broker_pb2.ListOffsetsRequest
+    ) -> broker_pb2.ListOffsetsResponse:
+        """For `GroupLag`."""
+        channel = self._channels.get(address)
+        if channel is None:
+            if len(self._channels) >= MAX_CHANNELS:
+                await self._channels.pop(next(iter(self._channels))).close()
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        answer: broker_pb2.ListOffsetsResponse = await broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(
+            request, timeout=ASK_SECONDS
+        )
+        return answer
+
+    async def close(self) -> None:
+        """Close them."""
+        for channel in self._channels.values():
+            await channel.close()
+
+
+_CHANNEL_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 32 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+)

@@ -1,0 +1,154 @@
+"""What a cluster tells those who run it: how far groups are behind, how its processes are, what to mend."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import headrace
+import pytest
+from headrace.v1 import broker_pb2 as pb
+from headrace.v1 import broker_pb2_grpc, process_pb2, process_pb2_grpc, topics_pb2
+from headrace.wire.errors import InvalidRequestError, from_rpc_error
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+SECONDS = 30
+LOCAL_CHANNEL = (("grpc.use_local_subchannel_pool", 1),)
+OBSERVED = {"metrics_listen": "127.0.0.1:0"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two brokers and two coordinators that answer over HTTP and measure lag often."""
+    spec = LocalClusterSpec(
+        brokers=2, broker_settings=OBSERVED, coordinator_settings={**OBSERVED, "lag_interval_ms": 100}
+    )
+    with LocalCluster(spec) as found:
+        yield found
+
+
+def samples(part: Any, path: str = "/metrics") -> dict[str, float]:
+    """What one process says, by name with labels."""
+    with urllib.request.urlopen(f"http://{part.metrics_address}{path}", timeout=SECONDS) as answer:
+        text = answer.read().decode()
+    return {name: float(value) for name, value in re.findall(r"^(?!#)(\S+) (\S+)$", text, re.MULTILINE)}
+
+
+def wait_for(condition: Any, what: str) -> Any:
+    """What `condition` gives once it is true."""
+    deadline = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+    return found
+
+
+def describe(part: Any, **fields: Any) -> process_pb2.DescribeProcessResponse:
+    """One process by itself."""
+    with grpc.insecure_channel(part.address, options=LOCAL_CHANNEL) as channel:
+        stub = process_pb2_grpc.ProcessServiceStub(channel)
+        answer: process_pb2.DescribeProcessResponse = stub.DescribeProcess(
+            process_pb2.DescribeProcessRequest(**fields), timeout=SECONDS
+        )
+        return answer
+
+
+def test_the_lag_of_a_group_is_seen_at_the_controller(cluster: LocalCluster) -> None:
+    """In records and in seconds, by topic and by partition; one coordinator says it and no other."""
+    topic = "lagging"
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=2)
+    with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+        producer.send_many(topic, [b"a"] * 10)
+        producer.flush(timeout=SECONDS)
+        with headrace.Consumer(
+            topic, bootstrap_servers=cluster.bootstrap_servers, group_id="billing", auto_offset_reset="earliest"
+        ) as consumer:
+            taken = 0
+            while taken < 10:
+                taken += len(consumer.poll(timeout=1.0))
+            consumer.commit()
+        before = time.time()
+        producer.send_many(topic, [b"b"] * 7)
+        producer.flush(timeout=SECONDS)
+    of_group = f'{{group="billing",topic="{topic}"}}'
+
+    def lagging() -> Any:
+        for part in cluster.coordinators:
+            found = samples(part)
+            if found.get(f"headrace_coordinator_group_lag_records{of_group}") == 7:
+                return part, found
+        return None
+
+    part, found = wait_for(lagging, "the lag")
+    assert 0 <= found[f"headrace_coordinator_group_lag_seconds{of_group}"] <= time.time() - before + 1
+    assert found[f"headrace_coordinator_group_offset{of_group}"] == 10
+    assert found['headrace_coordinator_group_unknown_partitions{group="billing"}'] == 0
+    detail = samples(part, "/metrics/detail")
+    name = "headrace_coordinator_group_partition_lag_records"
+    assert sum(value for key, value in detail.items() if key.startswith(name)) == 7
+    (other,) = [each for each in cluster.coordinators if each is not part]
+    assert not [key for key in samples(other) if "group_lag_records{" in key]
+    assert found["headrace_coordinator_etcd_has_leader"] == 1
+    assert found['headrace_coordinator_etcd_request_seconds_count{operation="txn"}'] > 0
+    assert found['headrace_coordinator_call_seconds_count{method="CommitOffsets"}'] >= 0
+
+
+def test_a_record_is_found_by_its_offset_with_its_arrival(cluster: LocalCluster) -> None:
+    """ListOffsets by RECORD: the leader's clock at the append of its batch; nothing at the end of the log."""
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        topic_id = admin.create_topic("by-record").topic_id
+        leader = wait_for(lambda: admin.describe_topics(["by-record"])[0].partitions[0].leader_id, "a leader")
+        address = next(each.address for each in admin.describe_cluster().brokers if each.broker_id == leader)
+    before_ms = time.time_ns() // 1_000_000
+    with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+        producer.send_many("by-record", [b"x"] * 3, timestamps_ms=[1, 2, 3])
+    after_ms = time.time_ns() // 1_000_000
+    with grpc.insecure_channel(address, options=LOCAL_CHANNEL) as channel:
+        asked = [
+            pb.PartitionListOffsets(partition=0, spec=pb.OFFSET_SPEC_RECORD, offset=offset) for offset in (0, 2, 3)
+        ]
+        topics = [pb.TopicListOffsets(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=asked)]
+        answer = broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(
+            pb.ListOffsetsRequest(topics=topics), timeout=SECONDS
+        )
+    first, last, end = answer.topics[0].partitions
+    assert (first.offset, last.offset, end.offset, end.timestamp_ms) == (0, 2, 3, -1)
+    assert before_ms - 1 <= first.timestamp_ms == last.timestamp_ms <= after_ms + 1
+
+
+def test_a_process_describes_itself_and_its_log_level_changes(cluster: LocalCluster) -> None:
+    """Clock, files, disk, etcd; a level for a while, after which the old one holds again."""
+    broker, coordinator = cluster.brokers[0], cluster.coordinators[0]
+    found = describe(broker, measure_disk=True)
+    assert (found.name, found.log_level, found.pid) == ("broker-1", "info", broker.pid)
+    assert abs(found.now_ms - time.time_ns() // 1_000_000) < 5_000
+    assert 0 < found.open_files < found.max_open_files
+    assert found.disk.total_bytes > found.disk.free_bytes > 0
+    assert found.disk.fsync_us > 0
+    assert found.disk.filesystem
+    assert [(each.name, list(each.reasons)) for each in found.health] == [
+        ("startup", []),
+        ("liveness", []),
+        ("readiness", []),
+    ]
+    (member,) = describe(coordinator).etcd
+    assert member.version.startswith("3.")
+    assert (member.error, member.has_leader, list(member.alarms)) == ("", True, [])
+    assert not describe(coordinator).HasField("disk")
+    with grpc.insecure_channel(broker.address, options=LOCAL_CHANNEL) as channel:
+        stub = process_pb2_grpc.ProcessServiceStub(channel)
+        answer = stub.SetLogLevel(process_pb2.SetLogLevelRequest(level="debug", duration_ms=600), timeout=SECONDS)
+        assert answer.previous_level == "info"
+        assert describe(broker).log_level == "debug"
+        wait_for(lambda: describe(broker).log_level == "info", "the old level")
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.SetLogLevel(process_pb2.SetLogLevelRequest(level="loud"), timeout=SECONDS)
+    assert isinstance(from_rpc_error(refused.value), InvalidRequestError)
+    text = broker.log_file.read_text()
+    assert "call_answered" in text
+    assert "log_level_changed" in text

@@ -1,0 +1,171 @@
+"""How far groups and readers are behind, measured by the controller from what leaders say."""
+
+import asyncio
+
+import grpc
+from headrace.v1 import broker_pb2
+from headrace.wire.ids import TopicId
+from headrace_coordinator.runtime import group_lag
+from headrace_coordinator.runtime.group_lag import GroupLag
+from headrace_coordinator.runtime.group_view import GroupView
+from headrace_server.clock import ManualClock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metastore.api import Put
+from headrace_server.metastore.view import PrefixView
+from headrace_server.partition_state import PartitionState, Replica, encode
+
+from tests.unit.coordinator.conftest import make_parts
+
+TOPIC = TopicId(bytes(range(16)))
+NOW_MS = ManualClock().now_ms()
+
+
+class Leaders:
+    """Brokers by address: for each partition the log start, the end, and when all of it was appended."""
+
+    def __init__(self):
+        self.logs = {}
+        self.controller = True
+        self.asked = []
+
+    async def ask(self, address, request):
+        self.asked.append(address)
+        response = broker_pb2.ListOffsetsResponse()
+        for topic in request.topics:
+            result = response.topics.add()
+            for asked in topic.partitions:
+                log = self.logs.get((address, asked.partition))
+                if log is None:
+                    raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+                start, end, appended_ms = log
+                first = max(start, asked.offset)
+                if asked.spec == broker_pb2.OFFSET_SPEC_LATEST or first >= end:
+                    result.partitions.add(partition=asked.partition, offset=end, timestamp_ms=-1)
+                else:
+                    result.partitions.add(partition=asked.partition, offset=first, timestamp_ms=appended_ms)
+        return response
+
+
+def offset_of(offset):
+    return metadata_pb2.CommittedOffset(offset=offset).SerializeToString()
+
+
+async def make_lag(parts, leaders, committed, *, readers=()):
+    """Two brokers that each lead a partition of `clicks`, groups with offsets, readers with positions."""
+    memory, keys = parts.memory, parts.keyspace
+    for broker_id in (1, 2):
+        await parts.register(broker_id, internal_address=f"b{broker_id}:1", address="outside:1")
+    topic = metadata_pb2.Topic(name="clicks", topic_id=TOPIC, partitions=2, replication_factor=1)
+    operations = [
+        Put(keys.topic_by_id(TOPIC), topic.SerializeToString()),
+        Put(keys.topic("clicks"), topic.SerializeToString()),
+    ]
+    for number in (0, 1):
+        leader = Replica(number + 1, 1)
+        state = PartitionState(replicas=(number + 1,), leader=leader, leader_epoch=0, in_sync=(leader,))
+        operations.append(Put(keys.partition(TOPIC, number), encode(state)))
+    for (group, number), offset in committed.items():
+        operations.append(Put(keys.group_offset(group, TOPIC, number), offset_of(offset)))
+    for reader, offset in readers:
+        reported = metadata_pb2.ReportedPositions()
+        reported.topics.add(topic_id=TOPIC, name="clicks", partitions=[0], offsets=[offset])
+        operations.append(Put(keys.position(reader), reported.SerializeToString()))
+    result = await memory.txn([], operations)
+    await parts.prefix_view.wait_for(result.revision, 10)
+    source = PrefixView(parts.metastore, keys.groups_prefix, ManualClock())
+    await source.load()
+    return GroupLag(
+        parts.view,
+        GroupView(keys, source),
+        parts.metrics,
+        ManualClock(),
+        interval_ms=1,
+        is_controller=lambda: leaders.controller,
+        ask=leaders.ask,
+    )
+
+
+def measure(leaders, committed, **fields):
+    """One round; what was found."""
+
+    async def run():
+        async with make_parts() as parts:
+            lag = await make_lag(parts, leaders, committed, **fields)
+            await lag.turn()
+            return parts.metrics.lags.round
+
+    return asyncio.run(run())
+
+
+def test_lag_is_in_records_and_since_the_first_of_them_came():
+    """Each leader is asked once, at its address for the cluster; what is read to its end has no lag."""
+    leaders = Leaders()
+    leaders.logs = {("b1:1", 0): (0, 50, NOW_MS - 7_000), ("b2:1", 1): (0, 20, NOW_MS - 90_000)}
+    found = measure(leaders, {("g", 0): 10, ("g", 1): 20})
+    (lag,) = found.lags
+    assert (lag.reader, lag.is_group, lag.topic, lag.lag_records, lag.lag_seconds) == ("g", True, "clicks", 40, 7.0)
+    assert [(part.partition, part.offset, part.lag_records) for part in lag.partitions] == [(0, 10, 40), (1, 20, 0)]
+    assert sorted(leaders.asked) == ["b1:1", "b2:1"]
+    assert found.groups[0].unknown_partitions == 0
+
+
+def test_deleted_records_are_no_lag():
+    """A group that stands before the log start has only what is there before it."""
+    leaders = Leaders()
+    leaders.logs = {("b1:1", 0): (30, 50, NOW_MS - 1_000)}
+    (lag,) = measure(leaders, {("g", 0): 10}).lags
+    assert lag.lag_records == 20
+
+
+def test_a_leader_that_does_not_answer_makes_lag_unknown_and_not_zero():
+    """The other leaders' partitions are known."""
+    leaders = Leaders()
+    leaders.logs = {("b1:1", 0): (0, 50, NOW_MS)}
+    found = measure(leaders, {("g", 0): 10, ("g", 1): 10})
+    (lag,) = found.lags
+    assert [part.partition for part in lag.partitions] == [0]
+    assert found.groups[0].unknown_partitions == 1
+
+
+def test_readers_without_a_group_have_a_lag_too():
+    """Apart from groups."""
+    leaders = Leaders()
+    leaders.logs = {("b1:1", 0): (0, 50, NOW_MS)}
+    (lag,) = measure(leaders, {}, readers=[("nightly", 45)]).lags
+    assert (lag.reader, lag.is_group, lag.lag_records) == ("nightly", False, 5)
+
+
+def test_series_are_bounded_and_the_furthest_behind_are_shown(monkeypatch):
+    """What is left out is counted."""
+    monkeypatch.setattr(group_lag, "MAX_LAGS", 2)
+    leaders = Leaders()
+    leaders.logs = {("b1:1", 0): (0, 50, NOW_MS)}
+    found = measure(leaders, {("near", 0): 49, ("far", 0): 1, ("farther", 0): 0})
+    assert [lag.reader for lag in found.lags] == ["farther", "far"]
+    assert found.omitted == 2  # one lag, one group
+
+
+def test_only_the_controller_shows_lags():
+    """One that is not it any more forgets what it measured, so that no two say it."""
+    leaders = Leaders()
+    leaders.logs = {("b1:1", 0): (0, 50, NOW_MS)}
+
+    def shown(collector):
+        samples = [sample for family in [*collector.collect(), *collector.detail()] for sample in family.samples]
+        return {sample.name for sample in samples if sample.labels.get("group") == "g"}
+
+    async def run():
+        async with make_parts() as parts:
+            lag = await make_lag(parts, leaders, {("g", 0): 1})
+            await lag.turn()
+            assert {
+                "headrace_coordinator_group_lag_records",
+                "headrace_coordinator_group_lag_seconds",
+                "headrace_coordinator_group_size",
+                "headrace_coordinator_group_partition_lag_records",
+            } <= shown(parts.metrics.lags)
+            leaders.controller = False
+            await lag.turn()
+            assert shown(parts.metrics.lags) == set()
+
+    asyncio.run(run())
