@@ -1,0 +1,167 @@
+"""Runs one streaming query to a directory of Parquet files, and keeps account of every record.
+
+What became of the records of a run is computed from data at rest: a record that was read is in the results, in the
+state of a window that is open, or it was late. Spark's own count of late rows is of rows after a first aggregation,
+and so too small; for a join, which has none, it is exact and is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.spark.options import SERVERS
+
+from spark_jobs.progress import ProgressLine
+from spark_jobs.tables.attempts import table_lock
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOOK_SECONDS = 0.3
+SEEN = "records"
+"""The name under which a query observes what it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A query that goes on from run to run."""
+
+    name: str
+    output: Path
+    bootstrap_servers: str
+    follow: bool
+    max_records: int
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark keeps offsets and state."""
+        return self.output / "_checkpoint"
+
+    def results(self, spark: SparkSession) -> DataFrame | None:
+        """Give what is final; None: nothing yet."""
+        written = (self.output / "_spark_metadata").exists() and any(self.output.glob("*.parquet"))
+        return spark.read.parquet(str(self.output)) if written else None
+
+
+@dataclass(slots=True)
+class StreamRun:
+    """What one run has done."""
+
+    records: int = 0
+    without_event_time: int = 0
+    """Records whose event time is NULL: they are in no window."""
+    late: int = 0
+    written: int = 0
+    """Rows."""
+    open: int = 0
+    """Rows of state, at the end."""
+    batches: int = 0
+    watermark: str = ""
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as JSON takes it."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Account:
+    """What the progress of a query says, each micro-batch once."""
+
+    run: StreamRun
+    dropped: int = 0
+    seen: int = -1
+
+    def add(self, progress: Mapping[str, Any]) -> None:
+        batch = progress["batchId"]
+        if batch <= self.seen:
+            return
+        self.seen = batch
+        self.run.batches += 1
+        for name, observed in (progress.get("observedMetrics") or {}).items():
+            if name.startswith(SEEN):
+                self.run.records += observed["records"]
+                self.run.without_event_time += observed["untimed"]
+        self.dropped += sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
+        self.run.open = sum(operator["numRowsTotal"] for operator in progress["stateOperators"])
+        self.run.watermark = (progress.get("eventTime") or {}).get("watermark", self.run.watermark)
+
+
+def read_stream(spark: SparkSession, stream: Stream, topic: str, event_time: str) -> DataFrame:
+    """Give a topic as it grows, with the column `event_time`, from its beginning on."""
+    from pyspark.sql import functions
+
+    reader = spark.readStream.format("headrace").option(SERVERS, stream.bootstrap_servers).option("subscribe", topic)
+    records = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", stream.max_records).load()
+    return records.withColumn("event_time", functions.expr(event_time)).observe(
+        f"{SEEN} {topic}",
+        functions.count("*").alias("records"),
+        functions.expr("count_if(event_time IS NULL)").alias("untimed"),
+    )
+
+
+def run_stream(spark: SparkSession, stream: Stream, frame: DataFrame, progress: ProgressLine) -> StreamRun:
+    """Run a query to the end of its topics, or until Ctrl-C.
+
+    Raises:
+        TableBusyError: another job writes to the output.
+    """
+    started = time.monotonic()
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
+    with table_lock(stream.output):
+        rows_before, counted_before = _counted(spark, stream)
+        account = _Account(StreamRun())
+        progress.step(f"{'following' if stream.follow else 'reading'}; Ctrl-C ends it")
+        writer = frame.writeStream.queryName(stream.name).outputMode("append").format("parquet")
+        writer = writer.option("checkpointLocation", str(stream.checkpoint)).option("path", str(stream.output))
+        query = writer.start() if stream.follow else writer.trigger(availableNow=True).start()
+        with progress.following(spark):
+            _wait(query, account, follow=stream.follow)
+        run = account.run
+        rows_after, counted_after = _counted(spark, stream)
+        run.written = rows_after - rows_before
+        if stream.name == "join":
+            run.late = account.dropped
+        else:
+            run.late = run.records - run.without_event_time - (counted_after - counted_before)
+    run.seconds = round(time.monotonic() - started, 3)
+    return run
+
+
+def _wait(query: StreamingQuery, account: _Account, *, follow: bool) -> None:
+    """Wait for a query's end, adding up its progress.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, after the query was stopped; where it is asked to follow that is how it ends.
+    """
+    try:
+        while not query.awaitTermination(LOOK_SECONDS):  # type: ignore[arg-type]
+            for entry in query.recentProgress:
+                account.add(entry)
+    except KeyboardInterrupt:
+        query.stop()
+        if not follow:
+            raise
+    for entry in query.recentProgress:
+        account.add(entry)
+
+
+def _counted(spark: SparkSession, stream: Stream) -> tuple[int, int]:
+    """Give the rows of the results, and how many records results and open windows count together."""
+    from pyspark.sql import functions
+
+    results = stream.results(spark)
+    rows = results.count() if results is not None else 0
+    if stream.name == "join":
+        return rows, 0
+    total = functions.sum("records")
+    counted = results.agg(total).first()[0] or 0 if results is not None else 0  # type: ignore[index]
+    if (stream.checkpoint / "state").exists() and any((stream.checkpoint / "commits").glob("[0-9]*")):
+        state = spark.read.format("statestore").load(str(stream.checkpoint))
+        counted += state.agg(functions.sum("value.count")).first()[0] or 0  # type: ignore[index]
+    return rows, counted
