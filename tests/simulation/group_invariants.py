@@ -65,6 +65,8 @@ class GroupChecks:
         self._owners: dict[TopicPartition, tuple[bytes, int]] = {}
         self._asked_ms: dict[bytes, int] = {}
         """When each member that is to give up something was asked."""
+        self._expired: dict[bytes, None] = {}
+        """Members whose lease has ended while they were members."""
         self._empty_ms: int | None = None
         """Since when the group has no members."""
         self.failure: SimulationError | None = None
@@ -106,7 +108,10 @@ class GroupChecks:
                         self.now.live[member_id] = None
                 case GroupOffsetKey(_, topic_id, number):
                     offsets.append(((bytes(topic_id), number), value))
-        if self.now.group is not before:
+        if self.now.group is before:
+            over = [member_id for member_id in before.members if member_id in lived and member_id not in self.now.live]
+            self._expired.update(dict.fromkeys(over))
+        else:
             self._check_members(before, lived)
             self._note_times()
             self._check_target()
@@ -289,6 +294,9 @@ class GroupChecks:
     def given(self, life: MemberLife, tenure: Tenure, position: int) -> None:
         """A member gives its application the records up to `position`."""
         partition = tenure.topic_id, tenure.number
+        plan = self.cluster.plan
+        if plan.stop_on_session_loss and not plan.ends_leases_early and tenure.member_id in self._expired:
+            self._fail("H66", f"{life.place.name} is given records of {partition[1]} after its session was over")
         known = self._given.get(partition, 0)
         if tenure.position < known:
             self.world.count("records given again", min(position, known) - tenure.position)

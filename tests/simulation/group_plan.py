@@ -132,6 +132,11 @@ class GroupPlan:
         return rates
 
     @property
+    def ends_leases_early(self) -> bool:
+        """Whether a member's session may be over before its time, which no member can know."""
+        return self.buggy_etcd or "lease ends early" in self.faults or "lying keepalives" in self.rates
+
+    @property
     def late_request_rate(self) -> float:
         """How often a call reaches its coordinator only when its caller has given it up."""
         return self._rate("late requests") * 2

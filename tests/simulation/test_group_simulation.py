@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from headrace.client.membership import Membership
+from headrace_server.metastore.api import Put
 
+from tests.simulation.etcd import Store, run_now
 from tests.simulation.group_plan import GROUP_FAULTS, GroupPlan
 from tests.simulation.group_simulation import run
 from tests.simulation.simulation import shrink
 from tests.simulation.virtual_loop import VirtualLoop
-from tests.simulation.world import World
+from tests.simulation.world import NodeClock, WallClock, World
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,3 +150,20 @@ def test_a_dead_process_s_loop_does_nothing_more():
         pass
     loop.close()
     assert got == []
+
+
+def test_a_lease_that_has_run_out_is_gone_before_its_renewal_says_so():
+    """As etcd does it: otherwise a member would be told that it is none while its key still stands (seed 1119)."""
+    world = World(0)
+    store = Store(NodeClock(world, world.start_process("etcd"), WallClock(0)))
+
+    async def begin():
+        lease = await store.grant_lease(1_000)
+        await store.txn([], [Put("/live", b"", lease.lease_id)])
+        return lease
+
+    lease = run_now(begin())
+    world.now_ms += 1_000
+    assert store.now("/live") is not None
+    assert store.renew_lease_now(lease.lease_id) == 0
+    assert store.now("/live") is None

@@ -126,7 +126,10 @@ class MemoryMetastore:
         """Renew a lease without waiting; the new time to live in ms, 0: ended."""
         lease = self._leases.get(lease_id)
         now_ms = self._clock.boottime_ms()
-        if lease is None or lease.expires_ms <= now_ms:
+        if lease is None:
+            return 0
+        if lease.expires_ms <= now_ms:
+            self._end_lease(lease_id)  # As etcd, which says so only when the keys on it are gone.
             return 0
         lease.expires_ms = now_ms + lease.ttl_ms
         return lease.ttl_ms
