@@ -16,6 +16,7 @@ from headrace.wire.errors import (
     InvalidRequestError,
     MetastoreUnavailableError,
     Outcome,
+    TimedOutError,
     UnknownGroupError,
     UnknownTopicError,
     UnknownTopicIdError,
@@ -93,10 +94,12 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         member = read_member(request)
         started = asyncio.get_running_loop().time()
         deadline = self._answers.deadline(0, context.time_remaining())
-        if request.member_epoch == 0:
-            await self._join(request, member, deadline)
-        else:
-            await self._stay(request, member, deadline)
+        speak = self._join if request.member_epoch == 0 else self._stay
+        try:
+            async with asyncio.timeout_at(deadline):
+                await speak(request, member, deadline)
+        except (TimeoutError, TimedOutError):
+            raise _silent() from None  # While the caller still listens: it is etcd, not this coordinator.
         self._metrics.heartbeat_seconds.observe(asyncio.get_running_loop().time() - started)
         wait_until = min(deadline, started + min(request.max_wait_ms, _interval_ms(request)) / 1000)
         await self._wait_for_news(request, wait_until)
@@ -191,7 +194,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         if not request.known_revision or not request.max_wait_ms:
             return
         changed = asyncio.Event()
-        end = self._groups.watch(request.group_id, changed)
+        end = self._groups.watch(request.group_id, changed, request.member_id)
         try:
             async with asyncio.timeout_at(wait_until):
                 while True:
@@ -426,6 +429,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 def _not_in(entry: GroupEntry, request: groups_pb2.HeartbeatRequest) -> HeadraceError:
     others = {m: member for m, member in entry.group.members.items() if m != request.member_id}
     return no_member(others, request.member_id, request.instance_id)
+
+
+def _silent() -> MetastoreUnavailableError:
+    return MetastoreUnavailableError("etcd did not answer in time", outcome=Outcome.UNKNOWN)
 
 
 def _behind() -> MetastoreUnavailableError:

@@ -66,7 +66,7 @@ class GroupView:
         self.source = source
         self.groups: dict[str, GroupEntry] = {}
         self.positions: dict[str, KeyValue] = {}
-        self._watchers: dict[str, dict[asyncio.Event, None]] = {}
+        self._watchers: dict[str, dict[asyncio.Event, bytes | None]] = {}
         self._callbacks: list[Callable[[str], None]] = []
         for key_value in source.items(keyspace.groups_prefix):
             self._apply(key_value.key, key_value)
@@ -88,9 +88,11 @@ class GroupView:
         """Call it no more."""
         self._callbacks.remove(callback)
 
-    def watch(self, group_id: str, event: asyncio.Event) -> Callable[[], None]:
-        """Set `event` whenever membership or assignments of the group change; returns what ends that."""
-        self._watchers.setdefault(group_id, {})[event] = None
+    def watch(self, group_id: str, event: asyncio.Event, member_id: bytes | None = None) -> Callable[[], None]:
+        """Set `event` whenever membership or assignments of the group change, or, where a member is given, that
+        member's assignment; returns what ends that.
+        """
+        self._watchers.setdefault(group_id, {})[event] = member_id
 
         def end() -> None:
             watchers = self._watchers.get(group_id, {})
@@ -101,25 +103,26 @@ class GroupView:
         return end
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
-        changed: dict[str, None] = {}
+        changed: dict[str, set[bytes | None]] = {}
         for key in keys:
-            group_id = self._apply(key, self.source.get(key))
+            group_id, member_id = self._apply(key, self.source.get(key))
             if group_id:
-                changed[group_id] = None
-        for group_id in changed:
-            for event in self._watchers.get(group_id, ()):
-                event.set()
+                changed.setdefault(group_id, {None}).add(member_id)
+        for group_id, members in changed.items():
+            for event, member_id in self._watchers.get(group_id, {}).items():
+                if member_id in members:
+                    event.set()
             for callback in self._callbacks:
                 callback(group_id)
 
-    def _apply(self, key: str, key_value: KeyValue | None) -> str:
-        """Take in one key; the group whose members it concerns, or ""."""
+    def _apply(self, key: str, key_value: KeyValue | None) -> tuple[str, bytes | None]:
+        """Take in one key; the group whose members it concerns, or "", and the member whose assignment it is."""
         parsed = self.keyspace.parse(key)
         if isinstance(parsed, PositionKey):
             _set(self.positions, parsed.reader_id, key_value)
-            return ""
+            return "", None
         if not isinstance(parsed, GroupKey | GroupAssignmentKey | GroupMemberKey | GroupOffsetKey):
-            return ""
+            return "", None
         entry = self.groups.setdefault(parsed.group_id, GroupEntry())
         try:
             match parsed:
@@ -137,7 +140,9 @@ class GroupView:
             log.error("group_key_unreadable", key=key, cause=str(error))
         if entry.is_gone:
             del self.groups[parsed.group_id]
-        return "" if isinstance(parsed, GroupOffsetKey) else parsed.group_id
+        if isinstance(parsed, GroupOffsetKey):
+            return "", None
+        return parsed.group_id, parsed.member_id if isinstance(parsed, GroupAssignmentKey) else None
 
 
 def _offset(key_value: KeyValue) -> StoredOffset:
