@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from headrace.v1 import groups_pb2
@@ -13,11 +14,11 @@ from headrace.wire.errors import (
     InvalidRequestError,
     InvalidTopicNameError,
     MetastoreUnavailableError,
-    TimedOutError,
     UnknownMemberError,
 )
 from headrace_coordinator.core import group_transition
 from headrace_coordinator.core.group_state import encode_group
+from headrace_coordinator.runtime.group_rounds import ROUND_SECONDS
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Put
 
@@ -131,7 +132,7 @@ def test_a_join_that_nobody_waits_for_does_not_happen(run):
     async def scenario(parts, a, b):
         a.metastore.faults = [NEVER] * 100
         one = Caller(1)
-        assert isinstance(await error_of(one.beat(a, seconds=0.2)), TimedOutError)
+        assert isinstance(await error_of(one.beat(a, seconds=0.2)), MetastoreUnavailableError)
         a.metastore.faults = []
         two = Caller(2)
         await two.beat(a)
@@ -457,6 +458,47 @@ def test_three_hundred_members_join_in_transactions_that_etcd_takes(run):
         assert not a.entry().live
 
     run(scenario, partitions=400)
+
+
+@pytest.mark.parametrize("call", ["renew_lease", "grant_lease", "txn"])
+def test_where_etcd_is_silent_a_heartbeat_says_so_while_somebody_listens(run, call):
+    """However short the caller's time: `health()` is to name etcd, and not the coordinators."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        await one.beat(a)
+        asked = asyncio.Event()
+
+        async def never(*arguments):
+            asked.set()
+            await asyncio.Event().wait()
+
+        setattr(a.metastore, call, never)
+        error = await error_of((one if call == "renew_lease" else two).beat(a, seconds=0.3))
+        assert isinstance(error, MetastoreUnavailableError)
+        assert asked.is_set()
+
+    run(scenario)
+
+
+def test_members_that_join_at_once_share_rounds(run):
+    """H68: forty joins beside each other are a few writes of the group's state, a tenth of a second apart."""
+
+    async def scenario(parts, a, b):
+        a.rounds._round_seconds = ROUND_SECONDS
+        written = []
+        a.metastore.before_txn = lambda compares, operations: _note_state(parts, operations, written)
+        await asyncio.gather(*(Caller(seed).beat(a) for seed in range(40)))
+        assert len(a.group.members) == 40
+        assert len(written) <= 4
+        assert all(later - earlier >= 0.9 * ROUND_SECONDS for earlier, later in itertools.pairwise(written))
+
+    run(scenario)
+
+
+async def _note_state(parts, operations, written):
+    if any(isinstance(each, Put) and each.key == parts.keyspace.group(GROUP) for each in operations):
+        written.append(asyncio.get_running_loop().time())
 
 
 def test_a_group_takes_no_more_than_fits_into_its_key(run, monkeypatch):
