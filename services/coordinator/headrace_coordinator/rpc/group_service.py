@@ -194,7 +194,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         if not request.known_revision or not request.max_wait_ms:
             return
         changed = asyncio.Event()
-        end = self._groups.watch(request.group_id, changed)
+        end = self._groups.watch(request.group_id, changed, request.member_id)
         try:
             async with asyncio.timeout_at(wait_until):
                 while True:
