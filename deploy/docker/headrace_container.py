@@ -28,6 +28,7 @@ from pathlib import Path
 
 PREFIXES = ("HEADRACE_BROKER_", "HEADRACE_COORDINATOR_")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+API_SCHEME = "https"
 HEALTH_NAMES = ("startup", "liveness", "readiness")
 
 
@@ -88,7 +89,7 @@ def node_label(arguments: list[str]) -> int:
     except KeyError as error:
         raise ContainerError(f"node-label needs {error} in its environment") from error
     host = f"[{host}]" if ":" in host else host
-    url = f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}/api/v1/nodes/{node}"
+    url = f"{API_SCHEME}://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}/api/v1/nodes/{node}"
     try:
         token = (parsed.account / "token").read_text("ascii").strip()
         context = ssl.create_default_context(cafile=str(parsed.account / "ca.crt"))
@@ -106,28 +107,34 @@ def node_label(arguments: list[str]) -> int:
     return 0
 
 
-def main() -> int:
+def main() -> None:
     """Do what the first word says."""
     word, *rest = sys.argv[1:] or ["--help"]
     match word:
         case "health":
-            return health(rest)
+            sys.exit(health(rest))
         case "node-label":
-            return node_label(rest)
-        case "broker" if not rest or rest[0].startswith("-"):  # Else it is a command about brokers: `broker list`.
-            command = ["headrace-broker", "run", *rest]
-        case "coordinator":
-            command = ["headrace-coordinator", *rest]
-        case "drain":
-            command = ["headrace-broker", "drain", *rest]
+            sys.exit(node_label(rest))
         case _:
-            command = ["headrace", word, *rest]
-    environ = {**os.environ, **environment_from_files(dict(os.environ))}
-    os.execvpe(command[0], command, environ)
+            command = command_for(word, rest)
+            os.execvpe(command[0], command, {**os.environ, **environment_from_files(dict(os.environ))})
+
+
+def command_for(word: str, rest: list[str]) -> list[str]:
+    """The program that takes the place of this one."""
+    match word:
+        case "broker" if not rest or rest[0].startswith("-"):  # Else it is a command about brokers: `broker list`.
+            return ["headrace-broker", "run", *rest]
+        case "coordinator":
+            return ["headrace-coordinator", *rest]
+        case "drain":
+            return ["headrace-broker", "drain", *rest]
+        case _:
+            return ["headrace", word, *rest]
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        main()
     except ContainerError as error:
         sys.exit(f"error: {error}")

@@ -1,0 +1,144 @@
+{{/* The pod template of a broker, before podTemplate is merged over it. */}}
+{{- define "headrace.brokerPod" -}}
+{{- $root := .root -}}
+{{- $broker := .root.Values.broker -}}
+{{- $name := include "headrace.componentName" . -}}
+{{- $image := include "headrace.image" (dict "image" $root.Values.image "tag" $root.Chart.AppVersion) -}}
+metadata:
+  labels:
+    {{- include "headrace.podLabels" . | nindent 4 }}
+  annotations:
+    checksum/config: {{ include "headrace.toml" $broker.settings | sha256sum }}
+    {{- with $broker.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "headrace.serviceAccount" $root }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ $broker.terminationGracePeriodSeconds }}
+  {{- with $root.Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "headrace.podSecurity" $root | nindent 4 }}
+  {{- include "headrace.scheduling" . | nindent 2 }}
+  {{- if $broker.rack.fromNodeLabel }}
+  initContainers:
+    - name: rack
+      image: {{ $image }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      args: [node-label, --label, {{ $broker.rack.fromNodeLabel | quote }}, --output, /run/headrace/rack]
+      env:
+        - name: HEADRACE_NODE_NAME
+          valueFrom:
+            fieldRef: {fieldPath: spec.nodeName}
+      resources:
+        requests: {cpu: 10m, memory: 32Mi}
+        limits: {memory: 64Mi}
+      securityContext:
+        {{- include "headrace.containerSecurity" $root | nindent 8 }}
+      volumeMounts:
+        - {name: run, mountPath: /run/headrace}
+        - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+  {{- end }}
+  containers:
+    - name: broker
+      image: {{ $image }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      args: [broker, --config, /etc/headrace/broker.toml]
+      env:
+        - name: HEADRACE_BROKER_BROKER_ID
+          valueFrom:
+            fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}
+        - name: HEADRACE_POD_NAME
+          valueFrom:
+            fieldRef: {fieldPath: metadata.name}
+        - name: HEADRACE_BROKER_HOST
+          valueFrom:
+            fieldRef: {fieldPath: spec.nodeName}
+        {{- if $broker.external.enabled }}
+        - name: HEADRACE_NODE_IP
+          valueFrom:
+            fieldRef: {fieldPath: status.hostIP}
+        {{- end }}
+        - {name: HEADRACE_BROKER_CLUSTER, value: {{ include "headrace.cluster" $root | quote }}}
+        - {name: HEADRACE_BROKER_ETCD_ENDPOINTS, value: {{ include "headrace.etcdEndpoints" $root | quote }}}
+        - {name: HEADRACE_BROKER_DATA_DIR, value: /var/lib/headrace/data}
+        - {name: HEADRACE_BROKER_LISTEN, value: {{ printf "%s:7181" $root.Values.listenHost | quote }}}
+        - {name: HEADRACE_BROKER_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
+        - {name: HEADRACE_BROKER_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
+        - {name: HEADRACE_BROKER_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
+        {{- $inside := printf "$(HEADRACE_POD_NAME).%s:7181" (include "headrace.podDomain" .) }}
+        {{- if $broker.external.enabled }}
+        - {name: HEADRACE_BROKER_INTERNAL_ADVERTISED_ADDRESS, value: {{ $inside | quote }}}
+        {{- else }}
+        - {name: HEADRACE_BROKER_ADVERTISED_ADDRESS, value: {{ $inside | quote }}}
+        {{- end }}
+        {{- $files := list }}
+        {{- if $broker.external.enabled }}
+        {{- $files = append $files "HEADRACE_BROKER_ADVERTISED_ADDRESS=/etc/headrace-addresses/$(HEADRACE_BROKER_BROKER_ID)" }}
+        {{- end }}
+        {{- if $broker.rack.fromNodeLabel }}
+        {{- $files = append $files "HEADRACE_BROKER_RACK=/run/headrace/rack" }}
+        {{- end }}
+        {{- with $files }}
+        - {name: HEADRACE_FROM_FILES, value: {{ join "," . | quote }}}
+        {{- end }}
+        {{- with $broker.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      ports:
+        - {name: grpc, containerPort: 7181}
+        - {name: metrics, containerPort: 9464}
+      {{- include "headrace.probes" . | nindent 6 }}
+      {{- if $broker.drain.enabled }}
+      lifecycle:
+        preStop:
+          exec:
+            command: [headrace-container, drain, --config, /etc/headrace/broker.toml, --timeout, {{ $broker.drain.timeoutSeconds | quote }}]
+      {{- end }}
+      resources:
+        {{- toYaml $broker.resources | nindent 8 }}
+      securityContext:
+        {{- include "headrace.containerSecurity" $root | nindent 8 }}
+      volumeMounts:
+        - {name: data, mountPath: /var/lib/headrace}
+        - {name: config, mountPath: /etc/headrace, readOnly: true}
+        - {name: tmp, mountPath: /tmp}
+        {{- if $broker.external.enabled }}
+        - {name: addresses, mountPath: /etc/headrace-addresses, readOnly: true}
+        {{- end }}
+        {{- if $broker.rack.fromNodeLabel }}
+        - {name: run, mountPath: /run/headrace, readOnly: true}
+        {{- end }}
+        {{- with $broker.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: config
+      configMap:
+        name: {{ $name }}
+    - name: tmp
+      emptyDir: {sizeLimit: 64Mi}
+    {{- if $broker.external.enabled }}
+    - name: addresses
+      configMap:
+        name: {{ $name }}-addresses
+    {{- end }}
+    {{- if $broker.rack.fromNodeLabel }}
+    - name: run
+      emptyDir: {sizeLimit: 1Mi}
+    - name: token
+      projected:
+        sources:
+          - serviceAccountToken: {path: token, expirationSeconds: 3600}
+          - configMap:
+              name: kube-root-ca.crt
+              items: [{key: ca.crt, path: ca.crt}]
+    {{- end }}
+    {{- with $broker.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}

@@ -1,0 +1,62 @@
+{{/*
+What values.schema.json cannot say, because it is about two values at once. Each failure names both and what to do.
+Included once, by the broker's StatefulSet.
+*/}}
+{{- define "headrace.checks" -}}
+{{- $broker := .Values.broker -}}
+{{- $etcd := .Values.etcd -}}
+{{- if and $etcd.endpoints $etcd.bundled.enabled -}}
+{{- fail "etcd.endpoints are given and etcd.bundled.enabled is true: set etcd.bundled.enabled=false to use those endpoints, or empty etcd.endpoints. (Where the bundled etcd has run, its data does not move by itself: docs/guides/disaster-recovery.md.)" -}}
+{{- end -}}
+{{- if not (or $etcd.endpoints $etcd.bundled.enabled) -}}
+{{- fail "no etcd: give etcd.endpoints, or set etcd.bundled.enabled=true" -}}
+{{- end -}}
+{{- $factor := .Values.coordinator.settings.default_replication_factor -}}
+{{- if and $factor (gt (int $factor) (int $broker.replicas)) -}}
+{{- fail (printf "coordinator.settings.default_replication_factor is %d and broker.replicas is %d: a partition needs as many brokers as it has replicas" (int $factor) (int $broker.replicas)) -}}
+{{- end -}}
+{{- range .Values.topics -}}
+{{- $replicas := int (.replicationFactor | default 0) -}}
+{{- if gt $replicas (int $broker.replicas) -}}
+{{- fail (printf "topic %s: replicationFactor is %d and broker.replicas is %d: a partition needs as many brokers as it has replicas" .name $replicas (int $broker.replicas)) -}}
+{{- end -}}
+{{- $minimum := int (dig "config" "min_insync_replicas" 0 .) -}}
+{{- $known := $replicas | default (min 3 (int $broker.replicas)) -}}
+{{- if gt $minimum (int $known) -}}
+{{- fail (printf "topic %s: min_insync_replicas is %d and each partition has %d replicas: acks=all could never succeed; lower the one or raise replicationFactor" .name $minimum (int $known)) -}}
+{{- end -}}
+{{- end -}}
+{{- $stop := int (dig "stop_timeout_ms" 60000 $broker.settings) -}}
+{{- $drain := ternary (int $broker.drain.timeoutSeconds) 0 $broker.drain.enabled -}}
+{{- if le (mul 1000 (int $broker.terminationGracePeriodSeconds)) (add (mul 1000 $drain) $stop) -}}
+{{- fail (printf "broker.terminationGracePeriodSeconds is %d: it must be more than the drain (%d s) and the orderly stop (broker.settings.stop_timeout_ms, %d ms) together, or brokers are killed before they have finished" (int $broker.terminationGracePeriodSeconds) $drain $stop) -}}
+{{- end -}}
+{{- $coordinatorStop := int (dig "stop_timeout_ms" 15000 .Values.coordinator.settings) -}}
+{{- if le (mul 1000 (int .Values.coordinator.terminationGracePeriodSeconds)) $coordinatorStop -}}
+{{- fail (printf "coordinator.terminationGracePeriodSeconds is %d: it must be more than coordinator.settings.stop_timeout_ms (%d ms)" (int .Values.coordinator.terminationGracePeriodSeconds) $coordinatorStop) -}}
+{{- end -}}
+{{- if and .Values.coordinator.autoscaling.enabled (gt (int .Values.coordinator.autoscaling.minReplicas) (int .Values.coordinator.autoscaling.maxReplicas)) -}}
+{{- fail "coordinator.autoscaling.minReplicas is more than coordinator.autoscaling.maxReplicas" -}}
+{{- end -}}
+{{- $external := $broker.external -}}
+{{- if $external.enabled -}}
+{{- if and $external.addresses $external.addressTemplate -}}
+{{- fail "broker.external has addresses and an addressTemplate: give one of them" -}}
+{{- end -}}
+{{- if not (or $external.addresses $external.addressTemplate) -}}
+{{- fail "broker.external needs to know what clients are to connect to: give addressTemplate (with {id}) or addresses, one a broker" -}}
+{{- end -}}
+{{- if and $external.addresses (lt (len $external.addresses) (int $broker.replicas)) -}}
+{{- fail (printf "broker.external.addresses has %d entries for %d brokers" (len $external.addresses) (int $broker.replicas)) -}}
+{{- end -}}
+{{- if and $external.addressTemplate (gt (int $broker.replicas) 1) (not (or (contains "{id}" $external.addressTemplate) (contains "{nodePort}" $external.addressTemplate))) -}}
+{{- fail (printf "broker.external.addressTemplate %q gives all brokers the same address: use {id} or {nodePort} in it" $external.addressTemplate) -}}
+{{- end -}}
+{{- if and $external.nodePorts (ne $external.type "NodePort") -}}
+{{- fail "broker.external.nodePorts needs broker.external.type=NodePort" -}}
+{{- end -}}
+{{- if and (eq $external.type "NodePort") (lt (len $external.nodePorts) (int $broker.replicas)) -}}
+{{- fail (printf "broker.external.nodePorts has %d entries for %d brokers: clients are told these ports, so each broker needs a fixed one" (len $external.nodePorts) (int $broker.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

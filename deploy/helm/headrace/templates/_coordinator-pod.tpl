@@ -1,0 +1,70 @@
+{{/* The pod template of a coordinator, before podTemplate is merged over it. */}}
+{{- define "headrace.coordinatorPod" -}}
+{{- $root := .root -}}
+{{- $coordinator := .root.Values.coordinator -}}
+metadata:
+  labels:
+    {{- include "headrace.podLabels" . | nindent 4 }}
+  annotations:
+    checksum/config: {{ include "headrace.toml" $coordinator.settings | sha256sum }}
+    {{- with $coordinator.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "headrace.serviceAccount" $root }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ $coordinator.terminationGracePeriodSeconds }}
+  {{- with $root.Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "headrace.podSecurity" $root | nindent 4 }}
+  {{- include "headrace.scheduling" . | nindent 2 }}
+  containers:
+    - name: coordinator
+      image: {{ include "headrace.image" (dict "image" $root.Values.image "tag" $root.Chart.AppVersion) }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      args: [coordinator, --config, /etc/headrace/coordinator.toml]
+      env:
+        - name: HEADRACE_COORDINATOR_COORDINATOR_ID
+          valueFrom:
+            fieldRef: {fieldPath: metadata.name}
+        - name: HEADRACE_POD_IP
+          valueFrom:
+            fieldRef: {fieldPath: status.podIP}
+        - {name: HEADRACE_COORDINATOR_CLUSTER, value: {{ include "headrace.cluster" $root | quote }}}
+        - {name: HEADRACE_COORDINATOR_ETCD_ENDPOINTS, value: {{ include "headrace.etcdEndpoints" $root | quote }}}
+        - {name: HEADRACE_COORDINATOR_LISTEN, value: {{ printf "%s:7170" $root.Values.listenHost | quote }}}
+        - {name: HEADRACE_COORDINATOR_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
+        - {name: HEADRACE_COORDINATOR_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
+        - {name: HEADRACE_COORDINATOR_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
+        - {name: HEADRACE_COORDINATOR_ADVERTISED_ADDRESS, value: {{ $coordinator.advertisedAddress | default "$(HEADRACE_POD_IP):7170" | quote }}}
+        {{- with $coordinator.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      ports:
+        - {name: grpc, containerPort: 7170}
+        - {name: metrics, containerPort: 9464}
+      {{- include "headrace.probes" . | nindent 6 }}
+      resources:
+        {{- toYaml $coordinator.resources | nindent 8 }}
+      securityContext:
+        {{- include "headrace.containerSecurity" $root | nindent 8 }}
+      volumeMounts:
+        - {name: config, mountPath: /etc/headrace, readOnly: true}
+        - {name: tmp, mountPath: /tmp}
+        {{- with $coordinator.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: config
+      configMap:
+        name: {{ include "headrace.componentName" . }}
+    - name: tmp
+      emptyDir: {sizeLimit: 64Mi}
+    {{- with $coordinator.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}

@@ -1,0 +1,75 @@
+{{/* The pod template of a bundled etcd member, before podTemplate is merged over it. */}}
+{{- define "headrace.etcdPod" -}}
+{{- $root := .root -}}
+{{- $etcd := .root.Values.etcd.bundled -}}
+{{- $domain := include "headrace.podDomain" . -}}
+metadata:
+  labels:
+    {{- include "headrace.podLabels" . | nindent 4 }}
+  {{- with $etcd.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "headrace.serviceAccount" $root }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: 60
+  {{- with $root.Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "headrace.podSecurity" $root | nindent 4 }}
+  {{- include "headrace.scheduling" . | nindent 2 }}
+  containers:
+    - name: etcd
+      image: {{ include "headrace.image" (dict "image" $etcd.image "tag" "") }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      command: [etcd]
+      env:
+        - name: ETCD_NAME
+          valueFrom:
+            fieldRef: {fieldPath: metadata.name}
+        - {name: ETCD_DATA_DIR, value: /var/lib/etcd/data}
+        - {name: ETCD_INITIAL_CLUSTER, value: {{ include "headrace.etcdInitialCluster" $root | quote }}}
+        - {name: ETCD_INITIAL_CLUSTER_STATE, value: {{ $etcd.initialClusterState }}}
+        - {name: ETCD_INITIAL_CLUSTER_TOKEN, value: {{ printf "%s.%s" (include "headrace.componentName" .) $root.Release.Namespace | quote }}}
+        - {name: ETCD_LISTEN_PEER_URLS, value: {{ printf "http://%s:2380" $root.Values.listenHost | quote }}}
+        - {name: ETCD_INITIAL_ADVERTISE_PEER_URLS, value: {{ printf "http://$(ETCD_NAME).%s:2380" $domain | quote }}}
+        - {name: ETCD_LISTEN_CLIENT_URLS, value: {{ printf "http://%s:2379" $root.Values.listenHost | quote }}}
+        - {name: ETCD_ADVERTISE_CLIENT_URLS, value: {{ printf "http://$(ETCD_NAME).%s:2379" $domain | quote }}}
+        - {name: ETCD_LISTEN_METRICS_URLS, value: {{ printf "http://%s:2381" $root.Values.listenHost | quote }}}
+        - {name: ETCD_AUTO_COMPACTION_MODE, value: periodic}
+        - {name: ETCD_AUTO_COMPACTION_RETENTION, value: 10m}
+        - {name: ETCD_QUOTA_BACKEND_BYTES, value: {{ int64 $etcd.quotaBytes | quote }}}
+        - {name: ETCD_LOG_LEVEL, value: warn}
+        {{- with $etcd.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      ports:
+        - {name: client, containerPort: 2379}
+        - {name: peer, containerPort: 2380}
+        - {name: metrics, containerPort: 2381}
+      startupProbe:
+        httpGet: {path: /readyz, port: metrics}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 120
+      livenessProbe:
+        httpGet: {path: /livez, port: metrics}
+        periodSeconds: 10
+        timeoutSeconds: 10
+        failureThreshold: 6
+      readinessProbe:
+        httpGet: {path: /readyz, port: metrics}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 3
+      resources:
+        {{- toYaml $etcd.resources | nindent 8 }}
+      securityContext:
+        {{- include "headrace.containerSecurity" $root | nindent 8 }}
+      volumeMounts:
+        - {name: data, mountPath: /var/lib/etcd}
+{{- end -}}

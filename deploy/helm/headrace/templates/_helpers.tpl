@@ -1,0 +1,225 @@
+{{/*
+Names. fullname has at most 31 characters, so that every name made from it stays under 52, the limit of a StatefulSet
+whose pods carry its revision in a label.
+*/}}
+{{- define "headrace.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 31 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "headrace.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 31 | trimSuffix "-" -}}
+{{- else if contains (include "headrace.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 31 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "headrace.name" .) | trunc 31 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What a component's objects are called: (dict "root" $ "component" "broker"). */}}
+{{- define "headrace.componentName" -}}
+{{- printf "%s-%s" (include "headrace.fullname" .root) .component -}}
+{{- end -}}
+
+{{/* The labels that select a component's pods; they never change. */}}
+{{- define "headrace.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "headrace.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* The labels of an object. Not for claim templates: those cannot be changed by an upgrade, and these hold versions. */}}
+{{- define "headrace.labels" -}}
+{{ include "headrace.selectorLabels" . }}
+app.kubernetes.io/part-of: headrace
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/*
+The labels of a pod: without versions of anything, so that a new chart alone restarts nothing.
+(dict "root" $ "component" "broker" "values" .Values.broker)
+*/}}
+{{- define "headrace.podLabels" -}}
+{{- $labels := fromYaml (include "headrace.selectorLabels" .) -}}
+{{- toYaml (merge $labels (dict "app.kubernetes.io/part-of" "headrace") (deepCopy .values.podLabels) .root.Values.commonLabels) -}}
+{{- end -}}
+
+{{- define "headrace.annotations" -}}
+{{- with .Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* repository:tag, or repository@digest: (dict "image" .Values.image "tag" .Chart.AppVersion). */}}
+{{- define "headrace.image" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .image.repository (.image.tag | default .tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The name of the cluster in etcd. */}}
+{{- define "headrace.cluster" -}}
+{{- .Values.cluster | default (include "headrace.fullname" .) -}}
+{{- end -}}
+
+{{- define "headrace.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "headrace.fullname" .) -}}
+{{- else -}}
+{{- .Values.serviceAccount.name | default "default" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* host:port of the coordinators, for clients inside the Kubernetes cluster. */}}
+{{- define "headrace.bootstrap" -}}
+{{- printf "%s.%s.svc.%s:%d" (include "headrace.fullname" .) .Release.Namespace .Values.clusterDomain 7170 -}}
+{{- end -}}
+
+{{/* The DNS domain of a headless service: (dict "root" $ "component" "broker"). */}}
+{{- define "headrace.podDomain" -}}
+{{- printf "%s-headless.%s.svc.%s" (include "headrace.componentName" .) .root.Release.Namespace .root.Values.clusterDomain -}}
+{{- end -}}
+
+{{/* The members of etcd, joined by commas: those given, else the bundled ones. */}}
+{{- define "headrace.etcdEndpoints" -}}
+{{- if .Values.etcd.endpoints -}}
+{{- join "," .Values.etcd.endpoints -}}
+{{- else -}}
+{{- $name := include "headrace.componentName" (dict "root" . "component" "etcd") -}}
+{{- $domain := include "headrace.podDomain" (dict "root" . "component" "etcd") -}}
+{{- $members := list -}}
+{{- range $index := until 3 -}}
+{{- $members = append $members (printf "%s-%d.%s:2379" $name $index $domain) -}}
+{{- end -}}
+{{- join "," $members -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The bundled members of etcd, as each of them is told: fixed, whatever the values say. */}}
+{{- define "headrace.etcdInitialCluster" -}}
+{{- $name := include "headrace.componentName" (dict "root" . "component" "etcd") -}}
+{{- $domain := include "headrace.podDomain" (dict "root" . "component" "etcd") -}}
+{{- $members := list -}}
+{{- range $index := until 3 -}}
+{{- $members = append $members (printf "%s-%d=http://%s-%d.%s:2380" $name $index $name $index $domain) -}}
+{{- end -}}
+{{- join "," $members -}}
+{{- end -}}
+
+{{/* A service's settings as TOML. Numbers come from YAML as floats; whole ones are written as such. */}}
+{{- define "headrace.toml" -}}
+{{- range $name, $value := . }}
+{{- if kindIs "float64" $value }}
+{{- if eq (floor $value) $value }}
+{{ $name }} = {{ int64 $value }}
+{{- else }}
+{{ $name }} = {{ $value }}
+{{- end }}
+{{- else }}
+{{ $name }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* What the restricted Pod Security level asks of a container, for every container of this chart. */}}
+{{- define "headrace.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* The same of a pod, with the user of the image. */}}
+{{- define "headrace.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* Where pods are placed: (dict "root" $ "component" "broker" "values" .Values.broker). */}}
+{{- define "headrace.scheduling" -}}
+{{- $selector := include "headrace.selectorLabels" . -}}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- if .values.affinity }}
+affinity:
+  {{- toYaml .values.affinity | nindent 2 }}
+{{- else if eq .values.podAntiAffinity "hard" }}
+affinity:
+  podAntiAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- $selector | nindent 12 }}
+{{- else if eq .values.podAntiAffinity "soft" }}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- $selector | nindent 14 }}
+{{- end }}
+topologySpreadConstraints:
+{{- if .values.topologySpreadConstraints }}
+  {{- toYaml .values.topologySpreadConstraints | nindent 2 }}
+{{- else }}
+{{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  - maxSkew: 1
+    topologyKey: {{ $key }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- $selector | nindent 8 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Startup, liveness and readiness, from the service's own health: (dict "values" .Values.broker "port" 7181). */}}
+{{- define "headrace.probes" -}}
+{{- $probes := .values.probes -}}
+startupProbe:
+  grpc: {port: {{ .port }}, service: startup}
+  periodSeconds: {{ $probes.startup.periodSeconds }}
+  timeoutSeconds: {{ $probes.startup.timeoutSeconds }}
+  failureThreshold: {{ div (add $probes.startup.budgetSeconds $probes.startup.periodSeconds -1) $probes.startup.periodSeconds }}
+livenessProbe:
+  grpc: {port: {{ .port }}, service: liveness}
+  periodSeconds: {{ $probes.liveness.periodSeconds }}
+  timeoutSeconds: {{ $probes.liveness.timeoutSeconds }}
+  failureThreshold: {{ $probes.liveness.failureThreshold }}
+readinessProbe:
+  grpc: {port: {{ .port }}, service: readiness}
+  periodSeconds: {{ $probes.readiness.periodSeconds }}
+  timeoutSeconds: {{ $probes.readiness.timeoutSeconds }}
+  failureThreshold: {{ $probes.readiness.failureThreshold }}
+{{- end -}}
+
+{{/* A pod template with the values' podTemplate merged over it: (dict "template" TEXT "over" .Values.broker.podTemplate). */}}
+{{- define "headrace.mergedTemplate" -}}
+{{- toYaml (mergeOverwrite (fromYaml .template) (deepCopy .over)) -}}
+{{- end -}}

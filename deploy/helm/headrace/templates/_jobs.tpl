@@ -1,0 +1,48 @@
+{{/*
+The pod of a job that runs the command line: (dict "root" $ "component" "topics" "name" "topics" "container" TEXT).
+*/}}
+{{- define "headrace.jobPod" -}}
+metadata:
+  labels:
+    {{- include "headrace.podLabels" (dict "root" .root "component" .component "values" .root.Values.jobs) | nindent 4 }}
+spec:
+  {{- include "headrace.jobPodSpec" . | nindent 2 }}
+{{- end -}}
+
+{{- define "headrace.jobPodSpec" -}}
+restartPolicy: Never
+serviceAccountName: {{ .serviceAccount | default "default" }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.jobs.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.jobs.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- include "headrace.podSecurity" .root | nindent 2 }}
+containers:
+  - name: {{ .component }}
+    image: {{ include "headrace.image" (dict "image" .root.Values.image "tag" .root.Chart.AppVersion) }}
+    imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+    {{- .container | nindent 4 }}
+    env:
+      - {name: HEADRACE_BOOTSTRAP_SERVERS, value: {{ include "headrace.bootstrap" .root | quote }}}
+      - {name: HOME, value: /tmp}
+    resources:
+      {{- toYaml .root.Values.jobs.resources | nindent 6 }}
+    securityContext:
+      {{- include "headrace.containerSecurity" .root | nindent 6 }}
+    volumeMounts:
+      - {name: tmp, mountPath: /tmp}
+volumes:
+  - name: tmp
+    emptyDir: {sizeLimit: 16Mi}
+{{- end -}}

@@ -1,0 +1,162 @@
+"""The values that the chart is checked with: defaults, everything on, and what lies between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EVERYTHING: dict[str, Any] = {
+    "fullnameOverride": "a-name-of-thirty-one-characters",
+    "cluster": "orders",
+    "commonLabels": {"team": "data"},
+    "commonAnnotations": {"example.org/owner": "data"},
+    "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": [{"name": "registry"}]},
+    "broker": {
+        "replicas": 5,
+        "settings": {"stop_timeout_ms": 30_000, "max_fetch_bytes": 8 << 20, "suspicion_threshold": 6.5},
+        "persistence": {"size": "1Ti", "storageClassName": "fast", "annotations": {"backup": "no"}},
+        "rack": {"fromNodeLabel": "topology.kubernetes.io/zone"},
+        "external": {
+            "enabled": True,
+            "addressTemplate": "broker-{id}.example.org:7181",
+            "annotations": {"external-dns.alpha.kubernetes.io/hostname": "example.org"},
+            "loadBalancerClass": "example.org/lb",
+            "loadBalancerSourceRanges": ["192.0.2.0/24"],
+        },
+        "podAntiAffinity": "hard",
+        "nodeSelector": {"disk": "nvme"},
+        "tolerations": [{"key": "log", "operator": "Exists"}],
+        "priorityClassName": "high",
+        "podLabels": {"tier": "log"},
+        "podAnnotations": {"example.org/seen": "yes"},
+        "extraEnv": [{"name": "GRPC_VERBOSITY", "value": "ERROR"}],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+        "podTemplate": {"spec": {"dnsPolicy": "ClusterFirst"}},
+    },
+    "coordinator": {
+        "settings": {"default_partitions": 6, "default_replication_factor": 3},
+        "advertisedAddress": "headrace.example.org:7170",
+        "service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["192.0.2.0/24"]},
+        "autoscaling": {"enabled": True},
+    },
+    "networkPolicy": {
+        "enabled": True,
+        "clientsFrom": [{"namespaceSelector": {"matchLabels": {"uses": "headrace"}}}],
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+    },
+    "topics": [
+        {"name": "orders", "partitions": 12, "replicationFactor": 3, "config": {"min_insync_replicas": 2}},
+        {"name": "plain"},
+    ],
+    "monitoring": {
+        "serviceMonitor": {"enabled": True, "detail": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "alertLabels": {"team": "data"}},
+        "dashboards": {"enabled": True, "namespace": "monitoring", "annotations": {"folder": "headrace"}},
+    },
+    "extraObjects": [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "more-{{ .Release.Name | trunc 20 }}"},
+            "data": {"a": "b"},
+        }
+    ],
+}
+
+MATRIX: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "one of each": {"broker": {"replicas": 1}, "coordinator": {"replicas": 1}},
+    "etcd elsewhere": {"etcd": {"endpoints": ["etcd-0.db:2379", "[2001:db8::1]:2379"], "bundled": {"enabled": False}}},
+    "node ports": {
+        "broker": {
+            "external": {
+                "enabled": True,
+                "type": "NodePort",
+                "addressTemplate": "{nodeIP}:{nodePort}",
+                "nodePorts": [30181, 30182, 30183],
+            }
+        }
+    },
+    "listed addresses": {
+        "broker": {"external": {"enabled": True, "addresses": ["a.example.org:1", "b.example.org:2", "192.0.2.1:3"]}}
+    },
+    "switched off": {
+        "broker": {"drain": {"enabled": False}, "podAntiAffinity": "none"},
+        "serviceAccount": {"create": False},
+        "scaleDownGuard": {"enabled": False},
+        "coordinator": {"podAntiAffinity": "none", "service": {"type": "NodePort", "nodePort": 30170}},
+    },
+    "affinity of one's own": {
+        "broker": {
+            "affinity": {"nodeAffinity": {}},
+            "topologySpreadConstraints": [
+                {"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+            ],
+        }
+    },
+}
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"broker": {"replcas": 3}}, "additional properties 'replcas' not allowed"),
+    ({"broker": {"settings": {"lease_ttl": 1}}}, "additional properties 'lease_ttl' not allowed"),
+    ({"broker": {"settings": {"broker_id": 1}}}, "additional properties 'broker_id' not allowed"),
+    ({"broker": {"settings": {"lease_ttl_ms": 10}}}, "minimum: got 10, want 1,000"),
+    ({"broker": {"replicas": "3"}}, "got string, want integer"),
+    ({"image": {"digest": "sha256:12"}}, "does not match pattern"),
+    ({"logs": {"level": "verbose"}}, "value must be one of"),
+    ({"topics": [{"partitions": 3}]}, "missing property 'name'"),
+    ({"broker": {"persistence": {"size": "10 GB"}}}, "/broker/persistence/size"),
+    (
+        {"etcd": {"endpoints": ["etcd:2379"]}},
+        "etcd.endpoints are given and etcd.bundled.enabled is true: set etcd.bundled.enabled=false",
+    ),
+    ({"etcd": {"bundled": {"enabled": False}}}, "no etcd: give etcd.endpoints, or set etcd.bundled.enabled=true"),
+    (
+        {"broker": {"replicas": 2}, "coordinator": {"settings": {"default_replication_factor": 3}}},
+        "coordinator.settings.default_replication_factor is 3 and broker.replicas is 2",
+    ),
+    (
+        {"topics": [{"name": "t", "replicationFactor": 5}]},
+        "topic t: replicationFactor is 5 and broker.replicas is 3",
+    ),
+    (
+        {"topics": [{"name": "t", "replicationFactor": 2, "config": {"min_insync_replicas": 3}}]},
+        "topic t: min_insync_replicas is 3 and each partition has 2 replicas: acks=all could never succeed",
+    ),
+    (
+        {"broker": {"replicas": 1}, "topics": [{"name": "t", "config": {"min_insync_replicas": 2}}]},
+        "topic t: min_insync_replicas is 2 and each partition has 1 replicas",
+    ),
+    (
+        {"broker": {"terminationGracePeriodSeconds": 105}},
+        "broker.terminationGracePeriodSeconds is 105: it must be more than the drain (60 s) and the orderly stop",
+    ),
+    ({"coordinator": {"terminationGracePeriodSeconds": 15}}, "coordinator.terminationGracePeriodSeconds is 15"),
+    ({"coordinator": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "minReplicas is more than"),
+    ({"broker": {"external": {"enabled": True}}}, "give addressTemplate (with {id}) or addresses, one a broker"),
+    (
+        {"broker": {"external": {"enabled": True, "addressTemplate": "broker.example.org:1"}}},
+        'broker.external.addressTemplate "broker.example.org:1" gives all brokers the same address',
+    ),
+    (
+        {"broker": {"external": {"enabled": True, "addresses": ["a:1", "b:1"]}}},
+        "broker.external.addresses has 2 entries for 3 brokers",
+    ),
+    (
+        {"broker": {"external": {"enabled": True, "type": "NodePort", "addressTemplate": "{id}:1", "nodePorts": [1]}}},
+        "broker.external.nodePorts has 1 entries for 3 brokers",
+    ),
+    (
+        {"broker": {"external": {"enabled": True, "addressTemplate": "{id}:1", "nodePorts": [1]}}},
+        "broker.external.nodePorts needs broker.external.type=NodePort",
+    ),
+    (
+        {"broker": {"external": {"enabled": True, "addressTemplate": "{id}:1", "addresses": ["a:1", "b:1", "c:1"]}}},
+        "broker.external has addresses and an addressTemplate: give one of them",
+    ),
+    (
+        {"monitoring": {"prometheusRule": {"enabled": True, "alerts": {"HeadraceNoSuch": {"threshold": 1}}}}},
+        "monitoring.prometheusRule.alerts.HeadraceNoSuch: there is no such alert",
+    ),
+]

