@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.wire.errors import MetastoreUnavailableError
+from headrace_devcluster import guarded_exec
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import GroupAssignmentKey, GroupOffsetKey, Keyspace
@@ -95,7 +97,8 @@ class MemberProcess:
     def __init__(self, servers: str, topic: str, kind: str, session_timeout_ms: int) -> None:
         self.kind = kind
         self.lines: list[Line] = []
-        command = [sys.executable, "-c", MEMBER, servers, topic, kind, str(session_timeout_ms)]
+        guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]  # It ends when the tests do.
+        command = [*guard, sys.executable, "-c", MEMBER, servers, topic, kind, str(session_timeout_ms)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._errors: list[str] = []
         self._threads = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
