@@ -152,3 +152,28 @@ def test_a_process_describes_itself_and_its_log_level_changes(cluster: LocalClus
     text = broker.log_file.read_text()
     assert "call_answered" in text
     assert "log_level_changed" in text
+
+
+def test_a_request_id_goes_through_client_and_servers(cluster: LocalCluster) -> None:
+    """The name in the client's error is in the logs of every server that the operation reached."""
+    parts = [*cluster.coordinators, *cluster.brokers]
+    for part in parts:
+        with grpc.insecure_channel(part.address, options=LOCAL_CHANNEL) as channel:
+            process_pb2_grpc.ProcessServiceStub(channel).SetLogLevel(
+                process_pb2.SetLogLevelRequest(level="debug", duration_ms=60_000), timeout=SECONDS
+            )
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        with pytest.raises(headrace.HeadraceError) as refused:
+            admin.delete_topic("there-is-none")
+        name = refused.value.request_id
+        assert name
+        assert name in str(refused.value)
+        logged = "\n".join(part.log_file.read_text() for part in cluster.coordinators)
+        assert any(name in line and "DeleteTopics" in line for line in logged.splitlines())
+    with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            admin.create_topic("small", config={"max_batch_bytes": 2048})
+            receipt = producer.send("small", b"x")
+            receipt.result(timeout=SECONDS)
+    logged = "\n".join(part.log_file.read_text() for part in cluster.brokers)
+    assert any("Produce" in line and "request_id=" in line for line in logged.splitlines())

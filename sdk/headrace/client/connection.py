@@ -8,6 +8,7 @@ import grpc
 
 from headrace.client.config import MAX_MESSAGE_BYTES
 from headrace.client.errors import ClosedError
+from headrace.client.request_ids import operation_metadata
 from headrace.client.steps import Call, Pause
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.envelopes import parse_fetch_response
@@ -99,7 +100,8 @@ class Connections:
             case Call():
                 method = getattr(getattr(self.endpoint(step.address), step.service), step.method)
                 try:
-                    return (method.future if step.starts else method)(step.request, timeout=step.timeout)
+                    send = method.future if step.starts else method
+                    return send(step.request, timeout=step.timeout, metadata=operation_metadata())
                 except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
                     raise ClosedError(self._what) from error
             case Pause():

@@ -32,6 +32,7 @@ from headrace.client.position_reports import INTERVAL_S, PositionReports
 from headrace.client.positions import Positions
 from headrace.client.read_position import Chunk
 from headrace.client.records import Segment
+from headrace.client.request_ids import operation_metadata
 from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable
 from headrace.client.steps import Pause, Steps, drive
@@ -380,7 +381,7 @@ class Fetcher:
         fetch = self._connections.endpoint(plan.address).fetch
         answer, error = None, None
         try:
-            answer = fetch(plan.request, timeout=timeout)
+            answer = fetch(plan.request, timeout=timeout, metadata=operation_metadata())
         except grpc.RpcError as failure:
             error = error_of_call(failure)
         except ValueError as failure:  # grpc says it of a channel that was closed meanwhile

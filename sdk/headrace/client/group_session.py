@@ -9,7 +9,7 @@ import grpc
 
 from headrace.client.errors import ClosedError
 from headrace.client.group_loops import AwaitCommit, Beat, GroupLoops, Notify, Rest
-from headrace.client.steps import Call, Steps, drive
+from headrace.client.steps import Call, Steps, drive_on
 
 STOP_TIMEOUT_S = 5.0
 
@@ -34,7 +34,7 @@ class GroupSession(GroupLoops):
 
     def _run(self, what: Callable[[], Steps[None]]) -> None:
         try:
-            drive(what(), self.perform)
+            drive_on(what(), self.perform)
         except ClosedError:
             return
         except Exception as error:

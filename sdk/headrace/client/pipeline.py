@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace.client.receipts import PendingBatch
+from headrace.client.request_ids import new_request_id
 from headrace.client.sequences import ProducerStamp, SequenceState
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
@@ -98,9 +99,10 @@ class RequestPart(NamedTuple):
 class Request:
     """One Produce to be sent. It lands once: whatever comes for it later is ignored."""
 
-    __slots__ = ("address", "broker_id", "landed", "parts", "timeout_ms")
+    __slots__ = ("address", "broker_id", "landed", "parts", "request_id", "timeout_ms")
 
     def __init__(self, broker_id: int, address: str, parts: list[RequestPart], timeout_ms: int) -> None:
+        self.request_id = new_request_id()
         self.broker_id = broker_id
         self.address = address
         self.parts = parts

@@ -43,7 +43,10 @@ def answers_of(request: Request, response: broker_pb2.ProduceResponse, config: P
     found: dict[tuple[bytes, int], Answer] = {}
     for topic in response.topics:
         for part in topic.partitions:
-            error = from_detail(part.error) if part.HasField("error") else None
+            error = None
+            if part.HasField("error"):
+                error = from_detail(part.error)
+                error.request_id = request.request_id
             found[topic.topic_id, part.partition] = Answer(tuple(part.base_offsets), error)
     answers = []
     for sent in request.parts:

@@ -42,6 +42,7 @@ from headrace.client.pipeline import Finished, PartitionPipeline, Request, Seale
 from headrace.client.produce_rpc import GRACE_MS, answers_of, produce_request
 from headrace.client.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
 from headrace.client.records import RecordMetadata
+from headrace.client.request_ids import metadata_of
 from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable, TopicRoute
 from headrace.client.serializers import resolve_serializer, serialize
@@ -560,7 +561,9 @@ class Producer:
         try:
             produce = self._connections.endpoint(request.address).produce
             call = produce.future(
-                produce_request(request, self._config), timeout=(request.timeout_ms + GRACE_MS) / 1000
+                produce_request(request, self._config),
+                timeout=(request.timeout_ms + GRACE_MS) / 1000,
+                metadata=metadata_of(request.request_id),
             )
         except (ClosedError, ValueError):  # grpc says ValueError of a channel that was closed meanwhile
             self._resolve(request, None, ClosedError("Producer"))
@@ -587,6 +590,7 @@ class Producer:
         now_ms = _monotonic_ms()
         with self._lock:
             if error is not None:
+                error.request_id = error.request_id or request.request_id
                 finished = self._dispatcher.failed(request, error, now_ms)
             else:
                 finished = self._dispatcher.answered(request, answers_of(request, response, self._config), now_ms)

@@ -9,6 +9,8 @@ stop); the shell does the waiting, blocking (`drive`) or on an event loop (`driv
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from headrace.client.request_ids import operation
+
 Result = TypeVar("Result")
 
 Steps: TypeAlias = Generator[Any, Any, Result]
@@ -42,7 +44,13 @@ class Pause(NamedTuple):
 
 
 def drive(steps: Steps[Result], perform: Callable[[Any], Any]) -> Result:
-    """Run steps to their end; `perform` does one and blocks."""
+    """Run steps to their end, as one operation; `perform` does one and blocks."""
+    with operation():
+        return drive_on(steps, perform)
+
+
+def drive_on(steps: Steps[Result], perform: Callable[[Any], Any]) -> Result:
+    """As `drive`, of steps that go on and on: each of their calls is an operation by itself."""
     try:
         step = next(steps)
         while True:
@@ -60,7 +68,16 @@ def drive(steps: Steps[Result], perform: Callable[[Any], Any]) -> Result:
 
 
 async def drive_async(steps: Steps[Result], perform: Callable[[Any], Awaitable[Any]]) -> Result:
-    """Run steps to their end; `perform` does one and is awaited. Cancelling ends the steps where they wait."""
+    """Run steps to their end, as one operation; `perform` does one and is awaited.
+
+    Cancelling ends the steps where they wait.
+    """
+    with operation():
+        return await drive_on_async(steps, perform)
+
+
+async def drive_on_async(steps: Steps[Result], perform: Callable[[Any], Awaitable[Any]]) -> Result:
+    """As `drive_on`, for `drive_async`."""
     try:
         step = next(steps)
         while True:

@@ -119,6 +119,7 @@ class HeadraceError(Exception):
         fatal: the object that raised it is of no further use; make a new one.
         leader: where to go instead, or None.
         retry_after_ms: the least time to wait before the next try, in milliseconds.
+        request_id: what the operation is called in the logs of client and servers; empty: no call was made.
     """
 
     default_code: ClassVar[ErrorCode] = ErrorCode.UNSPECIFIED
@@ -145,9 +146,11 @@ class HeadraceError(Exception):
         self.fatal = row.fatal if fatal is None else fatal
         self.leader = leader
         self.retry_after_ms = retry_after_ms
+        self.request_id = ""
 
     def __str__(self) -> str:
-        return f"{self.message.rstrip('.')}. {self.action}" if self.action else self.message
+        text = f"{self.message.rstrip('.')}. {self.action}" if self.action else self.message
+        return f"{text} [request {self.request_id}]" if self.request_id else text
 
 
 class InvalidRequestError(HeadraceError):

@@ -7,6 +7,7 @@ import grpc
 
 from headrace.client.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.errors import ClosedError
+from headrace.client.request_ids import operation_metadata
 from headrace.client.steps import Call, Pause
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.envelopes import parse_fetch_response
@@ -64,7 +65,7 @@ class LoopConnections:
         match step:
             case Call():
                 stub = getattr(self.endpoint(step.address), step.service)
-                call = getattr(stub, step.method)(step.request, timeout=step.timeout)
+                call = getattr(stub, step.method)(step.request, timeout=step.timeout, metadata=operation_metadata())
                 is_started = step.starts or isinstance(call, grpc.aio.UnaryStreamCall)
                 return call if is_started else await self.answer(call)
             case Pause():

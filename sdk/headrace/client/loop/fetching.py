@@ -18,6 +18,7 @@ from headrace.client.fetching import Fetcher, NextChunk, log, now_ms
 from headrace.client.loop.connection import LoopConnections
 from headrace.client.position_reports import INTERVAL_S, PositionReports
 from headrace.client.read_position import Chunk
+from headrace.client.request_ids import operation_metadata
 from headrace.client.steps import Steps, drive_async
 
 
@@ -151,7 +152,7 @@ class LoopFetcher(Fetcher):
         answer, error = None, None
         try:
             fetch = self._channels.endpoint(plan.address).fetch
-            answer = await self._channels.answer(fetch(plan.request, timeout=timeout))
+            answer = await self._channels.answer(fetch(plan.request, timeout=timeout, metadata=operation_metadata()))
         except grpc.RpcError as failure:
             error = error_of_call(failure)
         except ClosedError:

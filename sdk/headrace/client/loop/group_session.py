@@ -9,7 +9,7 @@ import grpc
 
 from headrace.client.errors import ClosedError
 from headrace.client.group_loops import AwaitCommit, Beat, GroupLoops, Notify, Rest
-from headrace.client.steps import Call, Steps, drive_async
+from headrace.client.steps import Call, Steps, drive_on_async
 
 
 class LoopGroupSession(GroupLoops):
@@ -38,7 +38,7 @@ class LoopGroupSession(GroupLoops):
 
     async def _run(self, what: Callable[[], Steps[None]]) -> None:
         try:
-            await drive_async(what(), self.perform)
+            await drive_on_async(what(), self.perform)
         except ClosedError:
             return
         except Exception as error:

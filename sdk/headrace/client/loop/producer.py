@@ -29,6 +29,7 @@ from headrace.client.producer import TakeMemory, _live
 from headrace.client.receipts import PendingBatch
 from headrace.client.receipts import Receipt as BatchReceipt
 from headrace.client.records import RecordMetadata
+from headrace.client.request_ids import metadata_of
 from headrace.client.retry import Backoff
 from headrace.client.serializers import serialize
 from headrace.client.steps import drive_async
@@ -317,7 +318,9 @@ class _Core(BlockingProducer):
     def _call(self, request: Request) -> None:
         try:
             call = self._channels.endpoint(request.address).produce(
-                produce_request(request, self._config), timeout=(request.timeout_ms + GRACE_MS) / 1000
+                produce_request(request, self._config),
+                timeout=(request.timeout_ms + GRACE_MS) / 1000,
+                metadata=metadata_of(request.request_id),
             )
         except (ClosedError, grpc.aio.UsageError):
             self._resolve(request, None, ClosedError("Producer"))
