@@ -214,6 +214,7 @@ class World:
             live=groups.live,
             topics=topics.topics,
             stored={member_id: value for member_id, (_, value) in groups.assignments.items()},
+            begun={},
             overdue=[m for m, member in before.members.items() if self.is_overdue(member)],
             now_ms=self.now_ms,
         )

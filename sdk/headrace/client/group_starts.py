@@ -1,5 +1,8 @@
 """Where to start in partitions that a group has assigned: the committed offset, else as auto_offset_reset says. No I/O.
 
+A partition that was added after the group began to read its topic is read from its beginning with `latest`, too: there
+was no moment at which somebody chose to skip what it holds.
+
 The answer must be at least as new as the assignment, so that nothing that the former owner committed is read again
 (PROTOCOL H65, I27).
 """
@@ -67,16 +70,19 @@ class GroupStarts:
             return []
         choice.answered()
         found: list[tuple[Holding, Start]] = []
-        missing = []
+        missing: list[Holding] = []
+        added: list[Holding] = []
         for topic in answer.topics:
             for stored in topic.partitions:
                 holding = by_key[topic.topic_id, stored.partition]
                 start = self._newest(holding, stored)
                 if start is None:
-                    missing.append(holding)
+                    (added if stored.is_added else missing).append(holding)
                 else:
                     found.append((holding, start))
-        found += yield from self._reset(missing)
+        at = self._config.auto_offset_reset
+        found += yield from self._reset(missing, at)
+        found += yield from self._reset(added, "earliest" if at == "latest" else at)
         return found
 
     def _newest(self, holding: Holding, stored: groups_pb2.PartitionOffset) -> Start | None:
@@ -89,12 +95,12 @@ class GroupStarts:
             return Start(own.offset, own.leader_epoch, own.metadata, is_committed=True)
         return start
 
-    def _reset(self, holdings: Iterable[Holding]) -> Steps[list[tuple[Holding, Start]]]:
+    def _reset(self, holdings: Iterable[Holding], at: str) -> Steps[list[tuple[Holding, Start]]]:
         """Look up where the log starts or ends, a topic at a time, and partition by partition where that fails."""
         by_topic: dict[str, list[Holding]] = {}
         for holding in holdings:
             by_topic.setdefault(holding.where.topic, []).append(holding)
-        if by_topic and self._config.auto_offset_reset == "error":
+        if by_topic and at == "error":
             names = ", ".join(str(holding.where) for some in by_topic.values() for holding in some)
             self.problem = OffsetOutOfRangeError(
                 f"group {self._config.group_id} has no committed offset for {names}",
@@ -103,20 +109,20 @@ class GroupStarts:
             return []
         found: list[tuple[Holding, Start]] = []
         for some in by_topic.values():
-            whole = yield from self._look_up(some)
+            whole = yield from self._look_up(some, at)
             if whole is None and len(some) > 1:
                 for holding in some:
-                    found += (yield from self._look_up([holding])) or []
+                    found += (yield from self._look_up([holding], at)) or []
             else:
                 found += whole or []
         return found
 
-    def _look_up(self, holdings: Sequence[Holding]) -> Steps[list[tuple[Holding, Start]] | None]:
+    def _look_up(self, holdings: Sequence[Holding], at: str) -> Steps[list[tuple[Holding, Start]] | None]:
         timeout = min(self._config.request_timeout_ms / 1000, LOOK_UP_TIMEOUT_S)
         try:
             answers = yield from self._admin.list_offsets(
                 holdings[0].where.topic,
-                self._config.auto_offset_reset,
+                at,
                 partitions=[holding.where.partition for holding in holdings],
                 timeout=timeout,
             )

@@ -131,20 +131,22 @@ class TopicOffsets(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., name: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionOffset, _Mapping]]] = ...) -> None: ...
 
 class PartitionOffset(_message.Message):
-    __slots__ = ("partition", "offset", "leader_epoch", "metadata", "committed_ms", "error")
+    __slots__ = ("partition", "offset", "leader_epoch", "metadata", "committed_ms", "error", "is_added")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    IS_ADDED_FIELD_NUMBER: _ClassVar[int]
     partition: int
     offset: int
     leader_epoch: int
     metadata: str
     committed_ms: int
     error: _errors_pb2.ErrorDetail
-    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., metadata: _Optional[str] = ..., committed_ms: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    is_added: bool
+    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., metadata: _Optional[str] = ..., committed_ms: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., is_added: bool = ...) -> None: ...
 
 class CommitOffsetsResponse(_message.Message):
     __slots__ = ("topics",)

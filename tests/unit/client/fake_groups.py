@@ -34,6 +34,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         self.looked_up: list[groups_pb2.FetchOffsetsRequest] = []
         self.offsets: dict[tuple[str, int], groups_pb2.PartitionOffset] = {}
         self.heartbeat_faults: deque[HeadraceError] = deque()
+        self.added: set[tuple[str, int]] = set()
+        """Partitions that came after the group had begun."""
         self.commit_faults: deque[HeadraceError] = deque()
         """The whole call fails."""
         self.partition_faults: dict[tuple[str, int], HeadraceError] = {}
@@ -169,6 +171,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
                 for number in numbers:
                     stored = self.offsets.get((name, number))
                     entry.partitions.add(partition=number, offset=-1 if stored is None else stored.offset)
+                    entry.partitions[-1].is_added = stored is None and (name, number) in self.added
                     if stored is not None:
                         entry.partitions[-1].leader_epoch = stored.leader_epoch
                         entry.partitions[-1].metadata = stored.metadata

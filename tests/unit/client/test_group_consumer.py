@@ -127,6 +127,17 @@ def test_a_start_without_an_offset_is_stored_so_that_a_restart_skips_nothing(cli
         assert consumer.position(P0) == 20
 
 
+def test_an_added_partition_is_read_from_its_beginning_whatever_the_reset(clicks, groups):
+    """With `latest`: what came into it before this member heard of it is nothing that anybody chose to skip."""
+    fill(clicks, 5)
+    fill(clicks, 5, partition=1)
+    groups.added.add(("clicks", 1))
+    groups.assign(("clicks", 0), ("clicks", 1))
+    with consumer_for(clicks, auto_offset_reset="latest") as consumer:
+        poll_until(consumer, lambda: len(consumer.assignment()) == 2)
+        assert (consumer.position(P0), consumer.position(P1)) == (5, 0)
+
+
 def test_without_an_offset_and_without_a_reset_the_application_is_told(clicks, groups):
     groups.assign(("clicks", 0))
     with consumer_for(clicks, auto_offset_reset="error") as consumer:

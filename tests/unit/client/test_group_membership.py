@@ -297,6 +297,7 @@ class _Coordinators:
                 live=self.live,
                 topics=self.topics,
                 stored={member_id: value for member_id, (_, value) in self.stored.items()},
+                begun={},
                 overdue=(),
                 now_ms=self.now_ms,
             )

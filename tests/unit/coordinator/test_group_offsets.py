@@ -20,7 +20,10 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
     from_detail,
 )
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metastore.api import Put
 
+from tests.unit.coordinator.conftest import SECONDS
 from tests.unit.coordinator.group_parts import (
     GROUP,
     RETENTION_MS,
@@ -405,6 +408,45 @@ def test_a_wall_clock_that_is_wrong_removes_no_group(run):
         assert a.groups.groups == {}
 
     run(scenario)
+
+
+def test_partitions_that_were_added_are_told_from_those_with_which_the_group_began(run):
+    """So that `latest` skips nothing of them: while members read, and where none did when they were added."""
+
+    async def scenario(parts, a, b):
+        one, two = Caller(1), Caller(2)
+        fetch = groups_pb2.FetchOffsetsRequest(group_id=GROUP)
+        fetch.topics.add(topic_id=parts.topic_id, partitions=range(8))
+
+        async def added(coordinator, member):
+            fetch.min_revision = member.revision
+            (topic,) = (await coordinator.call("FetchOffsets", fetch)).topics
+            return [each.partition for each in topic.partitions if each.is_added]
+
+        await one.beat(a)
+        assert await added(a, one) == [4, 5, 6, 7]  # Those that are not there.
+        await grow(parts, 6)
+        a.rounds.look(GROUP)
+        await until(lambda: len(a.group.target) == 6)
+        await one.beat(a)
+        assert await added(a, one) == [4, 5, 6, 7]
+        await a.commit(one, {4: 1})
+        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+        await grow(parts, 8)
+        await b.see()
+        await two.beat(b)
+        assert two.numbers == list(range(8))
+        assert await added(b, two) == [5, 6, 7]
+
+    run(scenario)
+
+
+async def grow(parts, partitions):
+    """Add partitions to the topic."""
+    topic = parts.view.topics["t"]
+    message = metadata_pb2.Topic(name="t", topic_id=topic.topic_id, partitions=partitions, replication_factor=1)
+    result = await parts.memory.txn([], [Put(parts.keyspace.topic("t"), message.SerializeToString())])
+    await parts.prefix_view.wait_for(result.revision, SECONDS)
 
 
 async def reset(coordinator, parts, offset, epoch):

@@ -187,18 +187,20 @@ class GroupMember(_message.Message):
     def __init__(self, member_id: _Optional[bytes] = ..., instance_id: _Optional[str] = ..., client_id: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., member_epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., rebalance_timeout_ms: _Optional[int] = ..., joined_ms: _Optional[int] = ..., revoking_since_ms: _Optional[int] = ...) -> None: ...
 
 class GroupTopic(_message.Message):
-    __slots__ = ("topic_id", "name", "target", "owner", "assignment_epochs")
+    __slots__ = ("topic_id", "name", "target", "owner", "assignment_epochs", "first_partitions")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     name: str
     target: _containers.RepeatedScalarFieldContainer[int]
     owner: _containers.RepeatedScalarFieldContainer[int]
     assignment_epochs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topic_id: _Optional[bytes] = ..., name: _Optional[str] = ..., target: _Optional[_Iterable[int]] = ..., owner: _Optional[_Iterable[int]] = ..., assignment_epochs: _Optional[_Iterable[int]] = ...) -> None: ...
+    first_partitions: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., name: _Optional[str] = ..., target: _Optional[_Iterable[int]] = ..., owner: _Optional[_Iterable[int]] = ..., assignment_epochs: _Optional[_Iterable[int]] = ..., first_partitions: _Optional[int] = ...) -> None: ...
 
 class MemberAssignment(_message.Message):
     __slots__ = ("member_epoch", "topics")

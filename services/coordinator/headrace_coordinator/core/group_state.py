@@ -60,6 +60,8 @@ class GroupTopic:
     topic_id: bytes
     name: str
     partitions: int
+    first_partitions: int
+    """How many it had when the group began to read it: the others were added later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ def encode_group(group: Group) -> bytes:
             target=[index.get(group.target.get((topic.topic_id, number), b""), -1) for number in numbers],
             owner=[-1 if owner is None else index[owner.member_id] for owner in owners],
             assignment_epochs=[0 if owner is None else owner.assignment_epoch for owner in owners],
+            first_partitions=topic.first_partitions,
         )
     return message.SerializeToString()
 
@@ -147,7 +150,10 @@ def decode_group(value: bytes) -> Group:
     owners: dict[TopicPartition, Ownership] = {}
     topics: dict[bytes, GroupTopic] = {}
     for topic in message.topics:
-        topics[topic.topic_id] = GroupTopic(topic.topic_id, topic.name, len(topic.target))
+        partitions = len(topic.target)
+        topics[topic.topic_id] = GroupTopic(
+            topic.topic_id, topic.name, partitions, topic.first_partitions or partitions
+        )
         for number, (wanted, owner, epoch) in enumerate(
             zip(topic.target, topic.owner, topic.assignment_epochs, strict=True)
         ):

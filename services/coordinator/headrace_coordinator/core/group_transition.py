@@ -92,15 +92,16 @@ def transition(
     live: Collection[bytes],
     topics: Mapping[str, AssignableTopic],
     stored: Mapping[bytes, bytes],
+    begun: Mapping[bytes, int],
     overdue: Collection[bytes],
     now_ms: int,
 ) -> Transition:
     """Compute what becomes of the group; level-triggered, so that it may be asked with nothing to report.
 
     `live`: members whose lease's key is there. `topics`: all topics by name. `stored`: the values of the members'
-    assignment keys. `overdue`: members that did not give up in time, as the asking coordinator counts. `now_ms`: its
-    wall clock, for what the state says of since when; nothing is decided on it. Two coordinators that ask the same get
-    the same.
+    assignment keys. `begun`: by id of a topic, below which partition offsets of it are stored. `overdue`: members that
+    did not give up in time, as the asking coordinator counts. `now_ms`: its wall clock, for what the state says of
+    since when; nothing is decided on it. Two coordinators that ask the same get the same.
     """
     round_ = _Round(group, live, topics, now_ms)
     round_.put_out(overdue)
@@ -111,7 +112,7 @@ def transition(
             round_.hear(heartbeat)
         except HeadraceError as error:
             round_.errors[heartbeat.member.member_id] = error
-    round_.follow_topics()
+    round_.follow_topics(begun)
     round_.retarget()
     round_.grant()
     return round_.finish(stored)
@@ -271,10 +272,10 @@ class _Round:
 
     # --- what is assigned ---
 
-    def follow_topics(self) -> None:
+    def follow_topics(self, begun: Mapping[bytes, int]) -> None:
         """Take in topics and partitions that came or went since the target was computed."""
         wanted = self._subscribed_topics()
-        now = {topic.topic_id: GroupTopic(topic.topic_id, topic.name, topic.partitions) for topic in wanted}
+        now = {topic.topic_id: self._follow(topic, begun.get(topic.topic_id, 0)) for topic in wanted}
         targeted = {topic_id for topic_id, _ in self._target}
         if now != {topic_id: topic for topic_id, topic in self._group_topics.items() if topic_id in targeted}:
             self._is_stale = True
@@ -288,6 +289,12 @@ class _Round:
             **{topic_id: topic for topic_id, topic in self._group_topics.items() if topic_id in kept},
             **now,
         }
+
+    def _follow(self, topic: AssignableTopic, begun: int) -> GroupTopic:
+        """A topic of the group: partitions that came after the group began to read it are told from the first ones."""
+        known = self._group_topics.get(topic.topic_id)
+        first = known.first_partitions if known is not None else begun or topic.partitions
+        return GroupTopic(topic.topic_id, topic.name, topic.partitions, min(first, topic.partitions))
 
     def _drop_topic(self, topic_id: bytes) -> None:
         """Take the partitions of a topic that is gone from their owners, who need not be asked."""

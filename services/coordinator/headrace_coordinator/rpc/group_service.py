@@ -310,10 +310,12 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             return response
         for topic in request.topics:
             answer = response.topics.add(topic_id=topic.topic_id, name=topic.name)
+            known = entry.group.topics.get(topic.topic_id)
             for number in topic.partitions:
                 stored = entry.offsets.get((topic.topic_id, number))
                 if stored is None:
-                    answer.partitions.add(partition=number, offset=-1, leader_epoch=-1)
+                    is_added = known is not None and number >= known.first_partitions
+                    answer.partitions.add(partition=number, offset=-1, leader_epoch=-1, is_added=is_added)
                 else:
                     message = stored.message
                     answer.partitions.add(

@@ -170,6 +170,7 @@ class GroupKeeper:
             live=entry.live,
             topics=self._topics.get(),
             stored={member_id: key_value.value for member_id, key_value in entry.assignments.items()},
+            begun=entry.begun,
             overdue=(),
             now_ms=self._clock.now_ms(),
         )

@@ -225,6 +225,7 @@ class GroupRounds:
                 live=entry.live,
                 topics=self._topics(),
                 stored=stored,
+                begun=entry.begun,
                 overdue=overdue,
                 now_ms=self._clock.now_ms(),
             )

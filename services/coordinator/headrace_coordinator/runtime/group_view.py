@@ -53,6 +53,14 @@ class GroupEntry:
     offsets: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
 
     @property
+    def begun(self) -> dict[bytes, int]:
+        """By id of a topic: below which partition there are offsets of it."""
+        found: dict[bytes, int] = {}
+        for topic_id, number in self.offsets:
+            found[topic_id] = max(found.get(topic_id, 0), number + 1)
+        return found
+
+    @property
     def is_gone(self) -> bool:
         """Whether no key is left."""
         return not (self.mod_revision or self.assignments or self.live or self.offsets)
