@@ -40,6 +40,10 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
     """Give a session and stop what was started for it."""
     from pyspark.sql import SparkSession
 
+    # The jobs use no pandas; whatever version lies beside them is no matter of theirs.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+    # What it logs as JSON, traceback and all, is raised as well, and told in one line.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java, and has said where Spark runs.
         session = SparkSession.builder.appName(f"headrace {name}").getOrCreate()
     else:
@@ -63,10 +67,6 @@ def _own_session(name: str, master: str) -> SparkSession:
     from headrace.spark.java import use_java
     from pyspark.sql import SparkSession
 
-    # The jobs use no pandas; whatever version lies beside them is no matter of theirs.
-    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
-    # What it logs as JSON, traceback and all, is raised as well, and told in one line.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     use_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"headrace {name}").master(master)

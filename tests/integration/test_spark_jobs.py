@@ -1,0 +1,405 @@
+"""The jobs against a real cluster: every record once in every table, whatever was killed, and true verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import headrace
+import pyarrow.parquet
+import pytest
+from spark_jobs.access_log import describe, load_files, parsed_topic
+from spark_jobs.audit import Audit, run_audit, summary_of
+from spark_jobs.command import JobError
+from spark_jobs.load import Load, TableFormat, load_topic, open_table
+from spark_jobs.progress import ProgressLine
+from spark_jobs.queries import ask
+from spark_jobs.session import prepared
+from spark_jobs.streams import Stream, read_stream, run_stream
+from spark_jobs.tables.errors import OtherSourceError
+from spark_jobs.tables.state import Table
+from spark_jobs.windows import counts_of, joined, sessions_of
+
+import spark_jobs
+
+HOUR_MS = 3_600_000
+NOON_MS = 1_700_049_600_000
+"""2023-11-15 12:00 UTC."""
+QUIET = ProgressLine(quiet=True)
+START_SECONDS = 200.0
+
+
+@pytest.fixture
+def jobs(spark):
+    """A session as the jobs have it."""
+    return prepared(spark)
+
+
+@pytest.fixture
+def servers(spark_cluster) -> str:
+    return spark_cluster.bootstrap_servers
+
+
+@pytest.fixture
+def topic(servers, topic_name) -> Iterator[str]:
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic_name, partitions=3, replication_factor=1)
+        yield topic_name
+        admin.delete_topic(topic_name)
+
+
+def send(servers, topic, count, *, first=0, at_ms=NOON_MS, step_ms=60_000, **settings):
+    """Send `count` records a partition, a minute apart; value `partition:number`."""
+    with headrace.Producer(bootstrap_servers=servers, **settings) as producer:
+        for partition in range(3):
+            numbers = range(first, first + count)
+            values = [b"%d:%d" % (partition, number) for number in numbers]
+            times = [at_ms + number * step_ms for number in numbers]
+            producer.send_many(topic, values, timestamps_ms=times, partition=partition)
+
+
+def rows_of(table: Table) -> list[tuple[str, int, int, bytes]]:
+    """Hour, partition, offset and value of every row, sorted."""
+    found = []
+    for path in table.data_files():
+        hour = path.parent.name.removeprefix("event_hour=")
+        columns = pyarrow.parquet.ParquetFile(path).read(["partition", "offset", "value"]).to_pydict()
+        found += [(hour, *row) for row in zip(*columns.values(), strict=True)]
+    return sorted(found, key=lambda row: row[1:])
+
+
+def expected(count: int) -> list[tuple[str, int, int, bytes]]:
+    return [
+        (f"2023-11-15-{12 + number // 60:02d}", partition, number, b"%d:%d" % (partition, number))
+        for partition in range(3)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("table_format", list(TableFormat))
+def test_a_topic_becomes_a_table_record_by_record(jobs, servers, topic, tmp_path, table_format):
+    """By event hour; several commits, a second run, a run without anything new; position and lag are true."""
+    wanted = Load(topic, tmp_path / "table", servers, table_format, commit_records=100)
+    send(servers, topic, 70)
+    first = load_topic(jobs, wanted, QUIET)
+    assert (first.rows, first.commits, first.lag) == (210, 3, 0)
+    send(servers, topic, 20, first=70)
+    second = load_topic(jobs, wanted, QUIET)
+    third = load_topic(jobs, wanted, QUIET)
+    assert (second.rows, second.commits, second.table_rows) == (60, 1, 270)
+    assert (third.rows, third.commits, third.table_rows, third.lag) == (0, 0, 270, 0)
+    table = open_table(wanted.table, table_format)
+    assert rows_of(table) == expected(90)
+    assert dict(table.state().positions) == {"0": 90, "1": 90, "2": 90}
+    assert third.table_bytes == sum(path.stat().st_size for path in table.data_files())
+    (answer,) = ask(jobs, table, ["SELECT event_hour, count(*) FROM records GROUP BY 1 ORDER BY 1"])
+    assert answer.rows == [["2023-11-15-12", 180], ["2023-11-15-13", 90]]
+
+
+def test_what_retention_removed_is_told_and_not_passed_over(jobs, servers, topic, tmp_path):
+    """Partition, offsets and count, before anything is loaded; on request the load goes on behind the gap."""
+    wanted = Load(topic, tmp_path / "table", servers)
+    send(servers, topic, 10)
+    load_topic(jobs, wanted, QUIET)
+    send(servers, topic, 10, first=10)
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.delete_records(topic, {1: 14})
+    with pytest.raises(JobError, match="partition 1 begins at offset 14 and the table ends at 10, 4 are gone"):
+        load_topic(jobs, wanted, QUIET)
+    accepting = Load(topic, tmp_path / "table", servers, accept_loss=True)
+    summary = load_topic(jobs, accepting, QUIET)
+    assert (summary.rows, summary.lost, summary.lag) == (26, 4, 0)
+    gone = [(1, number) for number in range(10, 14)]
+    left = [row for row in expected(20) if row[1:3] not in gone]
+    assert rows_of(open_table(wanted.table, TableFormat.PARQUET)) == left
+
+
+def test_a_topic_that_was_created_again_is_another_one(jobs, servers, topic, tmp_path):
+    """Its offsets mean other records, though its name is the same."""
+    wanted = Load(topic, tmp_path / "table", servers)
+    send(servers, topic, 5)
+    load_topic(jobs, wanted, QUIET)
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=3, replication_factor=1)
+    with pytest.raises(OtherSourceError):
+        load_topic(jobs, wanted, QUIET)
+    assert rows_of(open_table(wanted.table, TableFormat.PARQUET)) == expected(5)
+
+
+def command(servers, topic, table, *more: str) -> list[str]:
+    return [*more, "--topic", topic, "--table", str(table), "-b", servers, "--master", "local[1]", "--json"]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, topic, tmp_path, stop, code):
+    """By kill -9 or Ctrl-C: nothing of it is in the table, and the next run leaves neither gap nor remains."""
+    table = tmp_path / "table"
+    # Spark is at work until it is ended: this takes for ever.
+    slow = "(SELECT timestamp_millis(max(a.id * b.id)) FROM range(9000000) a, range(900000) b)"
+    send(servers, topic, 70)
+    arguments = command(servers, topic, table, sys.executable, "-m", "spark_jobs.load", "--event-time", slow)
+    with (tmp_path / "said").open("w") as said:
+        running = subprocess.Popen(arguments, stderr=said, stdout=said, start_new_session=True)
+    try:
+        wait_until(lambda: list(table.glob("_headrace/attempts/*")) or running.poll() is not None)
+        assert running.poll() is None, (tmp_path / "said").read_text()
+        running.send_signal(stop)
+        assert running.wait(START_SECONDS) == code, (tmp_path / "said").read_text()
+    finally:
+        if running.poll() is None:
+            running.kill()
+            running.wait()
+    assert rows_of(open_table(table, TableFormat.PARQUET)) == []
+    summary = load_topic(jobs, Load(topic, table, servers), QUIET)
+    assert (summary.rows, summary.lag) == (210, 0)
+    assert rows_of(open_table(table, TableFormat.PARQUET)) == expected(70)
+    assert list(table.glob("_headrace/attempts/*")) == []
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(400)
+def test_spark_submit_runs_a_job(servers, topic, tmp_path):
+    """The file, with spark-submit's own Java and master; the summary is one JSON object."""
+    from headrace.spark.java import use_java
+
+    send(servers, topic, 3)
+    submit = Path(sys.executable).with_name("spark-submit")
+    script = Path(spark_jobs.__file__).with_name("load.py")
+    arguments = [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false", str(script)]
+    arguments += ["--topic", topic, "--table", str(tmp_path / "table"), "-b", servers, "--json", "--quiet"]
+    own = {"JAVA_HOME": str(use_java()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, env={**os.environ, **own}, timeout=START_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1])["rows"] == 9
+    assert rows_of(open_table(tmp_path / "table", TableFormat.PARQUET)) == expected(3)
+
+
+# Audit.
+
+WINDOW_MS = 600_000
+AUDITED = {"audit_window_ms": WINDOW_MS, "audit_interval_ms": 100, "client_id": "shop"}
+
+
+@pytest.fixture
+def audit_topic(servers, topic) -> Iterator[str]:
+    name = f"{topic[:200]}-audit"
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(name, partitions=2, replication_factor=1)
+        yield name
+        admin.delete_topic(name)
+
+
+def audited(jobs, servers, audit_topic, **wanted) -> dict:
+    audit = Audit(audit_topic, servers, **wanted)
+    return summary_of(run_audit(jobs, audit, QUIET), audit, 0.0)
+
+
+def test_an_audit_counts_what_arrived_in_the_topic_and_in_the_table(jobs, servers, topic, audit_topic, tmp_path):
+    """Complete to the record; then something more than was claimed, and a table that lacks what was claimed later."""
+    send(servers, topic, 70, audit_topic=audit_topic, **AUDITED)
+    found = audited(jobs, servers, audit_topic)
+    assert (found["state"], found["complete"], found["windows_judged"]) == ("complete", True, 7)
+    assert (found["acknowledged"], found["arrived"], found["missing"], found["doubled"]) == (210, 210, 0, 0)
+    assert {window["producers"] for window in found["windows"]} == {1}
+
+    table = Load(topic, tmp_path / "table", servers)
+    load_topic(jobs, table, QUIET)
+    assert audited(jobs, servers, audit_topic, topics=(topic,), table=table.table)["complete"]
+    send(servers, topic, 5, first=70, audit_topic=audit_topic, **AUDITED)
+    behind = audited(jobs, servers, audit_topic, topics=(topic,), table=table.table)
+    assert (behind["state"], behind["missing"], behind["doubled"]) == ("incomplete", 15, 0)
+
+    send(servers, topic, 2, first=3)  # The same values again, by a producer that claims nothing; and long after.
+    found = audited(jobs, servers, audit_topic)
+    assert (found["state"], found["missing"], found["doubled"], found["late"]) == ("incomplete", 0, 6, 6)
+    by_value = audited(jobs, servers, audit_topic, identity="value")
+    assert (by_value["missing"], by_value["doubled"]) == (0, 6)
+
+
+def test_a_producer_that_was_killed_leaves_its_windows_unconfirmed(jobs, servers, topic, audit_topic):
+    """Nobody knows how much it sent; who it was is told. What others say stands."""
+    send(servers, topic, 20, audit_topic=audit_topic, **AUDITED)
+    program = (
+        "import headrace, os, signal, sys, time\n"
+        f"producer = headrace.Producer(bootstrap_servers={servers!r}, audit_topic={audit_topic!r}, "
+        f"audit_window_ms={WINDOW_MS}, audit_interval_ms=100, audit_application='victim')\n"
+        f"producer.send({topic!r}, b'x', timestamp_ms={NOON_MS + 5}, partition=0).result(30)\n"
+        "print('sent', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    victim = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "sent\n"
+        with headrace.Consumer(audit_topic, bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
+            assert any(json.loads(record.value)["application"] == "victim" for record in consumer)
+    finally:
+        victim.kill()
+        victim.communicate()
+    found = audited(jobs, servers, audit_topic)
+    first, second = found["windows"]
+    assert (found["state"], found["complete"]) == ("unconfirmed", False)
+    assert (first["state"], first["arrived"], first["missing"]) == ("unconfirmed", 31, 0)
+    assert [name.partition("@")[0] for name in first["open_producers"]] == ["victim"]
+    assert (second["state"], second["arrived"]) == ("complete", 30)
+
+
+def test_an_audit_without_claims_says_so(jobs, servers, topic, audit_topic):
+    """Nothing was counted: that is not complete."""
+    send(servers, topic, 1)
+    with pytest.raises(JobError, match="there is no claim"):
+        audited(jobs, servers, audit_topic)
+
+
+# Windows.
+
+
+def streamed(jobs, servers, tmp_path, name, make):
+    """Run a query to the end; its account and all results."""
+    stream = Stream(name, tmp_path / name, servers, follow=False, max_records=1_000)
+    run = run_stream(jobs, stream, make(stream), QUIET)
+    results = stream.results(jobs)
+    return run, [] if results is None else sorted(tuple(row) for row in results.collect())
+
+
+def at(producer, topic, seconds, value=b"x", key=b"a"):
+    producer.send(topic, value, key=key, partition=0, timestamp_ms=NOON_MS + seconds * 1_000)
+
+
+def clock(moment) -> str:
+    return moment.strftime("%H:%M:%S")
+
+
+def test_windowed_counts_go_on_from_run_to_run_and_late_records_are_told(jobs, servers, topic, tmp_path):
+    """Each window is written once, when it is final; a record for a final window is late, one in time counts."""
+
+    def make(stream):
+        return counts_of(read_stream(jobs, stream, topic, "timestamp"), "string(key)", 60_000, 60_000)
+
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        for seconds in range(0, 300, 10):
+            at(producer, topic, seconds)
+    first, rows = streamed(jobs, servers, tmp_path, "counts", make)
+    assert (first.records, first.late, first.written) == (30, 0, 3)
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        at(producer, topic, 5)
+        at(producer, topic, 6)
+        at(producer, topic, 200)
+        at(producer, topic, 600)
+    second, rows = streamed(jobs, servers, tmp_path, "counts", make)
+    third, again = streamed(jobs, servers, tmp_path, "counts", make)
+    assert (second.records, second.late, second.written, second.open) == (4, 2, 2, 1)
+    assert (third.records, third.late, third.written) == (0, 0, 0)
+    assert [(clock(start), key, records) for start, _, key, records in rows] == [
+        ("12:00:00", "a", 6),
+        ("12:01:00", "a", 6),
+        ("12:02:00", "a", 6),
+        ("12:03:00", "a", 7),
+        ("12:04:00", "a", 6),
+    ]
+    assert again == rows
+
+
+def test_sessions_end_where_a_key_is_silent(jobs, servers, topic, tmp_path):
+    """One client pauses, another does not."""
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        for seconds in (0, 50, 100, 400, 430):
+            at(producer, topic, seconds)
+        for seconds in range(0, 450, 50):
+            at(producer, topic, seconds, key=b"b")
+        at(producer, topic, 3_600, key=b"end")
+
+    def make(stream):
+        return sessions_of(read_stream(jobs, stream, topic, "timestamp"), "string(key)", 120_000, 1_000)
+
+    run, rows = streamed(jobs, servers, tmp_path, "sessions", make)
+    assert [(clock(start), clock(end), key, records) for start, end, key, records in rows] == [
+        ("12:00:00", "12:03:40", "a", 3),
+        ("12:00:00", "12:08:40", "b", 9),
+        ("12:06:40", "12:09:10", "a", 2),
+    ]
+    assert (run.records, run.late, run.open) == (15, 0, 1)
+
+
+def test_clicks_are_put_beside_their_impressions(jobs, servers, topic, audit_topic, tmp_path):
+    """Within the time allowed; an impression without a click is written once none can come any more."""
+    clicks = audit_topic
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        for number in range(4):
+            at(producer, topic, number, b'{"id": "%d"}' % number)
+        for number, after in ((0, 5), (1, 500), (3, 60)):
+            at(producer, clicks, number + after, b'{"impression": "%d"}' % number)
+        at(producer, topic, 7_200, b'{"id": "end"}')
+        at(producer, clicks, 7_200, b'{"impression": "end"}')
+        producer.flush()
+
+    def make(stream):
+        left = read_stream(jobs, stream, topic, "timestamp")
+        right = read_stream(jobs, stream, clicks, "timestamp")
+        value = "get_json_object(string(value), '$.{}')"
+        return joined(left, right, value.format("id"), value.format("impression"), 60_000, 1_000)
+
+    _, rows = streamed(jobs, servers, tmp_path, "join", make)
+    clicked = {row[0]: row[2] and clock(row[2]) for row in rows}
+    assert clicked == {"0": "12:00:05", "1": None, "2": None, "3": "12:01:03", "end": "14:00:00"}
+    assert len(rows) == 5
+
+
+# Access log.
+
+LINE = '10.0.0.%d - - [15/Nov/2023:12:%02d:00 +0000] "GET /page/%d?x=1 HTTP/1.1" %d 100 "-" "test"\n'
+
+
+def lines(minutes: range) -> bytes:
+    good = "".join(LINE % (minute % 2, minute, minute % 3, 404 if minute % 5 == 0 else 200) for minute in minutes)
+    return good.encode() + b"not a line at all\n"
+
+
+def test_an_access_log_from_a_file_that_grows(jobs, tmp_path):
+    """Hits, errors, bytes, pages and sessions of all that was loaded; bad lines apart; nothing is loaded twice."""
+    path, table = tmp_path / "access.log", tmp_path / "table"
+    path.write_bytes(lines(range(10)))
+    first = load_files(jobs, [path], table, QUIET)
+    path.write_bytes(lines(range(10)) + lines(range(40, 50)) + b"an unfinished li")
+    second = load_files(jobs, [path], table, QUIET)
+    third = load_files(jobs, [path], table, QUIET)
+    assert (first.rows, second.rows, third.rows, third.table_rows) == (11, 11, 0, 22)
+    summary = describe(jobs, table, third, 10, 30 * 60_000)
+    assert (summary.hits, summary.errors, summary.bytes, summary.clients) == (20, 4, 2_000, 2)
+    assert (summary.bad_lines, summary.sessions) == (2, 4)
+    pages = {row[0]: row[1] for row in summary.reports["top pages"]["rows"]}
+    assert pages == {"/page/0": 7, "/page/1": 7, "/page/2": 6}
+    bad = [path for path in table.rglob("*.parquet") if "quality=bad" in path.parts]
+    kept = [line for path in bad for line in pyarrow.parquet.ParquetFile(path).read(["line"])["line"].to_pylist()]
+    assert kept == [b"not a line at all"] * 2
+
+
+def test_an_access_log_from_a_topic(jobs, servers, topic, tmp_path):
+    """The same table, from the records of a topic, with its offsets."""
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        producer.send_many(topic, lines(range(30)).splitlines())
+    parts = ("quality", "event_hour")
+    wanted = Load(topic, tmp_path / "table", servers, TableFormat.PARQUET, "at", parsed_topic, parts)
+    loaded = load_topic(jobs, wanted, QUIET)
+    assert (loaded.rows, load_topic(jobs, wanted, QUIET).rows) == (31, 0)
+    summary = describe(jobs, wanted.table, loaded, 3, 60_000 * 30)
+    assert (summary.hits, summary.bad_lines) == (30, 1)
+    (bad,) = summary.reports["lines that could not be read"]["rows"]
+    assert bad[0] == "time"
+    assert bad[2].startswith(f"{topic}/")
