@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import CLIENT, COORDINATOR, Mutant, Simulation
+from tests.mutation.mutants import CLIENT, COORDINATOR, Mutant, Simulation, Test
 
 TRANSITION = f"{COORDINATOR}/core/group_transition.py"
 ROUNDS = f"{COORDINATOR}/runtime/group_rounds.py"
@@ -11,6 +11,11 @@ SERVICE = f"{COORDINATOR}/rpc/group_service.py"
 MEMBERSHIP = f"{CLIENT}/membership.py"
 COMMITS = f"{CLIENT}/group_offsets.py"
 STARTS = f"{CLIENT}/group_starts.py"
+MEMBER = f"{CLIENT}/group_member.py"
+KEEPER = f"{COORDINATOR}/runtime/group_keeper.py"
+TIMES = f"{COORDINATOR}/runtime/group_times.py"
+COORDINATOR_TESTS = "tests/unit/coordinator"
+CLIENT_TESTS = "tests/unit/client"
 
 LATE = ("late requests", "slow messages")
 """Requests that hang at a coordinator and take effect when their callers have gone on."""
@@ -142,5 +147,179 @@ GROUPS = (
         "            if holding.stage is Stage.REVOKED:\n",
         "A partition that is taken back while on_revoked runs is owned and never read again.",
         Simulation(200, groups=True),
+    ),
+    Mutant(
+        "refused-on-a-view",
+        "H63",
+        OFFSETS,
+        "                if refused and await self._is_behind(attempt):\n",
+        "                if refused and attempt.member_epoch < 0:\n",
+        "A coordinator that has not heard of a grant refuses its owner's commit.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_offsets.py::test_a_good_commit_is_not_refused_by_a_view_that_is_behind",
+            "A client that is refused gives the partition back and is granted it again: the group comes to rest.",
+        ),
+    ),
+    Mutant(
+        "no-member-on-a-refused-commit",
+        "H63",
+        f"{CLIENT}/group_loops.py",
+        "                self.membership.is_asked()\n                self.speak()\n",
+        "                self.lose_all()\n                return\n",
+        "A member takes a coordinator that is behind at its word, and drops all that it reads.",
+        Test(
+            f"{CLIENT_TESTS}/test_group_consumer.py::test_a_commit_that_a_coordinator_with_an_old_view_refuses_is_sent_again",
+            "Coordinators ask etcd before they refuse, so that in the simulator no commit is refused wrongly.",
+        ),
+    ),
+    Mutant(
+        "given-after-the-session",
+        "H66",
+        MEMBER,
+        "        return self._config.stop_on_session_loss and boot_ms() >= self.membership.session_ends_ms()\n",
+        "        return False\n",
+        "A member that was paused goes on handing out records that another one may own.",
+        Simulation(60, groups=True, changes={"stop_on_session_loss": True, "faults": ("pause", "isolate")}),
+    ),
+    Mutant(
+        "session-from-the-answer",
+        "H66",
+        MEMBERSHIP,
+        "        self.heard_ms = max(self.heard_ms, sent_ms)\n",
+        "        self.heard_ms = max(self.heard_ms, sent_ms + self._told_interval_ms)\n",
+        "A member counts its session from when it was answered, a whole wait after its lease was renewed.",
+        Simulation(200, groups=True, changes={"stop_on_session_loss": True, "faults": ("pause", "isolate")}),
+    ),
+    Mutant(
+        "slow-is-dead",
+        "H67",
+        MEMBER,
+        "        return self._config.leave_on_processing_timeout\n",
+        "        return True\n",
+        "A member whose handler takes long leaves its group unasked.",
+        Test(
+            f"{CLIENT_TESTS}/test_group_consumer.py"
+            "::test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to",
+            "To leave is allowed; that nobody wanted it is not in any key.",
+        ),
+    ),
+    Mutant(
+        "rounds-without-a-pause",
+        "H68",
+        ROUNDS,
+        "                    if has_written:\n"
+        "                        await asyncio.sleep(began + self._round_seconds - loop.time())\n",
+        "",
+        "Each member that joins is a write of the whole group.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_membership.py::test_members_that_join_at_once_share_rounds",
+            "It is slow, and nothing else.",
+        ),
+    ),
+    Mutant(
+        "everything-moves",
+        "H68",
+        TRANSITION,
+        "            **{partition: m for partition, m in self._target.items() if m in self._members},\n"
+        "            **{partition: owner.member_id for partition, owner in self._owners.items()},\n",
+        "",
+        "The assignor is not told who has what: every join moves most partitions.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_membership.py::test_partitions_go_over_only_when_they_were_given_up",
+            "Partitions that move without need are handed over as carefully as others.",
+        ),
+    ),
+    Mutant(
+        "a-place-with-old-epochs",
+        "H69",
+        TRANSITION,
+        "                    self._owners[partition] = Ownership(said.member_id, self._assignment_epoch)\n",
+        "                    self._owners[partition] = Ownership(said.member_id, owner.assignment_epoch)\n",
+        "The second life of a static member has the fencing tokens of the first one.",
+        Simulation(40, groups=True),
+    ),
+    Mutant(
+        "expired-on-a-view",
+        "H70",
+        OFFSETS,
+        "    return ModRevisionIs(view.keyspace.group(group_id), entry.mod_revision)\n",
+        '    return VersionIs(view.keyspace.group(f"{group_id}-"), 0)\n',
+        "Offsets of a group that members have joined meanwhile are removed.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_offsets.py::test_a_group_that_was_in_use_again_is_not_expired",
+            "A member has to join in the milliseconds of a deletion that comes once a minute.",
+        ),
+    ),
+    Mutant(
+        "expired-by-a-wall-clock",
+        "H70",
+        KEEPER,
+        "self._offsets_retention_ms and seen_ms >= min(self._offsets_retention_ms, SEEN_EMPTY_MS)\n",
+        "self._offsets_retention_ms and seen_ms >= 0\n",
+        "A clock that jumped ahead removes a group that has just lost its last member.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_offsets.py::test_a_wall_clock_that_is_wrong_removes_no_group",
+            "Groups are looked at once a minute, and in the simulator they are seldom without members then.",
+        ),
+    ),
+    Mutant(
+        "put-out-by-wall-clocks",
+        "I25",
+        TIMES,
+        "        now_ms, known = self._clock.monotonic_ms(), self._revoking.get(group_id, {})\n",
+        "        now_ms = self._clock.now_ms()\n"
+        "        known = {m.member_id: (m.revoking_since_ms, m.revoking_since_ms) for m in revoking}\n",
+        "A member that was just asked to give up something is put out by a coordinator whose clock is ahead.",
+        Simulation(60, groups=True),
+    ),
+    Mutant(
+        "commits-of-any-size",
+        "H71",
+        OFFSETS,
+        "MAX_OFFSETS = 60\n",
+        "MAX_OFFSETS = 6_000\n",
+        "A commit of many partitions is one transaction, which etcd does not take.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_offsets.py"
+            "::test_a_commit_of_many_partitions_goes_in_transactions_that_etcd_takes",
+            "Groups of the simulator have at most 27 partitions.",
+        ),
+    ),
+    Mutant(
+        "rounds-of-any-size",
+        "H71",
+        TRANSITION,
+        "MAX_OPERATIONS = 120\n",
+        "MAX_OPERATIONS = 12_000\n",
+        "Hundreds of members that join at once are one transaction, which etcd does not take.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_membership.py"
+            "::test_three_hundred_members_join_in_transactions_that_etcd_takes",
+            "Groups of the simulator have at most twelve members.",
+        ),
+    ),
+    Mutant(
+        "groups-of-any-size",
+        "H71",
+        TRANSITION,
+        "    if size > MAX_STATE_BYTES:\n",
+        "    if size < 0:\n",
+        "A group grows until etcd does not take its key any more, and then stands still.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_membership.py::test_a_group_takes_no_more_than_fits_into_its_key",
+            "No group of the simulator comes near a mebibyte.",
+        ),
+    ),
+    Mutant(
+        "session-by-its-lease-alone",
+        "H73",
+        SERVICE,
+        "        return left_ms > 0 and live.key_value is not None and live.key_value.lease_id == lease_id\n",
+        "        return left_ms > 0\n",
+        "A keep-alive of a lease that is gone is believed: a member that was put out is told that it is one.",
+        Test(
+            f"{COORDINATOR_TESTS}/test_group_membership.py::test_a_lost_session_is_told_though_the_view_is_old",
+            "The view shows a moment later that the member is gone, and the next heartbeat tells it.",
+        ),
     ),
 )
