@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 from spark_jobs.access_log import describe, load_files, parsed_topic
 from spark_jobs.audit import Audit, run_audit, summary_of
-from spark_jobs.command import JobError
+from spark_jobs.command import JobError, explain
 from spark_jobs.load import Load, TableFormat, load_topic, open_table
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import ask
@@ -24,6 +24,7 @@ from spark_jobs.session import prepared
 from spark_jobs.streams import Stream, read_stream, run_stream
 from spark_jobs.tables.errors import OtherSourceError
 from spark_jobs.tables.state import Table
+from spark_jobs.topic_frame import read_topic
 from spark_jobs.windows import counts_of, joined, sessions_of
 
 import spark_jobs
@@ -131,6 +132,31 @@ def test_a_topic_that_was_created_again_is_another_one(jobs, servers, topic, tmp
     with pytest.raises(OtherSourceError):
         load_topic(jobs, wanted, QUIET)
     assert rows_of(open_table(wanted.table, TableFormat.PARQUET)) == expected(5)
+
+
+def test_rows_that_do_not_come_stop_a_commit(jobs, servers, topic, tmp_path, monkeypatch):
+    """A table's position is moved on for rows that are in it, and for no others."""
+    send(servers, topic, 10)
+
+    def lacking_one(*arguments, **options):
+        return read_topic(*arguments, **options).where("NOT (partition = 1 AND offset = 3)")
+
+    monkeypatch.setattr("spark_jobs.load.read_topic", lacking_one)
+    with pytest.raises(JobError, match="Spark read 29 records where offsets say 30"):
+        load_topic(jobs, Load(topic, tmp_path / "table", servers), QUIET)
+    table = open_table(tmp_path / "table", TableFormat.PARQUET)
+    assert (table.state().version, rows_of(table)) == (0, [])
+    assert list(table.root.glob("_headrace/attempts/*")) == []
+
+
+def test_an_error_of_the_source_is_told_in_one_sentence(jobs, servers):
+    """Out of Spark's tracebacks."""
+    with pytest.raises(Exception, match="no-such-topic") as raised:
+        read_topic(jobs, servers, "no-such-topic").count()
+    said = explain(raised.value)
+    assert "no-such-topic" in said
+    assert len(said.splitlines()) == 1
+    assert len(said) < 200
 
 
 def command(servers, topic, table, *more: str) -> list[str]:

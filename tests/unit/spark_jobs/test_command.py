@@ -1,0 +1,135 @@
+"""The jobs' command lines: help, exit codes and errors in one sentence. Without Spark."""
+
+import contextlib
+import json
+import sys
+
+import headrace
+import pytest
+from spark_jobs.audit_verdict import State, Verdict
+from spark_jobs.command import explain, run_app, run_job
+from spark_jobs.tables.errors import TableBusyError
+from spark_jobs.tables.parquet_table import ParquetTable
+
+from spark_jobs import access_log, audit, load, windows
+
+NOWHERE = ["-b", "127.0.0.1:1"]
+
+
+def run(job, *arguments):
+    """Run a job's command line; its exit code."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["job", *arguments])
+        patch.setattr("signal.signal", lambda *_: None)
+        if job is windows:
+            run_app(windows.app, "windows")
+        run_job(getattr(job, job.__name__.rpartition(".")[2]))
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    "arguments", [(load,), (audit,), (access_log,), (windows,), (windows, "join"), (windows, "counts")]
+)
+def test_help_says_what_a_job_does(arguments, capsys):
+    """At once, and without Spark."""
+    assert run(*arguments, "--help") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Usage: python -m spark_jobs.")
+    assert arguments == (windows,) or "--json" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((load, "--topic", "t"), "--table"),
+        ((load, "--topik", "t"), "--topik"),
+        ((load, "--topic", "t", "--table", "x", "--format", "csv"), "--format"),
+        ((access_log, "--table", "x"), "either --file or --topic"),
+        (
+            (access_log, "--table", "x", "--topic", "t", "--session-gap", "soon"),
+            "--session-gap 'soon' is not a duration",
+        ),
+        ((audit, "--audit-topic", "a", "--table", "."), "name it by --topic"),
+        ((windows, "counts", "--topic", "t", "--output", "x", "--window", "1 minute"), "--window '1 minute'"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+    """Before anything is started or made."""
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (load, "--topic", "t", "--table", "x"),
+        (access_log, "--topic", "t", "--table", "x"),
+        (audit, "--audit-topic", "a"),
+        (windows, "sessions", "--topic", "t", "--output", "x"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_ends_a_job_before_spark_starts(arguments, capsys, tmp_path, monkeypatch):
+    """Exit code 3, in one line, and no directory is made."""
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments, *NOWHERE) == 3
+    assert "no broker or coordinator answered" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def verdict(state):
+    return Verdict("t", 0, 60_000, state, 5, 5, 0, 4, 1, 0, 0, 1, ())
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (State.COMPLETE, 0),
+        (State.OPEN, 0),
+        (State.REMOVED, 0),
+        (State.INCOMPLETE, 5),
+        (State.UNCONFIRMED, 8),
+        (State.UNCLAIMED, 8),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_exit_code_of_an_audit_says_whether_all_is_there(state, code, as_json, capsys, monkeypatch):
+    """For people and for programs; the summary is printed in every case."""
+    monkeypatch.setattr(audit, "check_topics", lambda *_: None)
+    monkeypatch.setattr(audit, "spark_session", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(audit, "run_audit", lambda *_: [verdict(state)])
+    assert run(audit, "--audit-topic", "a", "--quiet", *(["--json"] if as_json else [])) == code
+    said = capsys.readouterr().out
+    if as_json:
+        document = json.loads(said)
+        assert document["windows"][0]["state"] == state
+        assert document["complete"] == (code == 0)
+    else:
+        assert state.value in said
+
+
+def test_what_a_data_source_raised_is_found_inside_sparks_tracebacks():
+    """One sentence, and none of the lines around it."""
+    inside = RuntimeError(
+        "An error occurred while calling o1.parquet.\n: org.apache.spark.SparkException: [DATA_SOURCE_ERROR] No\n"
+        '  File "x.py", line 3, in read\nheadrace.spark.errors.DataLossError: t-0: offset 5 was wanted\n\tat java.x'
+    )
+    assert explain(inside) == "t-0: offset 5 was wanted"
+    analysis = RuntimeError("noise\n[UNRESOLVED_COLUMN] A column cannot be resolved.\n'Project")
+    assert explain(analysis) == "[UNRESOLVED_COLUMN] A column cannot be resolved."
+    assert explain(TableBusyError("another job writes")) == "another job writes"
+    assert explain(headrace.ConfigError("x is wrong", action="Mend it.")) == "x is wrong. Mend it."
+
+
+def test_a_table_in_use_is_said_before_anything_is_read(tmp_path):
+    """Nothing of the running job is touched: its attempt stays."""
+    from spark_jobs.tables.attempts import begin, table_lock
+
+    with table_lock(tmp_path):
+        attempt = begin(tmp_path)
+        with pytest.raises(TableBusyError), table_lock(tmp_path):
+            ParquetTable(tmp_path).recover()
+        assert attempt.directory.exists()
