@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import urllib.request
@@ -11,6 +12,9 @@ from typing import Any
 import grpc
 import headrace
 import pytest
+from headrace.cli.exit_codes import ExitCode
+from headrace.cli.main import run
+from headrace.cli.session import SdkClients
 from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import broker_pb2_grpc, process_pb2, process_pb2_grpc, topics_pb2
 from headrace.wire.errors import InvalidRequestError, from_rpc_error
@@ -177,3 +181,28 @@ def test_a_request_id_goes_through_client_and_servers(cluster: LocalCluster) -> 
             receipt.result(timeout=SECONDS)
     logged = "\n".join(part.log_file.read_text() for part in cluster.brokers)
     assert any("Produce" in line and "request_id=" in line for line in logged.splitlines())
+
+
+def test_the_doctor_finds_what_is_wrong_with_a_cluster(
+    cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every process is asked; one that stands still is a failure, and one line says so."""
+    arguments = ["doctor", "--output", "json", "--timeout", "5", "--bootstrap-servers", cluster.bootstrap_servers]
+    run(arguments, SdkClients())
+    document = json.loads(capfd.readouterr().out)
+    reached = {
+        each["where"] for each in document["findings"] if each["check"] == "reachable" and each["status"] == "ok"
+    }
+    assert reached == {"coordinator-a", "coordinator-b", "broker-1", "broker-2"}
+    assert {"clock", "disk_space", "fsync", "etcd_version", "etcd_quota"} <= {
+        each["check"] for each in document["findings"]
+    }
+    assert all(each["action"] for each in document["findings"] if each["status"] != "ok")
+    broker = cluster.brokers[1]
+    broker.pause()
+    try:
+        assert run([*arguments, "--timeout", "1"], SdkClients()) == ExitCode.UNHEALTHY
+    finally:
+        broker.resume()
+    failures = [each for each in json.loads(capfd.readouterr().out)["findings"] if each["status"] == "failure"]
+    assert ("reachable", "broker-2") in {(each["check"], each["where"]) for each in failures}

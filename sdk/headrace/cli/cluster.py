@@ -1,4 +1,4 @@
-"""`headrace cluster`: describe, health, dump."""
+"""`headrace cluster`: describe, health, log-level, dump."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.cluster_health import health
+from headrace.cli.log_level import log_level
 from headrace.cli.rendering import Column, Facts, JsonValue, Report, Table
 from headrace.cli.session import Session, command
 
@@ -39,6 +40,7 @@ def broker_row(broker: "BrokerDescription") -> dict[str, JsonValue]:
 
 
 app.command("health")(health)
+app.command("log-level")(log_level)
 
 
 @app.command("describe")

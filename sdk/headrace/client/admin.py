@@ -16,6 +16,7 @@ from headrace.client.admin_groups import (
     OffsetResult,
     PartitionLag,
 )
+from headrace.client.admin_processes import LogLevelResult, ProcessDescription, ProcessSteps
 from headrace.client.admin_replication import (
     DiskInfo,
     DrainResult,
@@ -64,6 +65,7 @@ class Admin:
         calls = ClusterCalls(self._config)
         self._steps = AdminSteps(self._config, calls)
         self._groups = AdminGroupSteps(self._config, calls, self._steps)
+        self._processes = ProcessSteps(self._config, calls)
         self._fork = ForkGuard(self._forked)
         self._is_forked = False
 
@@ -414,6 +416,39 @@ class Admin:
             ConflictError: there is a group of that name.
         """
         self._run(self._groups.report_positions(reader_id, positions, expire_ms, timeout))
+
+    def describe_processes(
+        self, *, measure_disk: bool = False, timeout: float | None = None
+    ) -> list[ProcessDescription]:
+        """Say how each coordinator and broker is: clock, open files, disk, its way to etcd. One that is away says why.
+
+        Args:
+            measure_disk: let brokers write and fsync a little in their data directories, and say how long that took.
+            timeout: for each process, in seconds.
+        """
+        return self._run(self._processes.describe(measure_disk=measure_disk, timeout=timeout))
+
+    def set_log_level(
+        self,
+        level: str,
+        *,
+        servers: Sequence[str] | None = None,
+        duration_ms: int = 0,
+        timeout: float | None = None,
+    ) -> list[LogLevelResult]:
+        """Change what servers write to their logs.
+
+        Args:
+            level: debug, info, warning or error.
+            servers: as `broker-1` or `coordinator-a`; None: all.
+            duration_ms: how long it holds; 0: until the server's end.
+            timeout: for each server, in seconds.
+
+        Raises:
+            InvalidRequestError: no such level or server; nothing was changed.
+        """
+        chosen = None if servers is None else tuple(servers)
+        return self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))
 
     def dump(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[MetadataEntry]:
         """Give every key of the cluster in etcd with its decoded value, for administrators."""

@@ -10,7 +10,7 @@ from headrace.client.config import MAX_MESSAGE_BYTES
 from headrace.client.errors import ClosedError
 from headrace.client.request_ids import operation_metadata
 from headrace.client.steps import Call, Pause
-from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
 from headrace.wire.envelopes import parse_fetch_response
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -37,7 +37,7 @@ FETCH = "/headrace.v1.BrokerService/Fetch"
 class Endpoint:
     """One address: its channel and its stubs."""
 
-    __slots__ = ("address", "broker", "channel", "cluster", "fetch", "groups", "produce")
+    __slots__ = ("address", "broker", "channel", "cluster", "fetch", "groups", "process", "produce")
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -45,6 +45,7 @@ class Endpoint:
         self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
         self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
+        self.process = process_pb2_grpc.ProcessServiceStub(self.channel)
         self.produce: Any = self.channel.unary_unary(
             PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
         )

@@ -28,7 +28,7 @@ class Call(NamedTuple):
     address: str
     """host:port"""
     service: str
-    """`broker`, `cluster` or `groups`: which service of that address."""
+    """`broker`, `cluster`, `groups` or `process`: which service of that address."""
     method: str
     request: Any
     timeout: float

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import structlog
+from headrace.disk_probe import filesystem_of, measure_fsync
 from headrace.v1 import process_pb2
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
@@ -45,7 +46,6 @@ from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.replica_service import register as register_replica_service
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
 from headrace_broker.runtime.assignments import Assignments
-from headrace_broker.runtime.disk_probe import filesystem_of, measure_fsync
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import PartitionServices
 from headrace_broker.runtime.partition_samples import describe_sample

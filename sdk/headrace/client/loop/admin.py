@@ -19,6 +19,7 @@ from headrace.client.admin_groups import (
     OffsetResult,
     PartitionLag,
 )
+from headrace.client.admin_processes import LogLevelResult, ProcessDescription, ProcessSteps
 from headrace.client.admin_replication import (
     DiskInfo,
     DrainResult,
@@ -63,6 +64,7 @@ class Admin:
         calls = ClusterCalls(config)
         self._steps = AdminSteps(config, calls)
         self._groups = AdminGroupSteps(config, calls, self._steps)
+        self._processes = ProcessSteps(config, calls)
 
     async def __aenter__(self) -> "Admin":
         return self
@@ -282,6 +284,24 @@ class Admin:
     ) -> None:
         """Say where a reader without a group stands, so that its lag can be seen. Nothing is decided on it."""
         await self._run(self._groups.report_positions(reader_id, positions, expire_ms, timeout))
+
+    async def describe_processes(
+        self, *, measure_disk: bool = False, timeout: float | None = None
+    ) -> list[ProcessDescription]:
+        """Say how each coordinator and broker is: clock, files, disk, its way to etcd. One that is away says why."""
+        return await self._run(self._processes.describe(measure_disk=measure_disk, timeout=timeout))
+
+    async def set_log_level(
+        self,
+        level: str,
+        *,
+        servers: Sequence[str] | None = None,
+        duration_ms: int = 0,
+        timeout: float | None = None,
+    ) -> list[LogLevelResult]:
+        """Change what servers write to their logs, all or those named, for a while or until their ends."""
+        chosen = None if servers is None else tuple(servers)
+        return await self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))
 
     async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
         """Give every key of the cluster in etcd with its decoded value, for administrators."""

@@ -1,4 +1,7 @@
-"""How the disk below a data directory is: room, kind, and how long it takes to make something durable."""
+"""What lies below a data directory: the kind of file system, and how long it takes to make something durable.
+
+Used by brokers for `DescribeProcess`, and by `headrace doctor` for a machine that has no broker yet.
+"""
 
 from __future__ import annotations
 

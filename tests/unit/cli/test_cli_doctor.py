@@ -1,0 +1,249 @@
+"""`headrace doctor` and `headrace cluster log-level`: what is found in the facts, and how it is told."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from headrace.cli import doctor_host
+from headrace.cli.doctor_checks import HostFacts, Status, check_host, check_processes
+from headrace.cli.exit_codes import ExitCode
+from headrace.cli.main import run
+from headrace.client.admin_processes import (
+    CertificateDescription,
+    DiskDescription,
+    EtcdMemberDescription,
+    LogLevelResult,
+    ProcessDescription,
+)
+from headrace.client.errors import NoBrokersAvailableError
+
+NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
+GIB = 1 << 30
+DISK = DiskDescription("/data", "ext4", 100 * GIB, 50 * GIB, 128 << 20, 256 << 20, 2_000, 0)
+ETCD = EtcdMemberDescription("e1:2379", "", "3.5.29", 1_000, 50 << 20, 40 << 20, 2 * GIB, True, False, ())
+HOST = HostFacts("here", 100_000, True, 8 * GIB, DISK)
+
+
+def process(name, **fields):
+    """One that is well."""
+    etcd = tuple(replace(ETCD, endpoint=f"e{number}:2379") for number in (1, 2, 3))
+    defaults = {"version": "0.1.0", "open_files": 100, "max_open_files": 100_000, "etcd": etcd}
+    disk = {"disk": DISK} if name.startswith("broker") else {}
+    return ProcessDescription(name, f"{name}:7181", **(defaults | disk | fields))
+
+
+def cluster(**fields):
+    """Three brokers and two coordinators; `fields` are the first broker's."""
+    return [
+        process("coordinator-a"),
+        process("coordinator-b"),
+        process("broker-1", **fields),
+        process("broker-2"),
+        process("broker-3"),
+    ]
+
+
+def wrong(findings):
+    """What is not well: check to status."""
+    for finding in findings:
+        assert bool(finding.action) == (finding.status is not Status.OK), finding
+    return {finding.check: finding.status for finding in findings if finding.status is not Status.OK}
+
+
+def test_a_cluster_that_is_well_has_no_findings_but_good_ones():
+    """Each check says that it looked."""
+    found = check_processes(cluster(), NOW_MS)
+    assert wrong(found) == {}
+    assert {"reachable", "open_files", "disk_space", "fsync", "clock", "versions", "etcd_quota"} <= {
+        finding.check for finding in found
+    }
+    assert wrong(check_host(HOST)) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"error": "UNAVAILABLE"}, {"reachable": Status.FAILURE}),
+        ({"clock_ahead_ms": 700}, {"clock": Status.WARNING}),
+        ({"clock_ahead_ms": -6_000}, {"clock": Status.FAILURE}),
+        ({"max_open_files": 1_024}, {"open_files": Status.WARNING}),
+        ({"open_files": 90_000}, {"open_files": Status.FAILURE}),
+        ({"version": "0.2.0"}, {"versions": Status.WARNING}),
+        ({"not_well": (("liveness", "the event loop stands still"),)}, {"liveness": Status.FAILURE}),
+        ({"not_well": (("readiness", "it is drained"),)}, {"readiness": Status.WARNING}),
+        ({"disk": replace(DISK, free_bytes=10 * GIB)}, {"disk_space": Status.WARNING}),
+        ({"disk": replace(DISK, free_bytes=64 << 20)}, {"disk_space": Status.FAILURE}),
+        ({"disk": replace(DISK, fsync_us=30_000)}, {"fsync": Status.WARNING}),
+        ({"disk": replace(DISK, fsync_us=300_000)}, {"fsync": Status.FAILURE}),
+        ({"disk": replace(DISK, filesystem="nfs4")}, {"filesystem": Status.FAILURE}),
+        ({"disk": replace(DISK, filesystem="tmpfs")}, {"filesystem": Status.WARNING}),
+        ({"disk": replace(DISK, offline_logs=2)}, {"offline_logs": Status.FAILURE}),
+        (
+            {"certificates": (CertificateDescription("tls_certificate", "/c.pem", "CN=b", NOW_MS + 10 * DAY_MS),)},
+            {"certificate": Status.WARNING},
+        ),
+        (
+            {"certificates": (CertificateDescription("tls_certificate", "/c.pem", "CN=b", NOW_MS - 1),)},
+            {"certificate": Status.FAILURE},
+        ),
+        (
+            {"certificates": (CertificateDescription("tls_certificate", "/c.pem", "CN=b", NOW_MS + 90 * DAY_MS),)},
+            {},
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_process_is_found(fields, expected):
+    """One thing is wrong, and one is found."""
+    assert wrong(check_processes(cluster(**fields), NOW_MS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"error": "UNAVAILABLE"}, {"etcd_reachable": Status.FAILURE}),
+        ({"has_leader": False}, {"etcd_leader": Status.FAILURE}),
+        ({"is_learner": True}, {"etcd_learner": Status.WARNING}),
+        ({"alarms": ("NOSPACE",)}, {"etcd_alarm": Status.FAILURE}),
+        ({"database_bytes": round(1.5 * GIB), "database_used_bytes": GIB}, {"etcd_quota": Status.WARNING}),
+        (
+            {"database_bytes": round(1.5 * GIB), "database_used_bytes": GIB, "quota_bytes": 0},
+            {"etcd_quota": Status.WARNING},
+        ),
+        ({"database_bytes": round(1.9 * GIB), "database_used_bytes": GIB}, {"etcd_quota": Status.FAILURE}),
+        ({"database_bytes": GIB, "database_used_bytes": 1 << 20}, {"etcd_fragmented": Status.WARNING}),
+        ({"answered_us": 200_000}, {"etcd_latency": Status.WARNING}),
+        ({"version": "3.4.20"}, {"etcd_version": Status.FAILURE}),
+        ({"version": "3.5.1"}, {"etcd_version": Status.WARNING}),
+        ({"version": "3.6.2"}, {"etcd_version": Status.WARNING}),
+        ({"version": "3.7.0"}, {}),
+    ],
+)
+def test_what_is_wrong_with_etcd_is_found_once(fields, expected):
+    """However many processes tell of the same member."""
+    members = (replace(ETCD, **fields), replace(ETCD, endpoint="e2:2379"), replace(ETCD, endpoint="e3:2379"))
+    found = check_processes([process("coordinator-a", etcd=members), *cluster()[1:]], NOW_MS)
+    assert wrong(found) == expected
+
+
+def test_too_little_of_anything_is_a_warning():
+    """One coordinator, two brokers, an even number of etcd members."""
+    members = (ETCD, replace(ETCD, endpoint="e2:2379"))
+    few = [process(name, etcd=members) for name in ("coordinator-a", "broker-1", "broker-2")]
+    assert wrong(check_processes(few, NOW_MS)) == dict.fromkeys(
+        ("coordinators", "brokers", "etcd_members"), Status.WARNING
+    )
+
+
+def test_this_machines_clock_is_one_of_many():
+    """All servers agree, so it is this machine that is wrong."""
+    servers = [replace(each, clock_ahead_ms=9_000) for each in cluster()]
+    found = [finding for finding in check_processes(servers, NOW_MS) if finding.status is not Status.OK]
+    assert [(finding.check, finding.where) for finding in found] == [("clock", "this machine")]
+    assert "9s behind" in found[0].found
+
+
+def test_a_host_is_looked_at_before_there_is_a_cluster():
+    """Limits, clock, memory, disk."""
+    poor = HostFacts("here", 1_024, False, 100 << 20, replace(DISK, filesystem="fuse.sshfs"))
+    assert wrong(check_host(poor)) == {
+        "open_files": Status.WARNING,
+        "clock_synchronised": Status.WARNING,
+        "memory": Status.WARNING,
+        "filesystem": Status.FAILURE,
+    }
+    assert wrong(check_host(HostFacts("here", -1, None, -1))) == {}
+
+
+def test_the_machine_can_be_asked(tmp_path):
+    """Whatever it answers is of the right kind, and nothing is left in the directory."""
+    found = doctor_host.look_at_host(tmp_path)
+    assert found.clock_synchronised in (True, False, None)
+    assert found.disk is not None
+    assert found.disk.fsync_us > 0
+    assert found.disk.total_bytes > found.disk.free_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+class FakeAdmin:
+    """As much of `Admin` as the two commands use."""
+
+    def __init__(self, processes, failure=None):
+        self.processes = processes
+        self.failure = failure
+        self.asked = []
+
+    def admin(self, **settings):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        pass
+
+    def describe_processes(self, *, measure_disk):
+        if self.failure is not None:
+            raise self.failure
+        assert measure_disk
+        return self.processes
+
+    def set_log_level(self, level, *, servers, duration_ms):
+        self.asked.append((level, servers, duration_ms))
+        return [LogLevelResult("broker-1", "info"), LogLevelResult("broker-2", "", "UNAVAILABLE")]
+
+
+@pytest.fixture
+def healthy_host(monkeypatch):
+    """This machine is well, whatever it is."""
+    monkeypatch.setattr(doctor_host, "look_at_host", lambda data_dir: HOST)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "code"),
+    [
+        ({}, (), ExitCode.OK),
+        ({"max_open_files": 1_024}, (), ExitCode.OK),
+        ({"max_open_files": 1_024}, ("--strict",), ExitCode.UNHEALTHY),
+        ({"error": "UNAVAILABLE"}, (), ExitCode.UNHEALTHY),
+    ],
+)
+def test_failures_end_with_five_and_warnings_where_asked(healthy_host, capfd, fields, options, code):
+    """The worst comes first, each with what to do."""
+    assert run(["doctor", *options], FakeAdmin(cluster(**fields))) == code
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].split() == ["STATUS", "CHECK", "WHERE", "FOUND"]
+    if fields:
+        assert lines[1].startswith(("failure", "warning"))
+        assert any(line.startswith("broker-1, ") for line in lines)
+
+
+def test_the_document_has_all_findings(healthy_host, capfd):
+    """For programs: counts, and each finding with its words."""
+    run(["doctor", "--output", "json"], FakeAdmin(cluster(open_files=99_000)))
+    document = json.loads(capfd.readouterr().out)
+    assert document["counts"] == {"ok": len(document["findings"]) - 1, "warning": 0, "failure": 1}
+    first = document["findings"][0]
+    assert (first["status"], first["check"], first["where"]) == ("failure", "open_files", "broker-1")
+    assert "LimitNOFILE" in first["action"]
+
+
+def test_without_a_coordinator_the_host_is_still_looked_at(healthy_host, capfd):
+    """Exit code 3, and what was found so far."""
+    unreachable = NoBrokersAvailableError({"localhost:7170": "UNAVAILABLE"})
+    assert run(["doctor"], FakeAdmin([], unreachable)) == ExitCode.UNREACHABLE
+    out = capfd.readouterr().out
+    assert "bootstrap_servers" in out
+    assert "open_files" in out
+    assert run(["doctor", "--host-only"], FakeAdmin([], unreachable)) == ExitCode.OK
+
+
+def test_the_log_level_is_set_for_ten_minutes_or_as_told(capfd):
+    """A server that is away is named, and the exit code says so."""
+    admin = FakeAdmin([])
+    assert run(["cluster", "log-level", "debug"], admin) == ExitCode.FAILED
+    out = capfd.readouterr().out
+    assert "log level debug for 600 s on 1 server" in out
+    assert "broker-2: UNAVAILABLE" in out
+    run(["cluster", "log-level", "info", "--server", "broker-1", "--for", "0"], admin)
+    assert admin.asked == [("debug", None, 600_000), ("info", ["broker-1"], 0)]
