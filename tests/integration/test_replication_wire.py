@@ -61,7 +61,7 @@ def setting() -> Iterator[Setting]:
             replicated.wait_for(
                 "wire", lambda part: part.leader_id == 1 and len(part.in_sync_replicas) == 2, "broker 1"
             )
-            address = cluster.broker(1).address
+            address = cluster.broker(1).internal_address
             for _ in range(2):
                 append(address, topic_id, b"c", b"d")
             batches = fetch(address, topic_id, 0).batches
@@ -184,7 +184,7 @@ def test_an_unknown_partition(setting: Setting, follower: HandFollower) -> None:
 
 def test_a_broker_that_does_not_lead(setting: Setting) -> None:
     """A follower asked for data says who leads."""
-    with follower_at(setting.replicated.broker(2).address) as follower:
+    with follower_at(setting.replicated.broker(2).internal_address) as follower:
         follower.identify(setting.replicated.identity(), 3, setting.broker_epoch)
         answer = follower.ask(setting.topic_id, leader_epoch=1, offset=0)
     assert (answer.error.code, answer.error.leader.leader_id) == (ErrorCode.NOT_LEADER, 1)

@@ -81,6 +81,7 @@ class ErrorCode(IntEnum):
     NOT_OWNER = 64
     GROUP_NOT_EMPTY = 65
     GROUP_TOO_LARGE = 66
+    NOT_AUTHORIZED = 70
     INTERNAL = 99
 
 
@@ -433,6 +434,12 @@ class InternalError(HeadraceError):
     default_code = ErrorCode.INTERNAL
 
 
+class NotAuthorizedError(HeadraceError):
+    """The server knows who calls, by certificate or listener, and does not let them do this."""
+
+    default_code = ErrorCode.NOT_AUTHORIZED
+
+
 class TransportError(HeadraceError):
     """The connection failed or the peer is away: no typed answer came. Never crosses the wire; reconnect."""
 
@@ -643,6 +650,13 @@ ERRORS: Mapping[ErrorCode, ErrorRow] = {
     ),
     ErrorCode.GROUP_TOO_LARGE: ErrorRow(
         GroupTooLargeError, "RESOURCE_EXHAUSTED", False, _NO, "Split the topics over several groups."
+    ),
+    ErrorCode.NOT_AUTHORIZED: ErrorRow(
+        NotAuthorizedError,
+        "PERMISSION_DENIED",
+        False,
+        _NO,
+        "Show a certificate that is allowed to do it, or let an administrator allow it.",
     ),
     ErrorCode.INTERNAL: ErrorRow(
         InternalError, "INTERNAL", False, _MAYBE, "Report it, with the server's log; it is a bug in headrace."

@@ -22,6 +22,7 @@ from headrace.disk_probe import filesystem_of, measure_fsync
 from headrace.v1 import process_pb2
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
+from headrace_server.admission import PeerInterceptor, refuse_internal_calls
 from headrace_server.clock import Clock, SystemClock, read_boot_id
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
@@ -33,9 +34,10 @@ from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
 from headrace_server.process_service import ProcessParts, add_process_service
-from headrace_server.rpc import RpcLimits, RpcServer
+from headrace_server.rpc import RpcLimits, RpcServer, split_address
 from headrace_server.supervision import Supervision, supervised
 from headrace_server.telemetry import configure_logging
+from headrace_server.tls import ServiceTls, watched_tls
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
@@ -83,10 +85,13 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
         bound={"broker_id": settings.broker_id},
         count=lambda level: metrics.common.log_lines.labels(level).inc(),
     )
-    async with supervised(
-        metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
-    ) as supervision:
-        metastore = EtcdMetastore(settings.etcd_endpoints)
+    async with (
+        supervised(
+            metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
+        ) as supervision,
+        watched_tls(settings, metrics.common) as tls,
+    ):
+        metastore = EtcdMetastore(settings.etcd_endpoints, identity=tls.etcd)
         executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
         try:
             identity = await _identify(metastore, settings, stop)
@@ -102,6 +107,7 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
                 metrics=metrics,
                 executor=executor,
                 supervision=supervision,
+                tls=tls,
             )
             await broker.run(stop)
         finally:
@@ -152,6 +158,7 @@ class Broker:
         metrics: BrokerMetrics,
         executor: ThreadPoolExecutor,
         supervision: Supervision,
+        tls: ServiceTls,
     ) -> None:
         """Take over an opened data directory: `run` closes it."""
         self._settings = settings
@@ -164,9 +171,10 @@ class Broker:
         self._supervision = supervision
         self._health = supervision.health
         self._flusher = Flusher(metrics)
-        self._server = RpcServer(
-            RpcLimits(max_concurrent_calls=settings.max_concurrent_calls), health=supervision.health
-        )
+        self._tls = tls
+        limits = RpcLimits(max_concurrent_calls=settings.max_concurrent_calls)
+        self._server = RpcServer(limits, health=supervision.health)
+        self._internal_server = RpcServer(limits, health=supervision.health, interceptors=self._peer_checks())
         self._lease_lost = asyncio.Event()
         self._clean = False
         self._closed = False
@@ -194,18 +202,18 @@ class Broker:
         self._health.hold("readiness", "registration", "it is not registered in etcd yet")
         registration = self._make_registration(live)
         suspicions = self._make_suspicions(registration)
-        replication = Replication(view, self._metastore, services, suspicions, tasks)
+        replication = Replication(view, self._metastore, services, suspicions, tasks, self._tls.internal)
         assignments = Assignments(view, self._directory, services, replication)
         service = BrokerService(
             view, assignments, self._directory, registration, suspicions=suspicions, services=services, tasks=tasks
         )
-        self._server.add(register, service, SERVICE_NAME)
         replica_service = ReplicaService(replication, assignments, service.check_serving)
-        self._server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
+        self._internal_server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
+        self._internal_server.add(register, service, SERVICE_NAME)
+        self._server.add(register, service, SERVICE_NAME)
+        refuse_internal_calls(self._server, REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
         self._add_process_service(assignments)
-        address = await self._server.start(settings.listen)
-        live.address = settings.advertised_address or address
-        live.internal_address = settings.internal_advertised_address or live.address
+        await self._listen(live)
         self._supervision.beat.on_beat = lambda: self._on_beat(view)
         self._supervision.detail.source = lambda: partition_metrics(
             [describe_sample(partition) for partition in assignments.partitions]
@@ -229,11 +237,27 @@ class Broker:
                 tasks.create_task(scrub(assignments, services)),
             ]
             self._health.release("readiness", "registration")
-            self._announce(address)
+            self._announce()
             await stopping
         else:
             starting.cancel()
         await self._stop(service, assignments, replication, registration, background)
+
+    def _peer_checks(self) -> list[PeerInterceptor]:
+        names = self._settings.internal_tls_allowed_names
+        return [PeerInterceptor(names, self._metrics.common.call_errors)] if names else []
+
+    async def _listen(self, live: metadata_pb2.BrokerLive) -> None:
+        """Open both listeners and say in the registration where they are."""
+        settings, tls = self._settings, self._tls
+        internal_credentials = None if tls.internal is None else tls.internal.server_credentials("required")
+        host, _ = split_address(settings.listen)
+        internal = await self._internal_server.start(settings.internal_listen or f"{host}:0", internal_credentials)
+        credentials = None if tls.clients is None else tls.clients.server_credentials(settings.tls_client_auth)
+        address = await self._server.start(settings.listen, credentials)
+        live.address = settings.advertised_address or address
+        told_host, _ = split_address(live.address)
+        live.internal_address = settings.internal_advertised_address or f"{told_host}:{split_address(internal)[1]}"
 
     def _add_process_service(self, assignments: Assignments) -> None:
         add_process_service(
@@ -303,7 +327,7 @@ class Broker:
             self._directory.storage_id,
             lease_ttl_ms=self._settings.lease_ttl_ms,
             clock=self._clock,
-            make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints),
+            make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints, self._tls.etcd),
             on_lease_change=self._on_lease_change,
         )
 
@@ -370,16 +394,24 @@ class Broker:
         self._health.start_is_over()
         return whole
 
-    def _announce(self, address: str) -> None:
+    def _announce(self) -> None:
+        address, internal_address = self._server.address, self._internal_server.address
         metrics_address = self._supervision.metrics_address
-        log.info("serving", address=address, metrics_address=metrics_address)
+        log.info(
+            "serving",
+            address=address,
+            internal_address=internal_address,
+            metrics_address=metrics_address,
+            tls=self._tls.clients is not None,
+            internal_tls=self._tls.internal is not None,
+        )
         if self._settings.ready_file:
             write_ready_file(
                 Path(self._settings.ready_file),
                 {
                     "broker_id": self._settings.broker_id,
                     "address": address,
-                    "internal_address": address,
+                    "internal_address": internal_address,
                     "metrics_address": metrics_address,
                 },
             )
@@ -397,7 +429,7 @@ class Broker:
         await self._give_leaderships_away(assignments, registration)
         service.begin_stop()
         replication.close()
-        await self._server.stop(STOP_GRACE_SECONDS)
+        await asyncio.gather(self._server.stop(STOP_GRACE_SECONDS), self._internal_server.stop(STOP_GRACE_SECONDS))
         for task in background:
             task.cancel()
         if background:

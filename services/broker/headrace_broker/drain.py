@@ -26,6 +26,7 @@ from headrace_server.metadata_view import Broker, ClusterView, Partition
 from headrace_server.metastore.api import CreateRevisionIs, Metastore, Put, VersionIs
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.metastore.view import PrefixView
+from headrace_server.tls import read_tls
 
 from headrace_broker.settings import BrokerSettings
 
@@ -62,7 +63,7 @@ async def drain(settings: BrokerSettings, timeout_seconds: float) -> str:
         DrainNotFinishedError: it takes longer than `timeout_seconds`.
         MetastoreUnavailableError: etcd does not answer: nothing can move, so stop the broker as it is.
     """
-    metastore = EtcdMetastore(settings.etcd_endpoints)
+    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd)
     left: list[Remainder] = []
     try:
         async with asyncio.timeout(timeout_seconds):

@@ -7,13 +7,14 @@ from typing import Annotated
 
 from headrace_server.settings import CommaList
 from headrace_server.telemetry import LogFormat, LogLevel
+from headrace_server.tls_settings import TlsSettings
 from pydantic import Field
 
 ENVIRON_PREFIX = "HEADRACE_BROKER_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSettings:
+class BrokerSettings(TlsSettings):
     """The settings of one broker process; `docs/reference/settings.md` is made from the descriptions."""
 
     broker_id: Annotated[int, Field(ge=0, le=2**31 - 1, description="This broker's number, unique in the cluster.")]
@@ -29,6 +30,13 @@ class BrokerSettings:
     listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
         "127.0.0.1:7181"
     )
+    internal_listen: Annotated[
+        str,
+        Field(
+            description="Address for brokers and coordinators, host:port; port 0: the kernel chooses; empty: the host "
+            "of `listen`, port 0."
+        ),
+    ] = ""
     metrics_listen: Annotated[
         str, Field(description="Address for metrics and health over HTTP, host:port; empty: none.")
     ] = ""
@@ -36,8 +44,19 @@ class BrokerSettings:
         str, Field(description="The address that clients are told, host:port; empty: the address bound.")
     ] = ""
     internal_advertised_address: Annotated[
-        str, Field(description="The address that other brokers are told, host:port; empty: as clients.")
+        str,
+        Field(
+            description="The address that brokers and coordinators are told, host:port; empty: the host that clients "
+            "are told, and the port of `internal_listen`."
+        ),
     ] = ""
+    internal_tls_allowed_names: Annotated[
+        CommaList,
+        Field(
+            description="With TLS: names of which a broker's or coordinator's certificate must bear one, as it stands "
+            "there, to be served on `internal_listen`; empty: all that `internal_tls_ca_file` has signed."
+        ),
+    ] = ()
     rack: Annotated[str, Field(description="The failure domain that replicas are spread over; empty: none.")] = ""
     host: Annotated[str, Field(description="The machine, a failure domain below the rack; empty: none.")] = ""
     lease_ttl_ms: Annotated[
@@ -151,6 +170,14 @@ class BrokerSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
+        self.check_tls()
+        if self.internal_files is not None and not (self.internal_tls_allowed_names or self.internal_tls_ca_file):
+            raise ValueError(
+                "TLS is on, and whoever has a certificate of tls_ca_file could pass for a broker: set "
+                "internal_tls_allowed_names, or an internal_tls_ca_file that signs for brokers and coordinators alone"
+            )
+        if self.internal_tls_allowed_names and self.internal_files is None:
+            raise ValueError("internal_tls_allowed_names is set without tls_cert_file or internal_tls_cert_file")
         if self.max_concurrent_calls <= self.max_waiting_fetches:
             raise ValueError("max_concurrent_calls must be more than max_waiting_fetches")
         if self.disk_resume_above_bytes < self.disk_refuse_below_bytes:

@@ -31,6 +31,24 @@ def request_id() -> str:
     return ""
 
 
+def principal(context: Any = None) -> str:
+    """Who calls, by the certificate that was shown: its common name, or its first subject alternative name.
+
+    Of the call that is being served, where no other one is given; empty: there is no certificate.
+    """
+    names = certified_names(CURRENT_CALL.get() if context is None else context)
+    return names[0] if names else ""
+
+
+def certified_names(context: Any) -> list[str]:
+    """Every name that the caller's certificate bears, the common name first. gRPC has checked the certificate."""
+    if context is None:
+        return []
+    found = context.auth_context()
+    names = [*found.get("x509_common_name", ()), *found.get("x509_subject_alternative_name", ())]
+    return [name.decode(errors="replace") for name in names]
+
+
 def calls_are_traced() -> bool:
     """Whether every call is to be a line of the log."""
     return _traced

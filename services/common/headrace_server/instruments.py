@@ -134,6 +134,18 @@ class CommonMetrics:
         self.loop_stalls = Counter(
             f"{prefix}_loop_stalls", "Times that the watchdog found the event loop standing still", registry=registry
         )
+        self.certificate_expiry = Gauge(
+            f"{prefix}_certificate_expiry_timestamp_seconds",
+            "When the certificate that is in force for this use expires",
+            ["use"],
+            registry=registry,
+        )
+        self.certificate_refused = Gauge(
+            f"{prefix}_certificate_refused",
+            "1 where the certificate files of this use have changed and cannot be used: those before stay in force",
+            ["use"],
+            registry=registry,
+        )
         self.registered = Gauge(f"{prefix}_registered", "1 while the process is registered in etcd", registry=registry)
         self.metadata_age_seconds = Gauge(
             f"{prefix}_metadata_age_seconds",

@@ -84,7 +84,13 @@ async def _refuse(servicer: object, method: Callable[..., Any], context: Any, er
     counter = getattr(servicer, "call_errors", None)
     if counter is not None:
         counter.labels(method.__name__, (error.code or ErrorCode.INTERNAL).name).inc()
-    log.debug("call_refused", method=method.__name__, code=error.code.name, reason=error.message)
+    log.debug(
+        "call_refused",
+        method=method.__name__,
+        principal=calls.principal(),
+        code=error.code.name,
+        reason=error.message,
+    )
     await abort(context, error)
 
 
@@ -100,6 +106,7 @@ def _trace(method: Callable[..., Any], started: float, context: Any) -> None:
         "call_answered",
         method=method.__name__,
         peer=context.peer(),
+        principal=calls.principal(),
         took_ms=round((time.perf_counter() - started) * 1000, 3),
     )
 
@@ -185,10 +192,17 @@ class RpcServer:
     Life: construct, `add` servicers, `start`, `stop`. It answers for `health` and says that it stops.
     """
 
-    def __init__(self, limits: RpcLimits | None = None, *, health: Health | None = None) -> None:
+    def __init__(
+        self,
+        limits: RpcLimits | None = None,
+        *,
+        health: Health | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self._limits = limits or RpcLimits()
         self.health = health or Health()
         self._server = grpc.aio.server(
+            interceptors=list(interceptors),
             options=_channel_options(self._limits),
             maximum_concurrent_rpcs=self._limits.max_concurrent_calls,
         )
@@ -202,8 +216,14 @@ class RpcServer:
         register(servicer, self._server)
         self._service_names.append(service_name)
 
-    async def start(self, listen: str) -> str:
+    def add_handler(self, handler: grpc.GenericRpcHandler) -> None:
+        """Let `handler` say who answers the calls that no servicer of this server does."""
+        self._server.add_generic_rpc_handlers((handler,))
+
+    async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
         """Listen on `host:port` (port 0: the kernel chooses), serve, and return the address bound.
+
+        Without `credentials` it speaks plain text, with them TLS alone.
 
         Raises:
             AddressInUseError: the address is taken, not ours, or malformed.
@@ -212,7 +232,10 @@ class RpcServer:
         host, port = split_address(listen)
         _check_free(listen, host, port)
         try:
-            bound = self._server.add_insecure_port(listen)
+            if credentials is None:
+                bound = self._server.add_insecure_port(listen)
+            else:
+                bound = self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise AddressInUseError(
                 f"cannot listen on {listen}: {error}", action="Choose another address, or stop what holds this one."
@@ -261,6 +284,8 @@ def _channel_options(limits: RpcLimits) -> Sequence[tuple[str, int]]:
         ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
         ("grpc.max_metadata_size", limits.max_metadata_bytes),
         ("grpc.so_reuseport", 0),
+        # Who connects and does not finish the handshake is cut off.
+        ("grpc.server_handshake_timeout_ms", 10_000),
         # Clients ping every 20 s or slower, also between calls; without these a server calls that abuse after two
         # pings.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),

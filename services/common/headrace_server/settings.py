@@ -95,7 +95,8 @@ def describe_settings(cls: type[Any]) -> str:
     """A markdown table of all settings of `cls`: name, type, default, range, documentation."""
     lines = ["| setting | type | default | range | what it does |", "| --- | --- | --- | --- | --- |"]
     hints = typing.get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
+    # A class's own settings come before those that it shares with others.
+    for field in sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__):
         base, infos = _unwrap(hints[field.name])
         description = " ".join(info.description for info in infos if info.description)
         assert description, f"{cls.__name__}.{field.name} has no description"
@@ -202,8 +203,10 @@ def _type_name(hint: object) -> str:
 
 
 def _show(value: object) -> str:
+    if value in ("", ()):
+        return '`""`'
     if isinstance(value, bool):
         return "`true`" if value else "`false`"
     if isinstance(value, tuple):
         return f"`{','.join(map(str, value))}`"
-    return '`""`' if value == "" else f"`{value}`"
+    return f"`{value}`"

@@ -29,6 +29,7 @@ from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer
 from headrace_server.supervision import Supervision, supervised
 from headrace_server.telemetry import configure_logging
+from headrace_server.tls import ServiceTls, watched_tls
 from prometheus_client import CollectorRegistry
 
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -82,16 +83,23 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
         bound={"coordinator_id": settings.coordinator_id},
         count=lambda level: metrics.common.log_lines.labels(level).inc(),
     )
-    async with supervised(
-        metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
-    ) as supervision:
-        await _serve(settings, stop, metrics, supervision)
+    async with (
+        supervised(
+            metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
+        ) as supervision,
+        watched_tls(settings, metrics.common) as tls,
+    ):
+        await _serve(settings, stop, metrics, supervision, tls)
 
 
 async def _serve(
-    settings: CoordinatorSettings, stop: StopRequest, metrics: CoordinatorMetrics, supervision: Supervision
+    settings: CoordinatorSettings,
+    stop: StopRequest,
+    metrics: CoordinatorMetrics,
+    supervision: Supervision,
+    tls: ServiceTls,
 ) -> None:
-    metastore = EtcdMetastore(settings.etcd_endpoints, observe=metrics.observe_etcd)
+    metastore = EtcdMetastore(settings.etcd_endpoints, observe=metrics.observe_etcd, identity=tls.etcd)
     try:
         started = asyncio.create_task(_reach(metastore, settings))
         stopped = asyncio.create_task(stop.requested())
@@ -102,7 +110,13 @@ async def _serve(
             return
         identity, status = started.result()
         coordinator = _Coordinator(
-            settings, metastore, identity=identity, status=status, metrics=metrics, supervision=supervision
+            settings,
+            metastore,
+            identity=identity,
+            status=status,
+            metrics=metrics,
+            supervision=supervision,
+            tls=tls,
         )
         await coordinator.run(stop)
     finally:
@@ -146,7 +160,9 @@ class _Coordinator:
         status: MetastoreStatus,
         metrics: CoordinatorMetrics,
         supervision: Supervision,
+        tls: ServiceTls,
     ) -> None:
+        self._tls = tls
         self._settings = settings
         self._metastore = metastore
         self._identity = identity
@@ -191,9 +207,11 @@ class _Coordinator:
             ),
         )
         keeper = self._serve_groups(view)
-        address = await self._server.start(self._settings.listen)
+        clients = self._tls.clients
+        credentials = None if clients is None else clients.server_credentials(self._settings.tls_client_auth)
+        address = await self._server.start(self._settings.listen, credentials)
         session = self._make_session(self._settings.advertised_address or address)
-        channels = BrokerChannels()
+        channels = BrokerChannels(self._tls.internal)
         controller = Controller(
             self._metastore,
             view,
@@ -322,7 +340,7 @@ class _Coordinator:
             self._metrics,
             lease_ttl_ms=self._settings.lease_ttl_ms,
             clock=self._clock,
-            make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints),
+            make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints, self._tls.etcd),
         )
 
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from headrace_server.settings import CommaList
 from headrace_server.telemetry import LogFormat, LogLevel
+from headrace_server.tls_settings import TlsSettings
 from pydantic import Field
 
 ENVIRON_PREFIX = "HEADRACE_COORDINATOR_"
@@ -15,7 +16,7 @@ _COORDINATOR_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings:
+class CoordinatorSettings(TlsSettings):
     """The settings of one coordinator process; `docs/reference/settings.md` is made from the descriptions."""
 
     coordinator_id: Annotated[
@@ -134,6 +135,7 @@ class CoordinatorSettings:
 
     def __post_init__(self) -> None:
         """Refuse what the types cannot say."""
+        self.check_tls()
         if not _COORDINATOR_ID.match(self.coordinator_id):
             raise ValueError(
                 f"coordinator_id {self.coordinator_id!r} is not 1 to 63 letters, digits, dots, underscores and dashes"

@@ -57,6 +57,8 @@ class ServiceProcess:
         self._ready_file = spec.directory / f"{spec.name}.ready.json"
         self.metrics_address = ""
         """host:port of its Prometheus endpoint since it was last ready; empty where it has none."""
+        self.internal_address = ""
+        """host:port for brokers and coordinators since it was last ready; empty where it has none."""
         self._port = spec.port
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
@@ -130,6 +132,7 @@ class ServiceProcess:
         ready = json.loads(self._ready_file.read_text())
         self._port = int(str(ready["address"]).rpartition(":")[2])
         self.metrics_address = str(ready.get("metrics_address", ""))
+        self.internal_address = str(ready.get("internal_address", ""))
 
     def terminate(self) -> None:
         """Ask it to stop in good order (SIGTERM); returns at once. Asking again does nothing: a service takes a second

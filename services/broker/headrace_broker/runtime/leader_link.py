@@ -20,6 +20,7 @@ from headrace.wire.errors import CorruptBatchError, HeadraceError, StorageFullEr
 from headrace.wire.ids import BrokerId
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
+from headrace_server.tls import TlsIdentity, open_channel
 
 from headrace_broker.core.replica import Role
 from headrace_broker.runtime.partition import Partition
@@ -60,12 +61,16 @@ class LeaderLink:
         view: ClusterView,
         identity: Callable[[], replication_pb2.FollowerIdentity | None],
         hear: Callable[[], None],
+        tls: TlsIdentity | None = None,
     ) -> None:
-        """`identity` says who follows; None: there is no session now. `hear` is told of every message."""
+        """`identity` says who follows; None: there is no session now. `hear` is told of every message. `tls`: what the
+        leader is shown, None: nothing, in plain text.
+        """
         self._leader_id = leader_id
         self._view = view
         self._identity = identity
         self._hear = hear
+        self._tls = tls
         self._partitions: dict[PartitionId, Partition] = {}
         self._due: dict[PartitionId, Partition] = {}
         self._damaged: dict[PartitionId, None] = {}
@@ -104,9 +109,7 @@ class LeaderLink:
             broker, identity = self._view.brokers.get(BrokerId(self._leader_id)), self._identity()
             if broker is not None and identity is not None and self._partitions:
                 try:
-                    async with grpc.aio.insecure_channel(
-                        broker.live.internal_address, options=_CHANNEL_OPTIONS
-                    ) as channel:
+                    async with open_channel(broker.live.internal_address, _CHANNEL_OPTIONS, self._tls) as channel:
                         if await self._talk(channel, identity):
                             pause = FIRST_PAUSE_SECONDS
                 except (grpc.aio.AioRpcError, TimeoutError) as error:

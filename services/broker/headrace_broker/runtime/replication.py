@@ -17,6 +17,7 @@ from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore
 from headrace_server.partition_state import Replica
+from headrace_server.tls import TlsIdentity
 
 from headrace_broker.core.messages import Propose, Ticked
 from headrace_broker.core.replica import Role
@@ -45,11 +46,14 @@ class Replication:
         services: PartitionServices,
         suspicions: Suspicions,
         tasks: asyncio.TaskGroup,
+        tls: TlsIdentity | None,
     ) -> None:
+        """`tls`: what leaders are shown; None: they are spoken to in plain text."""
         self._view = view
         self._services = services
         self._suspicions = suspicions
         self._tasks = tasks
+        self._tls = tls
         self.writer = InSyncWriter(metastore, view.keyspace, services.broker_id, services.metrics)
         self._links: dict[int, tuple[LeaderLink, asyncio.Task[None]]] = {}
         self._followed: dict[PartitionId, int] = {}  # the broker that each is copied from
@@ -74,7 +78,8 @@ class Replication:
             self.unfollow(partition)
         self._followed[key] = leader.broker_id
         if leader.broker_id not in self._links:
-            link = LeaderLink(leader.broker_id, self._view, self._identify, partial(self._hear, leader.broker_id))
+            hear = partial(self._hear, leader.broker_id)
+            link = LeaderLink(leader.broker_id, self._view, self._identify, hear, self._tls)
             self._links[leader.broker_id] = link, self._tasks.create_task(link.run())
         self._links[leader.broker_id][0].add(partition)
         self._services.metrics.following.set(len(self._followed))

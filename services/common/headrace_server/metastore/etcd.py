@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from headrace.wire.errors import InvalidConfigError, InvalidRequestError, MetastoreUnavailableError, Outcome
 
+from headrace_server.certificate_files import Certificates
 from headrace_server.metastore import etcd3_stubs as stubs
 from headrace_server.metastore.api import (
     CompactedError,
@@ -44,6 +45,7 @@ from headrace_server.metastore.etcd_messages import (
 )
 from headrace_server.metastore.etcd_status import MemberStatus, describe_member
 from headrace_server.metastore.keep_alive import KeepAliveStream, NoKeepAliveError
+from headrace_server.tls import TlsIdentity, open_blocking_channel, open_channel
 
 _PAGE_KEYS = 1_000
 _CHANNEL_OPTIONS = (
@@ -71,6 +73,8 @@ class _Endpoint:
     lease: Any
     maintenance: Any
     keep_alive: KeepAliveStream
+    certificates: Certificates | None
+    """With which it was connected; None: without TLS."""
 
 
 class EtcdMetastore:
@@ -80,6 +84,7 @@ class EtcdMetastore:
         endpoints: `host:port` of members of one cluster, at least one.
         timeout_s: the deadline of every call, all tries of a read together.
         observe: told of every call how long it took, in seconds, and whether etcd answered it.
+        identity: speak TLS, with the certificates that are in force when a connection is made.
     """
 
     def __init__(
@@ -88,13 +93,17 @@ class EtcdMetastore:
         *,
         timeout_s: float = 5.0,
         observe: Callable[[str, float, bool], None] | None = None,
+        identity: TlsIdentity | None = None,
     ) -> None:
         check_endpoints(endpoints)
         self._timeout_s = timeout_s
         self._observe = observe
         self._current = 0
         self._cluster_id = 0
-        self._endpoints = [_connect(endpoint) for endpoint in endpoints]
+        self._identity = identity
+        self._endpoints = [_connect(endpoint, identity) for endpoint in endpoints]
+        self._retired: dict[str, _Endpoint] = {}
+        self._closing: dict[asyncio.Task[None], None] = {}
 
     async def get(self, key: str) -> GetResult:
         """See `Metastore.get`."""
@@ -170,7 +179,7 @@ class EtcdMetastore:
         """See `Metastore.watch`."""
         assert prefix, "an empty prefix"
         assert start_revision > 0, start_revision
-        endpoint = self._endpoints[self._current]
+        endpoint = self._endpoint(self._current)
         create = stubs.rpc_pb2.WatchRequest(
             create_request=stubs.rpc_pb2.WatchCreateRequest(
                 key=prefix.encode(), range_end=prefix_end(prefix), start_revision=start_revision, progress_notify=True
@@ -221,14 +230,35 @@ class EtcdMetastore:
     async def describe_members(self) -> list[MemberStatus]:
         """How each endpoint is, in the order of the settings; one that does not answer says so."""
         return await asyncio.gather(
-            *(describe_member(found.address, found.maintenance, self._timeout_s) for found in self._endpoints)
+            *(
+                describe_member(found.address, found.maintenance, self._timeout_s)
+                for found in map(self._endpoint, range(len(self._endpoints)))
+            )
         )
 
     async def close(self) -> None:
         """See `Metastore.close`."""
-        for endpoint in self._endpoints:
-            await endpoint.keep_alive.close()
-            await endpoint.channel.close()
+        for endpoint in [*self._endpoints, *self._retired.values()]:
+            await _disconnect(endpoint)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _endpoint(self, index: int) -> _Endpoint:
+        """The endpoint of that number, connected anew where certificates have come in force since.
+
+        Calls and watches that are under way end on the old connection, which is closed when it happens once more.
+        """
+        endpoint = self._endpoints[index]
+        if self._identity is None or endpoint.certificates is self._identity.current:
+            return endpoint
+        before = self._retired.pop(endpoint.address, None)
+        if before is not None:
+            closing = asyncio.create_task(_disconnect(before))
+            self._closing[closing] = None
+            closing.add_done_callback(lambda done: self._closing.pop(done, None))
+        self._retired[endpoint.address] = endpoint
+        self._endpoints[index] = _connect(endpoint.address, self._identity)
+        return self._endpoints[index]
 
     async def _read(self, what: str, send: Callable[[_Endpoint, float], Awaitable[Any]]) -> Any:
         """Call until one endpoint answers, each endpoint once, all within the deadline."""
@@ -236,7 +266,7 @@ class EtcdMetastore:
         deadline = loop.time() + self._timeout_s
         failures: list[str] = []
         for tries_left in range(len(self._endpoints), 0, -1):
-            endpoint = self._endpoints[self._current]
+            endpoint = self._endpoint(self._current)
             started = loop.time()
             timeout = max(0.05, (deadline - started) / tries_left)
             try:
@@ -261,7 +291,7 @@ class EtcdMetastore:
 
     async def _write(self, what: str, send: Callable[[_Endpoint], Awaitable[Any]]) -> Any:
         """Call once; whatever is not an answer is an unknown outcome. A cancelled call stays a cancelled task."""
-        endpoint, started = self._endpoints[self._current], asyncio.get_running_loop().time()
+        endpoint, started = self._endpoint(self._current), asyncio.get_running_loop().time()
         try:
             answer = await send(endpoint)
         except grpc.aio.AioRpcError as error:
@@ -301,12 +331,24 @@ class EtcdLeaseRenewer:
     One thread uses it: the `lease.LeaseKeeper`'s.
     """
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
+    def __init__(self, endpoints: Sequence[str], identity: TlsIdentity | None = None) -> None:
         check_endpoints(endpoints)
         self._addresses = list(endpoints)
-        self._channels = [grpc.insecure_channel(address, options=_CHANNEL_OPTIONS) for address in endpoints]
-        self._stubs = [stubs.LeaseStub(channel) for channel in self._channels]
+        self._identity = identity
+        self._certificates: Certificates | None = None
+        self._channels: list[grpc.Channel] = []
+        self._stubs: list[Any] = []
         self._current = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make the channels, of the certificates that are in force."""
+        self.close()
+        self._certificates = None if self._identity is None else self._identity.current
+        self._channels = [
+            open_blocking_channel(address, _CHANNEL_OPTIONS, self._identity) for address in self._addresses
+        ]
+        self._stubs = [stubs.LeaseStub(channel) for channel in self._channels]
 
     def renew(self, lease_id: int, timeout_s: float) -> int:
         """Renew once; the new time to live in ms, 0 where the lease has ended.
@@ -314,6 +356,8 @@ class EtcdLeaseRenewer:
         Raises:
             MetastoreUnavailableError: no answer within `timeout_s`; the next call tries the next endpoint.
         """
+        if self._identity is not None and self._certificates is not self._identity.current:
+            self._connect()
         address = self._addresses[self._current]
         request = stubs.rpc_pb2.LeaseKeepAliveRequest(ID=lease_id)
         call = self._stubs[self._current].LeaseKeepAlive(iter([request]), timeout=timeout_s)
@@ -354,8 +398,9 @@ def check_endpoints(endpoints: Sequence[str]) -> None:
             )
 
 
-def _connect(address: str) -> _Endpoint:
-    channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def _connect(address: str, identity: TlsIdentity | None) -> _Endpoint:
+    certificates = None if identity is None else identity.current
+    channel = open_channel(address, _CHANNEL_OPTIONS, identity)
     lease = stubs.LeaseStub(channel)
     return _Endpoint(
         address,
@@ -365,7 +410,13 @@ def _connect(address: str) -> _Endpoint:
         lease,
         stubs.MaintenanceStub(channel),
         KeepAliveStream(lease),
+        certificates,
     )
+
+
+async def _disconnect(endpoint: _Endpoint) -> None:
+    await endpoint.keep_alive.close()
+    await endpoint.channel.close()
 
 
 def _raise_definite(what: str, error: grpc.RpcError, *, read: bool) -> None:

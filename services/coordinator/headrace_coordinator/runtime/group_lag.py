@@ -22,6 +22,7 @@ from headrace.wire.ids import BrokerId
 from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
+from headrace_server.tls import TlsIdentity, open_channel
 
 from headrace_coordinator.core.assignors import TopicPartition
 from headrace_coordinator.metrics import CoordinatorMetrics, GroupSample, LagRound, PartitionLag, TopicLag
@@ -207,20 +208,26 @@ def _sample(group_id: str, entry: GroupEntry, unknown_partitions: int) -> GroupS
 
 
 class BrokerChannels:
-    """Channels to brokers, made when first needed. Owned by the app."""
+    """Channels to brokers, made when first needed, and made anew with new certificates. Owned by the app."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: TlsIdentity | None = None) -> None:
+        """`tls`: what brokers are shown; None: they are spoken to in plain text."""
+        self._tls = tls
+        self._certificates = None if tls is None else tls.current
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def list_offsets(
         self, address: str, request: broker_pb2.ListOffsetsRequest
     ) -> broker_pb2.ListOffsetsResponse:
         """For `GroupLag`."""
+        if self._tls is not None and self._certificates is not self._tls.current:
+            self._certificates = self._tls.current
+            await self.close()
         channel = self._channels.get(address)
         if channel is None:
             if len(self._channels) >= MAX_CHANNELS:
                 await self._channels.pop(next(iter(self._channels))).close()
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            channel = self._channels[address] = open_channel(address, _CHANNEL_OPTIONS, self._tls)
         answer: broker_pb2.ListOffsetsResponse = await broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(
             request, timeout=ASK_SECONDS
         )
@@ -228,7 +235,8 @@ class BrokerChannels:
 
     async def close(self) -> None:
         """Close them."""
-        for channel in self._channels.values():
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
             await channel.close()
 
 

@@ -1,0 +1,152 @@
+"""Certificates in files, read and checked before anybody depends on them: `tls` puts them in force.
+
+What a handshake would fail at later is found here: a key of another certificate, a passphrase, a certificate that has
+expired, one that its own authorities did not sign or that may not be used as server and as client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from headrace.wire.certificates import CertificateFormatError, expiry_times
+
+from headrace_server.settings import SettingsError
+from headrace_server.tls_settings import TlsFiles
+
+Stamp = tuple[int, int, int]
+
+
+class TlsFilesError(SettingsError):
+    """Certificates cannot be used; the message names the file and says why. Put right ones there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """What was read, in PEM; None: there is no such part."""
+
+    chain: bytes | None
+    key: bytes | None
+    authorities: bytes | None
+    expires_at: datetime
+    """The first end in the own chain; where there is none, the last one of the authorities."""
+
+
+def stamps_of(paths: Sequence[str]) -> tuple[Stamp | None, ...]:
+    """What changes when a file does; None: it is not to be had."""
+    return tuple(map(_stamp, paths))
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
+    """Read and check. `mutual`: both sides of a connection are to be signed by these authorities.
+
+    Raises:
+        TlsFilesError: they cannot be used.
+    """
+    chain, key, authorities = (_read(path) for path in (files.cert_file, files.key_file, files.ca_file))
+    ends = [_ends(path, pem) for path, pem in ((files.cert_file, chain), (files.ca_file, authorities)) if pem]
+    expires_at = min(ends[0]) if chain else max(ends[0])
+    if expires_at <= datetime.now(UTC):
+        raise TlsFilesError(
+            f"the certificate in {files.cert_file or files.ca_file} has expired, on {expires_at:%Y-%m-%d at %H:%M} UTC",
+            action="Put a new one there, with its key.",
+        )
+    if authorities:
+        _load(files.ca_file, lambda context: context.load_verify_locations(files.ca_file))
+    if chain:
+        _load(files.cert_file, lambda context: _load_chain(context, files))
+    if mutual:
+        _shake_hands(files)
+    return Certificates(chain, key, authorities, expires_at)
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError as error:
+        raise TlsFilesError(
+            f"cannot read {path}: {error.strerror}", action="Put the file there, readable for this process."
+        ) from error
+
+
+def _ends(path: str, pem: bytes) -> list[datetime]:
+    try:
+        return expiry_times(pem)
+    except CertificateFormatError as error:
+        raise TlsFilesError(
+            f"{path} is no certificate in PEM: {error}",
+            action="Give a file with -----BEGIN CERTIFICATE-----.",
+        ) from error
+
+
+def _load(path: str, load: Callable[[ssl.SSLContext], None]) -> None:
+    try:
+        load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    except ssl.SSLError as error:
+        raise TlsFilesError(
+            f"{path} cannot be used: {error.reason or error}", action="Put a certificate in PEM there."
+        ) from error
+
+
+def _load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_cert_chain(files.cert_file, files.key_file, password=lambda: _refuse_passphrase(files.key_file))
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise TlsFilesError(
+                f"the key in {files.key_file} is not that of the certificate in {files.cert_file}",
+                action="Put certificate and key there that were made together.",
+            ) from error
+        raise TlsFilesError(
+            f"{files.cert_file} and {files.key_file} are no certificate and key in PEM",
+            action="Give a certificate, with its chain below it, and an unencrypted private key.",
+        ) from error
+
+
+def _refuse_passphrase(path: str) -> str:
+    raise TlsFilesError(
+        f"the key in {path} has a passphrase", action="Give one without: `openssl pkey -in KEY -out NEW_KEY`."
+    )
+
+
+def _shake_hands(files: TlsFiles) -> None:
+    """Let the identity speak to itself, in memory: what its peers would refuse is refused here."""
+    sides = []
+    inbound, outbound = ssl.MemoryBIO(), ssl.MemoryBIO()
+    for protocol, come, go in (
+        (ssl.PROTOCOL_TLS_CLIENT, inbound, outbound),
+        (ssl.PROTOCOL_TLS_SERVER, outbound, inbound),
+    ):
+        context = ssl.SSLContext(protocol)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+        context.load_verify_locations(files.ca_file)
+        _load_chain(context, files)
+        sides.append(context.wrap_bio(come, go, server_side=protocol == ssl.PROTOCOL_TLS_SERVER))
+    client, server = sides
+    try:
+        for side in (client, server, client, server):
+            _go_on(side)
+    except ssl.SSLCertVerificationError as error:
+        raise TlsFilesError(
+            f"brokers and coordinators would refuse the certificate in {files.cert_file}, by the authorities in "
+            f"{files.ca_file}: {error.verify_message}",
+            action="It must be signed by them, for the usages server and client authentication.",
+        ) from error
+
+
+def _go_on(side: ssl.SSLObject) -> None:
+    with contextlib.suppress(ssl.SSLWantReadError):  # Then it is the other side's turn.
+        side.do_handshake()

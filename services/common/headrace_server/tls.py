@@ -1,0 +1,175 @@
+"""Certificates of a service: read, checked, watched, and put in force again when their files change.
+
+A service has up to three identities, each a certificate and key, the authorities that sign its peers' certificates, or
+both: `clients` (its client listener), `internal` (brokers and coordinators among each other, always mutual), `etcd`
+(towards etcd). What is read is checked whole before it is used: at the start a fault ends the process, later the old
+certificates stay in force, `certificate_refused` says so, and a line of the log says why. Connections that stand are
+left alone; every new one uses what is in force then. gRPC takes TLS 1.2 and later, and there is no way back to plain
+text.
+
+Belongs to the event loop, but for what gRPC calls at a new connection from threads of its own: that reads `current`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import structlog
+
+from headrace_server.certificate_files import Certificates, TlsFilesError, read_certificates, stamps_of
+from headrace_server.instruments import CommonMetrics
+from headrace_server.tls_settings import ClientAuth, TlsFiles, TlsSettings
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 2.0
+"""How long a changed file may go unnoticed."""
+
+ChannelOptions = Sequence[tuple[str, int]]
+
+
+class TlsIdentity:
+    """The certificates of one use, as they are in force. Made and looked after by the event loop; see the module."""
+
+    def __init__(self, use: str, files: TlsFiles, *, mutual: bool = False) -> None:
+        """Read the files. `mutual`: both sides of its connections are of this identity's authorities.
+
+        Raises:
+            TlsFilesError: they cannot be used.
+        """
+        self.use = use
+        self._files = files
+        self._mutual = mutual
+        self._stamps = stamps_of(files.paths)
+        self.current = read_certificates(files, mutual=mutual)
+        self.refused = False
+        """Whether the files have changed since into something that cannot be used."""
+
+    def look(self) -> None:
+        """Put changed files in force, if they are good."""
+        stamps = stamps_of(self._files.paths)
+        if stamps == self._stamps:
+            return
+        try:
+            found = read_certificates(self._files, mutual=self._mutual)
+        except TlsFilesError as error:
+            if stamps_of(self._files.paths) != stamps:
+                return  # They were just being replaced.
+            log.error("certificates_refused", use=self.use, reason=error.message, in_force_until=self._end())
+            self.refused = True
+        else:
+            if stamps_of(self._files.paths) != stamps:
+                return
+            if found != self.current:
+                self.current = found
+                log.info("certificates_reloaded", use=self.use, expires_at=self._end())
+            self.refused = False
+        self._stamps = stamps
+
+    def server_credentials(self, client_auth: ClientAuth) -> grpc.ServerCredentials:
+        """For a listener; every new connection gets what is in force then."""
+        given = self.current
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            if given is self.current:
+                return None
+            given = self.current
+            return _server_configuration(given)
+
+        required = client_auth == "required"
+        return grpc.dynamic_ssl_server_credentials(_server_configuration(given), fetch, required)  # type: ignore[arg-type]
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For one new channel."""
+        now = self.current
+        return grpc.ssl_channel_credentials(now.authorities, now.key, now.chain)
+
+    def _end(self) -> str:
+        return self.current.expires_at.isoformat()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTls:
+    """The identities of one service; None: no TLS there."""
+
+    clients: TlsIdentity | None = None
+    internal: TlsIdentity | None = None
+    etcd: TlsIdentity | None = None
+
+    @property
+    def identities(self) -> list[TlsIdentity]:
+        """Those that are there."""
+        return [identity for identity in (self.clients, self.internal, self.etcd) if identity is not None]
+
+
+def read_tls(settings: TlsSettings) -> ServiceTls:
+    """Read what the settings name.
+
+    Raises:
+        TlsFilesError: something of it cannot be used.
+    """
+    clients, internal, etcd = settings.clients_files, settings.internal_files, settings.etcd_files
+    return ServiceTls(
+        None if clients is None else TlsIdentity("clients", clients),
+        None if internal is None else TlsIdentity("internal", internal, mutual=True),
+        None if etcd is None else TlsIdentity("etcd", etcd),
+    )
+
+
+@contextlib.asynccontextmanager
+async def watched_tls(settings: TlsSettings, metrics: CommonMetrics) -> AsyncIterator[ServiceTls]:
+    """Read the identities, show them in the metrics, and look at their files until the block ends.
+
+    Raises:
+        TlsFilesError: see `read_tls`.
+    """
+    tls = read_tls(settings)
+    for identity in tls.identities:
+        metrics.certificate_expiry.labels(identity.use).set_function(partial(_expiry, identity))
+        metrics.certificate_refused.labels(identity.use).set_function(partial(_refusal, identity))
+    watching = asyncio.create_task(_watch(tls))
+    try:
+        yield tls
+    finally:
+        watching.cancel()
+
+
+def _expiry(identity: TlsIdentity) -> float:
+    return identity.current.expires_at.timestamp()
+
+
+def _refusal(identity: TlsIdentity) -> float:
+    return float(identity.refused)
+
+
+async def _watch(tls: ServiceTls) -> None:
+    while tls.identities:
+        await asyncio.sleep(LOOK_SECONDS)
+        for identity in tls.identities:
+            identity.look()
+
+
+def open_channel(address: str, options: ChannelOptions, identity: TlsIdentity | None) -> grpc.aio.Channel:
+    """A new asyncio channel: of the identity, or plain where there is none."""
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, identity.channel_credentials(), options=options)
+
+
+def open_blocking_channel(address: str, options: ChannelOptions, identity: TlsIdentity | None) -> grpc.Channel:
+    """A new blocking channel: of the identity, or plain where there is none."""
+    if identity is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, identity.channel_credentials(), options=options)
+
+
+def _server_configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    assert certificates.key is not None, "a listener has a key"
+    assert certificates.chain is not None, "a listener has a certificate"
+    return grpc.ssl_server_certificate_configuration([(certificates.key, certificates.chain)], certificates.authorities)

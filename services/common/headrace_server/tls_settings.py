@@ -1,0 +1,98 @@
+"""The settings of TLS that both services have, and which files they come to; `tls` reads those."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+ClientAuth = Literal["none", "required"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """The settings that both services have; a service's own settings inherit them."""
+
+    tls_cert_file: Annotated[
+        str, Field(description="This process's certificate, PEM, with the chain below it; empty: no TLS.")
+    ] = ""
+    tls_key_file: Annotated[str, Field(description="Its private key, PEM, without a passphrase.")] = ""
+    tls_client_auth: Annotated[
+        ClientAuth, Field(description="Whether clients must show a certificate that `tls_ca_file` has signed.")
+    ] = "none"
+    tls_ca_file: Annotated[str, Field(description="The authorities, PEM, that sign clients' certificates.")] = ""
+    internal_tls_cert_file: Annotated[
+        str,
+        Field(
+            description="The certificate that is shown to brokers and coordinators, for servers and clients alike; "
+            "empty: `tls_cert_file`."
+        ),
+    ] = ""
+    internal_tls_key_file: Annotated[str, Field(description="Its private key; empty: `tls_key_file`.")] = ""
+    internal_tls_ca_file: Annotated[
+        str,
+        Field(description="The authorities that sign certificates of brokers and coordinators; empty: `tls_ca_file`."),
+    ] = ""
+    etcd_tls_ca_file: Annotated[
+        str, Field(description="The authorities that sign etcd's certificates; empty: etcd is spoken to without TLS.")
+    ] = ""
+    etcd_tls_cert_file: Annotated[
+        str, Field(description="The certificate that is shown to etcd, where it wants one.")
+    ] = ""
+    etcd_tls_key_file: Annotated[str, Field(description="Its private key.")] = ""
+
+    def check_tls(self) -> None:
+        """Refuse settings that belong together and are not; `__post_init__` of a service's settings calls it."""
+        for prefix in ("", "internal_", "etcd_"):
+            names = [f"{prefix}tls_{what}_file" for what in ("cert", "key")]
+            given = [name for name in names if getattr(self, name)]
+            if len(given) == 1:
+                raise ValueError(f"{given[0]} is set without {(set(names) - set(given)).pop()}")
+        if self.tls_ca_file and not self.tls_cert_file:
+            raise ValueError("tls_ca_file is set without tls_cert_file")
+        if self.internal_tls_ca_file and not (self.internal_tls_cert_file or self.tls_cert_file):
+            raise ValueError("internal_tls_ca_file is set without internal_tls_cert_file or tls_cert_file")
+        if self.etcd_tls_cert_file and not self.etcd_tls_ca_file:
+            raise ValueError("etcd_tls_cert_file is set without etcd_tls_ca_file")
+        if self.tls_client_auth == "required" and not self.tls_ca_file:
+            raise ValueError("tls_client_auth = required needs tls_ca_file")
+        if self.internal_files is not None and not self.internal_files.ca_file:
+            raise ValueError("TLS is on, and brokers and coordinators check each other: set internal_tls_ca_file")
+
+    @property
+    def clients_files(self) -> TlsFiles | None:
+        """For the client listener; None: no TLS there."""
+        if not self.tls_cert_file:
+            return None
+        return TlsFiles(self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
+
+    @property
+    def internal_files(self) -> TlsFiles | None:
+        """Among brokers and coordinators; None: no TLS there."""
+        cert_file = self.internal_tls_cert_file or self.tls_cert_file
+        if not cert_file:
+            return None
+        key_file = self.internal_tls_key_file or self.tls_key_file
+        return TlsFiles(cert_file, key_file, self.internal_tls_ca_file or self.tls_ca_file)
+
+    @property
+    def etcd_files(self) -> TlsFiles | None:
+        """Towards etcd; None: no TLS there."""
+        if not self.etcd_tls_ca_file:
+            return None
+        return TlsFiles(self.etcd_tls_cert_file, self.etcd_tls_key_file, self.etcd_tls_ca_file)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where an identity lies; an empty path: it has no such part."""
+
+    cert_file: str
+    key_file: str
+    ca_file: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Those that are there."""
+        return tuple(path for path in (self.cert_file, self.key_file, self.ca_file) if path)
