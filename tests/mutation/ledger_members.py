@@ -97,6 +97,28 @@ MEMBERS = (
         Scenario("test_power_loss.py::test_without_fsync_a_machine_that_lost_its_power_is_not_elected"),
     ),
     Mutant(
+        "any-era-counts",
+        "H22",
+        f"{BROKER}/runtime/registration.py",
+        '            or (before.storage_era == storage.era != b"")\n',
+        '            or storage.era != b""\n',
+        "A session goes back over a loss of power that came before a life without a session.",
+        Scenario("test_power_loss.py::test_a_life_without_a_session_hides_no_loss"),
+    ),
+    Mutant(
+        "torn-before-it-was-recovered",
+        "H31",
+        f"{BROKER}/storage/directory.py",
+        "        if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):\n"
+        "            return\n",
+        "        return\n",
+        "Nobody notes that the logs were recovered in this boot, so that whoever was killed comes back as nobody.",
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_a_torn_tail_is_one_until_it_was_recovered",
+            "Nothing is lost by it: members are.",
+        ),
+    ),
+    Mutant(
         "dead-members-keep-their-place",
         "H16",
         CONTROL,

@@ -61,6 +61,29 @@ def test_without_fsync_a_machine_that_lost_its_power_is_not_elected() -> None:
     story.finish()
 
 
+def test_a_life_without_a_session_hides_no_loss() -> None:
+    """b1 loses its power, starts, is killed before it could register, and starts again in the same boot.
+
+    Nothing was lost between the last two lives, but the session that the key names is of the first.
+    """
+    story = Scenario(durable=False)
+    story.produce(to=1)
+    story.lose_power(1)
+    story.kill(2)
+    story.kill(3)
+    story.cluster.etcd.away_until_ms = story.cluster.world.now_ms + 600
+    story.start(1)
+    story.run_for(300)
+    story.kill(1)
+    story.run_for(400)
+    story.start(1)
+    story.run_for(3_000)
+    assert story.state.leader is None
+    story.start(2)
+    story.start(3)
+    story.finish()
+
+
 def test_a_topic_that_asks_for_fsync_no_more_keeps_who_has_fsynced() -> None:
     """The setting changes and all power is lost: until a leader has taken the key's promise back it holds (H30)."""
     story = Scenario()

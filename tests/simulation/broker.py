@@ -17,7 +17,7 @@ from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime import in_sync, registration
 from headrace_broker.runtime.in_sync import InSyncWriter
-from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.registration import Registration, StorageRecord
 from headrace_broker.storage import DataDirectory, DiskLimits, LogDamagedError, LogId, LogSettings
 from headrace_broker.storage.memory_filesystem import Loss
 from headrace_server.internal_v1 import metadata_pb2
@@ -130,14 +130,13 @@ class Broker:
             self.etcd,  # type: ignore[arg-type]  # it registers, and does not watch
             cluster.keyspace,
             live,
-            self.directory.storage_id,
+            StorageRecord(self.directory.storage_id, self.directory.era, self.directory.clean_broker_epoch),
             lease_ttl_ms=LEASE_TTL_MS,
             clock=self.clock,
             make_renewer=_no_renewer,
             on_lease_change=lambda state: None,
         )
-        # Only the process ended, or it stopped in order: what was written is there (decision 0055).
-        await self._register(self.directory.clean_broker_epoch is not None or self.directory.same_boot)
+        await self._register()
         self.metadata.view.subscribe(self._on_change)
         self.metadata.follow()
         for number in cluster.partitions:
@@ -176,18 +175,18 @@ class Broker:
             self.directory.close_log(log)
             raise
 
-    async def _register(self, clean: bool) -> None:
+    async def _register(self) -> None:
         while True:
             try:
                 lease = await self.etcd.grant_lease(LEASE_TTL_MS)
-                epoch = await self._registration._put(lease.lease_id, clean)
+                epoch = await self._registration._put(lease.lease_id)
             except (MetastoreUnavailableError, LeaseNotFoundError):
                 await sleep(self.cluster.world, self.process, RETRY_MS)
                 continue
             break
         self._lease_id, self.broker_epoch, self.registered = lease.lease_id, epoch, True
         self.cluster.world.count("registrations")
-        self.cluster.world.note(self.process.name, f"registered: broker epoch {epoch}, clean {clean}")
+        self.cluster.world.note(self.process.name, f"registered: broker epoch {epoch}, clean {self._live.clean}")
         for host in self.hosts.values():
             host.handle(SessionStarted(epoch))
 
@@ -216,7 +215,7 @@ class Broker:
         for host in self.hosts.values():
             host.handle(SessionLost())
         if not self.stopping:
-            spawn(self.process, self._register(clean=True))
+            spawn(self.process, self._register())
 
     # --- metadata ---
 

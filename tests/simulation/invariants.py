@@ -56,13 +56,14 @@ class Checks:
         if shadow.damaged:
             shadow.cut(int(host.log.log_end_offset))
         else:
-            self._read(host, shadow)
+            with host.broker.node.sound_disk():
+                self._read(host, shadow)
         shadow.host, shadow.certain = host, True
         if host.replica.flushed_only and not shadow.damaged and before.flushed > shadow.end:
             raise SimulationError("I16", f"{_name(host)} had fsynced up to {before.flushed} and holds {shadow.end}")
         if before.certain and before.end != shadow.end and before.entries:
             raise SimulationError("I15", f"{_name(host)} ended at {before.end} and was opened with {shadow.end}")
-        shadow.flushed = int(host.log.flushed_offset)
+        shadow.flushed = max(int(host.log.flushed_offset), min(before.flushed, shadow.end))
         self.touched(host)
 
     def _read(self, host: Host, shadow: Shadow) -> None:

@@ -53,8 +53,10 @@ class BrokerNode:
     def sound_disk(self) -> Iterator[None]:
         """For the simulator's own look at the disk: faults that wait for the next call wait on."""
         faults, self.filesystem._faults = self.filesystem._faults, []
-        yield
-        self.filesystem._faults = faults
+        try:
+            yield
+        finally:
+            self.filesystem._faults = faults
 
     def replace_disk(self) -> None:
         """Take out the disk, with all that is on it."""

@@ -51,7 +51,7 @@ from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import PartitionServices
 from headrace_broker.runtime.partition_samples import describe_sample
-from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.registration import Registration, StorageRecord
 from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
 from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
@@ -218,10 +218,10 @@ class Broker:
         self._supervision.detail.source = lambda: partition_metrics(
             [describe_sample(partition) for partition in assignments.partitions]
         )
-        data_is_whole = await self._recover(assignments)
+        await self._recover(assignments)
         service.begin_serving()
         background: list[asyncio.Task[None]] = []
-        starting = tasks.create_task(self._start_session(registration, assignments, data_is_whole))
+        starting = tasks.create_task(self._start_session(registration, assignments))
         stopping = tasks.create_task(stop.requested())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -320,11 +320,12 @@ class Broker:
         )
 
     def _make_registration(self, live: metadata_pb2.BrokerLive) -> Registration:
+        directory = self._directory
         return Registration(
             self._metastore,
             self._identity.keyspace,
             live,
-            self._directory.storage_id,
+            StorageRecord(directory.storage_id, directory.era, directory.clean_broker_epoch),
             lease_ttl_ms=self._settings.lease_ttl_ms,
             clock=self._clock,
             make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints, self._tls.etcd),
@@ -339,8 +340,8 @@ class Broker:
         )
         return Suspicions(table, registration, self._metrics)
 
-    async def _start_session(self, registration: Registration, assignments: Assignments, clean: bool) -> None:
-        self._broker_epoch = await registration.register(clean=clean)
+    async def _start_session(self, registration: Registration, assignments: Assignments) -> None:
+        self._broker_epoch = await registration.register()
         self._registered = True
         self._metrics.registered.set(1)
         assignments.start_session(self._broker_epoch)
@@ -372,7 +373,7 @@ class Broker:
             self._health.hold("readiness", "registration", "its registration in etcd was lost")
             await registration.end(revoke=False)
             self._lease_lost.clear()
-            await self._start_session(registration, assignments, clean=True)
+            await self._start_session(registration, assignments)
             self._health.release("readiness", "registration")
 
     def _on_beat(self, view: ClusterView) -> None:
@@ -382,17 +383,16 @@ class Broker:
         else:
             self._health.release("readiness", "draining")
 
-    async def _recover(self, assignments: Assignments) -> bool:
-        """Open what is on disk; whether all that was written there is there."""
+    async def _recover(self, assignments: Assignments) -> None:
+        """Open what is on disk."""
         metrics, started = self._metrics, time.monotonic()
         metrics.recovery_seconds.set_function(lambda: time.monotonic() - started)
         metrics.recovering.set(1)
-        whole = await assignments.open_existing()
+        await assignments.open_existing()
         metrics.recovering.set(0)
         took_seconds = time.monotonic() - started
         metrics.recovery_seconds.set_function(lambda: took_seconds)
         self._health.start_is_over()
-        return whole
 
     def _announce(self) -> None:
         address, internal_address = self._server.address, self._internal_server.address

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from headrace_broker.runtime import registration as module
-from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.registration import Registration, StorageRecord
 from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
@@ -47,12 +47,20 @@ class Bench:
         self.memory = MemoryMetastore(clock=self.clock)
         self.made: list[Registration] = []
 
-    def registration(self, boot: int, storage: int = 1, faults: list[str] | None = None) -> Registration:
+    def registration(
+        self,
+        boot: int,
+        storage: int = 1,
+        faults: list[str] | None = None,
+        *,
+        era: bytes = b"",
+        clean_broker_epoch: int | None = None,
+    ) -> Registration:
         made = Registration(
             FaultyMetastore(self.memory, faults or []),
             KEYS,
             metadata_pb2.BrokerLive(broker_id=1, boot_id=bytes([boot]) * 16, address=f"boot-{boot}"),
-            bytes([storage]) * 16,
+            StorageRecord(bytes([storage]) * 16, era, clean_broker_epoch),
             lease_ttl_ms=TTL_MS,
             clock=self.clock,
             make_renewer=lambda: MemoryLeaseRenewer(self.memory, asyncio.get_running_loop()),
@@ -89,7 +97,7 @@ def test_a_lost_answer_leaves_one_session(monkeypatch: pytest.MonkeyPatch, fault
 
     async def scenario(bench: Bench) -> None:
         made = bench.registration(1, faults=list(faults))
-        epoch = await made.register(clean=False)
+        epoch = await made.register()
         live, published, lease_id = await bench.live()
         assert (live.boot_id, published) == (bytes([1]) * 16, epoch)
         assert made.session is not None
@@ -106,7 +114,7 @@ def test_the_own_registration_on_the_same_lease_is_adopted(monkeypatch: pytest.M
         lease = await bench.memory.grant_lease(TTL_MS)
         value = made._live.SerializeToString()
         put = await bench.memory.txn([], [Put(KEYS.live(1), value, lease.lease_id)])
-        assert await made._put(lease.lease_id, clean=True) == put.revision
+        assert await made._put(lease.lease_id) == put.revision
         assert (await bench.live())[1:] == (put.revision, lease.lease_id)
 
     run(scenario, monkeypatch)
@@ -117,9 +125,9 @@ def test_another_process_with_a_live_session_is_waited_for(monkeypatch: pytest.M
 
     async def scenario(bench: Bench) -> None:
         other = bench.registration(1, storage=1)
-        before = await other.register(clean=False)
+        before = await other.register()
         second = bench.registration(2, storage=2)
-        waiting = asyncio.create_task(second.register(clean=False))
+        waiting = asyncio.create_task(second.register())
         for _ in range(200):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -134,16 +142,50 @@ def test_another_process_with_a_live_session_is_waited_for(monkeypatch: pytest.M
     run(scenario, monkeypatch)
 
 
-@pytest.mark.parametrize("clean", [False, True])
-def test_the_process_before_on_the_same_directory_is_ended(monkeypatch: pytest.MonkeyPatch, clean: bool) -> None:
-    """We hold the directory's lock, so its session is a dead process's: no wait for its lease, and it is resumed."""
+@pytest.mark.parametrize(
+    ("era", "clean_broker_epoch", "clean"),
+    [
+        (b"", None, False),
+        (b"one", None, True),
+        (b"two", None, False),
+        (b"two", 0, True),
+        (b"one", -1, True),
+        (b"", -1, False),
+    ],
+    ids=["unknown", "same era", "other era", "stopped in order", "same era, other stop", "other stop"],
+)
+def test_what_the_process_before_had_written_is_there_or_not(
+    monkeypatch: pytest.MonkeyPatch, era: bytes, clean_broker_epoch: int | None, clean: bool
+) -> None:
+    """We hold the directory's lock, so its session is a dead process's: no wait for its lease, and it is resumed.
+
+    Lives without a session may have come between: a boot or a stop in order says nothing of a session before the last
+    loss of power. `clean_broker_epoch` is here the distance from the session before.
+    """
 
     async def scenario(bench: Bench) -> None:
-        before = await bench.registration(1).register(clean=False)
-        after = await bench.registration(2).register(clean=clean)
+        before = await bench.registration(1, era=b"one" if era else b"").register()
+        stopped = None if clean_broker_epoch is None else before + clean_broker_epoch
+        after = await bench.registration(2, era=era, clean_broker_epoch=stopped).register()
         live, published, _ = await bench.live()
         assert after == published > before
         assert (live.address, live.resumes, live.clean) == ("boot-2", before, clean)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_registration_whose_answer_was_lost_keeps_what_it_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process registers once more on another lease; the session between is its own."""
+
+    async def scenario(bench: Bench) -> None:
+        before = await bench.registration(1, era=b"one").register()
+        made = bench.registration(2, era=b"one")
+        lease = await bench.memory.grant_lease(TTL_MS)
+        await bench.memory.revoke_lease((await bench.live())[2])
+        await made._put(lease.lease_id)
+        await made.register()
+        live, _, _ = await bench.live()
+        assert (live.resumes, live.clean) == (before, True)
 
     run(scenario, monkeypatch)
 
@@ -153,11 +195,11 @@ def test_after_a_lost_lease_a_later_session_resumes_unbroken(monkeypatch: pytest
 
     async def scenario(bench: Bench) -> None:
         made = bench.registration(1)
-        epochs = [await made.register(clean=False)]
+        epochs = [await made.register()]
         for _ in range(2):
             await bench.memory.revoke_lease((await bench.live())[2])
             await made.end(revoke=False)
-            epochs.append(await made.register(clean=True))
+            epochs.append(await made.register())
             live, published, _ = await bench.live()
             assert published == epochs[-1]
             assert (live.resumes, live.clean) == (epochs[0], True)
@@ -171,9 +213,9 @@ def test_an_end_deletes_the_own_session_only(monkeypatch: pytest.MonkeyPatch) ->
 
     async def scenario(bench: Bench) -> None:
         first = bench.registration(1)
-        await first.register(clean=False)
+        await first.register()
         second = bench.registration(2)
-        after = await second.register(clean=False)
+        after = await second.register()
         await first.end(revoke=True)
         assert (await bench.live())[1] == after
         await second.end(revoke=True)
@@ -188,7 +230,7 @@ def test_what_is_announced_stays_announced(monkeypatch: pytest.MonkeyPatch, faul
 
     async def scenario(bench: Bench) -> None:
         made = bench.registration(1)
-        epoch = await made.register(clean=False)
+        epoch = await made.register()
         metastore = made._metastore
         assert isinstance(metastore, FaultyMetastore)
         metastore.faults = list(faults)
@@ -207,7 +249,7 @@ def test_a_late_write_undoes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario(bench: Bench) -> None:
         made = bench.registration(1)
-        await made.register(clean=False)
+        await made.register()
         metastore = made._metastore
         assert isinstance(metastore, FaultyMetastore)
         late: list[tuple[Any, ...]] = []
@@ -234,14 +276,14 @@ def test_nothing_is_announced_in_another_session(monkeypatch: pytest.MonkeyPatch
     async def scenario(bench: Bench) -> None:
         first = bench.registration(1)
         assert not await first.announce_suspected([3])
-        await first.register(clean=False)
+        await first.register()
         second = bench.registration(2)
-        await second.register(clean=False)
+        await second.register()
         assert not await first.announce_suspected([3])
         assert list((await bench.live())[0].suspected_brokers) == []
         await second.end(revoke=True)
         await first.end(revoke=False)
-        await first.register(clean=True)
+        await first.register()
         assert list((await bench.live())[0].suspected_brokers) == [3]
 
     run(scenario, monkeypatch)

@@ -120,12 +120,12 @@ class Assignments:
 
     # --- start ---
 
-    async def open_existing(self) -> bool:
-        """Open the logs on disk, before the broker registers; whether all that was written there is there.
+    async def open_existing(self) -> None:
+        """Open the logs on disk, before the broker registers.
 
-        That is so after a clean stop, and where only the process ended: the kernel has kept what it wrote. After a
-        crash of the machine recovery finds what was fsynced, which is all that counts where the partition's key says
-        `durable`. A damaged replica is taken out of its key first, so that no election counts on it.
+        After a clean stop, and where only the process ended, all that was written is there: the kernel has kept it.
+        After a crash of the machine recovery finds what was fsynced, which is all that counts where the partition's key
+        says `durable`. A damaged replica is taken out of its key first, so that no election counts on it.
 
         Raises:
             InvalidConfigError: a log knows a later leader epoch than etcd, which was restored from a backup.
@@ -154,7 +154,6 @@ class Assignments:
             self._mark_topic(topic)
         if all_recovered:
             self._directory.note_boot()
-        return self._directory.clean_broker_epoch is not None or self._directory.same_boot
 
     async def _doom_leftover(self, topic_id: bytes, number: int) -> bool:
         """A log whose topic is gone goes after the usual delay; while the topic is in creation or deletion it stays.

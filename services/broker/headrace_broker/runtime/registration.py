@@ -43,6 +43,15 @@ class Session:
     keeper: LeaseKeeper
 
 
+@dataclass(frozen=True, slots=True)
+class StorageRecord:
+    """What a data directory says of its past; see `storage.directory.DataDirectory`."""
+
+    storage_id: bytes
+    era: bytes
+    clean_broker_epoch: int | None
+
+
 class Registration:
     """Makes sessions, one after the other."""
 
@@ -51,18 +60,18 @@ class Registration:
         metastore: Metastore,
         keyspace: Keyspace,
         live: metadata_pb2.BrokerLive,
-        storage_id: bytes,
+        storage: StorageRecord,
         *,
         lease_ttl_ms: int,
         clock: Clock,
         make_renewer: Callable[[], LeaseRenewer],
         on_lease_change: Callable[[LeaseState], None],
     ) -> None:
-        """`live` is what is published; its boot id names this process, `storage_id` its data directory."""
+        """`live` is what is published; its boot id names this process."""
         self._metastore = metastore
         self._keyspace = keyspace
         self._live = live
-        self._storage_id = storage_id
+        self._storage = storage
         self._lease_ttl_ms = lease_ttl_ms
         self._clock = clock
         self._make_renewer = make_renewer
@@ -71,16 +80,13 @@ class Registration:
         self._writing = asyncio.Lock()
         self._written_at = 0  # mod_revision of the own key, as far as is known
 
-    async def register(self, *, clean: bool) -> int:
-        """Register, waiting as long as it takes, and return the new broker epoch.
-
-        `clean`: what this storage held in its last session it holds still.
-        """
+    async def register(self) -> int:
+        """Register, waiting as long as it takes, and return the new broker epoch."""
         while True:
             granted_at_ms = self._clock.boottime_ms()
             try:
                 lease = await self._metastore.grant_lease(self._lease_ttl_ms)
-                broker_epoch = await self._put(lease.lease_id, clean)
+                broker_epoch = await self._put(lease.lease_id)
             except (MetastoreRolledBackError, asyncio.CancelledError):
                 raise
             except (MetastoreUnavailableError, LeaseNotFoundError) as error:
@@ -98,16 +104,16 @@ class Registration:
             keeper.start()
             self.session = Session(broker_epoch, keeper)
             self._written_at = broker_epoch
-            log.info("registered", broker_epoch=broker_epoch, clean=clean, resumes=self._live.resumes)
+            log.info("registered", broker_epoch=broker_epoch, clean=self._live.clean, resumes=self._live.resumes)
             return broker_epoch
 
-    async def _put(self, lease_id: int, clean: bool) -> int:
+    async def _put(self, lease_id: int) -> int:
         """Try the transaction until the key is ours; the broker epoch."""
         broker_id = self._live.broker_id
         live_key, session_key = self._keyspace.live(broker_id), self._keyspace.session(broker_id)
         while True:
             found = (await self._metastore.get(session_key)).key_value
-            session = self._describe_past(found, clean)
+            session = self._describe_past(found)
             result = await self._metastore.txn(
                 [VersionIs(live_key, 0), ModRevisionIs(session_key, 0 if found is None else found.mod_revision)],
                 success=[
@@ -123,22 +129,37 @@ class Registration:
                 return present[0].create_revision
             await self._keep_lease(lease_id)
 
-    def _describe_past(self, found: KeyValue | None, clean: bool) -> metadata_pb2.BrokerSession:
+    def _describe_past(self, found: KeyValue | None) -> metadata_pb2.BrokerSession:
         """Say in the registration what this session continues of the ones before, and give the session's own record."""
-        live = self._live
-        live.resumes, live.storage_since, live.clean = 0, 0, clean
-        session = metadata_pb2.BrokerSession(boot_id=live.boot_id, storage_id=self._storage_id)
+        live, storage = self._live, self._storage
+        live.resumes, live.storage_since, live.clean = 0, 0, False
+        session = metadata_pb2.BrokerSession(
+            boot_id=live.boot_id, storage_id=storage.storage_id, storage_era=storage.era
+        )
         if found is None:
             return session
         before = metadata_pb2.BrokerSession.FromString(found.value)
-        if before.storage_id != self._storage_id:
+        if before.storage_id != storage.storage_id:
             return session
         live.storage_since = session.storage_since = before.storage_since or found.mod_revision
-        if not clean:
+        live.clean = self._is_unbroken(before, found.mod_revision)
+        if not live.clean:
             live.resumes = found.mod_revision
             return session
         live.resumes = session.unbroken_since = before.unbroken_since or found.mod_revision
         return session
+
+    def _is_unbroken(self, before: metadata_pb2.BrokerSession, broker_epoch: int) -> bool:
+        """Whether all that the session before had written is there, whatever lives without a session came between.
+
+        It was this process's own, or it stopped in order, or nothing of what the kernel held was lost since.
+        """
+        storage = self._storage
+        return (
+            before.boot_id == self._live.boot_id
+            or storage.clean_broker_epoch == broker_epoch
+            or (before.storage_era == storage.era != b"")
+        )
 
     async def _take_over(self, present: KeyValue, session: KeyValue | None, lease_id: int) -> bool:
         """Deal with a registration that is there: True where it is ours, on this lease, after a lost answer.
@@ -150,7 +171,7 @@ class Registration:
         if live.boot_id == self._live.boot_id and present.lease_id == lease_id:
             return True
         stored = None if session is None else metadata_pb2.BrokerSession.FromString(session.value)
-        if live.boot_id == self._live.boot_id or (stored is not None and stored.storage_id == self._storage_id):
+        if live.boot_id == self._live.boot_id or (stored is not None and stored.storage_id == self._storage.storage_id):
             await self._metastore.revoke_lease(present.lease_id)
             return False
         log.warning("registration_waits", broker_id=live.broker_id, address=live.address)

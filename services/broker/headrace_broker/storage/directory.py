@@ -62,6 +62,7 @@ class DataDirectory:
         *,
         same_boot: bool,
         boot_id: str,
+        era: bytes,
     ) -> None:
         """Used by `open` only."""
         self.path = path
@@ -71,6 +72,8 @@ class DataDirectory:
         self.clean_broker_epoch = clean_broker_epoch
         # The machine has not been started anew since the last process: what that wrote, flushed or not, is there.
         self.same_boot = same_boot
+        # Names the time without such a start, and without an I/O error, up to now; empty: the boot is not known.
+        self.era = era
         self._boot_id = boot_id
         self._environment = environment
         self._filesystem = environment.filesystem
@@ -92,8 +95,9 @@ class DataDirectory:
     ) -> DataDirectory:
         """Lock `path` (made if absent), check or write its identity, read and remove the clean marker (H39, H42).
 
-        `new_storage_id` (16 random bytes) is used only where the directory is new. `boot_id` names the present boot of
-        the machine; empty: not known, and then it is never the same one. Call `note_boot` once all logs are open.
+        `new_storage_id` (16 random bytes) is used where the directory is new, and to name a new era. `boot_id` names
+        the present boot of the machine; empty: not known, and then it is never the same one. Call `note_boot` once all
+        logs are open.
         Raises DirectoryInUseError, WrongDirectoryError, StorageOfflineError.
         """
         filesystem = filesystem or OsFileSystem()
@@ -105,7 +109,10 @@ class DataDirectory:
                 wanted = {"cluster_id": cluster_id, "generation": generation, "broker_id": broker_id}
                 storage_id = _check_identity(filesystem, path, wanted, new_storage_id)
                 clean_broker_epoch = _take_clean_marker(filesystem, path)
-                same_boot = bool(boot_id) and read_sealed(filesystem, f"{path}/boot") == boot_id.encode()
+                noted_boot_id, era = _read_boot(filesystem, path)
+                same_boot = bool(boot_id) and noted_boot_id == boot_id
+                if not same_boot:
+                    era = new_storage_id if boot_id else b""
                 if not same_boot and filesystem.exists(f"{path}/boot"):
                     filesystem.unlink(f"{path}/boot")
                     filesystem.fsync_directory(path)
@@ -123,7 +130,9 @@ class DataDirectory:
                 raise
         except OSError as error:
             raise storage_offline(path, error) from error
-        return cls(path, environment, lock, storage_id, clean_broker_epoch, same_boot=same_boot, boot_id=boot_id)
+        return cls(
+            path, environment, lock, storage_id, clean_broker_epoch, same_boot=same_boot, boot_id=boot_id, era=era
+        )
 
     def note_boot(self) -> None:
         """Note that no log has a tail that an earlier boot of the machine may have torn: all were recovered since.
@@ -133,7 +142,8 @@ class DataDirectory:
         if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):
             return
         try:
-            replace_file(self._filesystem, self.path, "boot", seal(self._boot_id.encode()))
+            note = json.dumps({"boot_id": self._boot_id, "era": self.era.hex()}).encode()
+            replace_file(self._filesystem, self.path, "boot", seal(note))
         except OSError as error:
             raise storage_offline(self.path, error) from error
 
@@ -216,13 +226,16 @@ class DataDirectory:
             raise storage_offline(self.path, error) from error
 
     def close(self, *, clean: bool, broker_epoch: int = 0) -> None:
-        """Close all open logs, write the clean marker last if `clean` and no log is offline (H40), unlock."""
+        """Close all open logs, write the clean marker last if `clean` and no log is offline (H40), unlock.
+
+        `broker_epoch`: of the last session; 0: there was none, so that the marker found at the start goes on.
+        """
         try:
             for log in list(self._logs.values()):
                 clean = clean and not log.offline
                 self.close_log(log)
             if clean:
-                marker = json.dumps({"broker_epoch": broker_epoch}).encode()
+                marker = json.dumps({"broker_epoch": broker_epoch or self.clean_broker_epoch or 0}).encode()
                 self._environment.space.with_reserve(
                     lambda: replace_file(self._filesystem, self.path, "clean", seal(marker))
                 )
@@ -300,6 +313,14 @@ def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
         filesystem.unlink(marker_path)
         filesystem.fsync_directory(path)
     return None if payload is None else int(json.loads(payload)["broker_epoch"])
+
+
+def _read_boot(filesystem: FileSystem, path: str) -> tuple[str, bytes]:
+    payload = read_sealed(filesystem, f"{path}/boot")
+    if payload is None:
+        return "", b""
+    note = json.loads(payload)
+    return note["boot_id"], bytes.fromhex(note["era"])
 
 
 def _forget_boot(filesystem: FileSystem, path: str) -> None:
