@@ -45,7 +45,7 @@ METADATA = (
         "storage-of-before-not-compared",
         "H42",
         REGISTRATION,
-        "        if before.storage_id != self._storage_id:\n",
+        "        if before.storage_id != storage.storage_id:\n",
         "        if False:\n",
         "A broker with a new directory says that it resumes what the old one had.",
         Scenario("test_lost_disk.py::test_a_broker_with_an_empty_directory_is_nobody"),
