@@ -14,6 +14,7 @@ import pytest
 import yaml
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.settings import CoordinatorSettings
+from headrace_server.tls_settings import TlsSettings
 from pydantic import TypeAdapter
 
 from tests.deploy.conftest import CHART, Render, containers, one, pod_templates, select
@@ -22,7 +23,8 @@ from tests.deploy.matrix import EVERYTHING, MATRIX, REFUSED
 CUSTOM = {"ServiceMonitor", "PrometheusRule"}
 SET_BY_CHART = {
     "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
-    "internal_advertised_address", "rack", "host", "log_level", "log_format", "ready_file", "coordinator_id",
+    "internal_advertised_address", "internal_listen", "internal_tls_allowed_names", "rack", "host", "log_level",
+    "log_format", "ready_file", "coordinator_id", *(field.name for field in dataclasses.fields(TlsSettings)),
 }  # fmt: skip
 
 every_set = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)

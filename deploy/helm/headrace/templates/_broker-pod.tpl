@@ -67,14 +67,14 @@ spec:
         - {name: HEADRACE_BROKER_ETCD_ENDPOINTS, value: {{ include "headrace.etcdEndpoints" $root | quote }}}
         - {name: HEADRACE_BROKER_DATA_DIR, value: /var/lib/headrace/data}
         - {name: HEADRACE_BROKER_LISTEN, value: {{ printf "%s:7181" $root.Values.listenHost | quote }}}
+        - {name: HEADRACE_BROKER_INTERNAL_LISTEN, value: {{ printf "%s:7381" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_BROKER_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_BROKER_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
         - {name: HEADRACE_BROKER_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
-        {{- $inside := printf "$(HEADRACE_POD_NAME).%s:7181" (include "headrace.podDomain" .) }}
-        {{- if $broker.external.enabled }}
-        - {name: HEADRACE_BROKER_INTERNAL_ADVERTISED_ADDRESS, value: {{ $inside | quote }}}
-        {{- else }}
-        - {name: HEADRACE_BROKER_ADVERTISED_ADDRESS, value: {{ $inside | quote }}}
+        {{- $inside := printf "$(HEADRACE_POD_NAME).%s" (include "headrace.podDomain" .) }}
+        - {name: HEADRACE_BROKER_INTERNAL_ADVERTISED_ADDRESS, value: {{ printf "%s:7381" $inside | quote }}}
+        {{- if not $broker.external.enabled }}
+        - {name: HEADRACE_BROKER_ADVERTISED_ADDRESS, value: {{ printf "%s:7181" $inside | quote }}}
         {{- end }}
         {{- $files := list }}
         {{- if $broker.external.enabled }}
@@ -91,6 +91,7 @@ spec:
         {{- end }}
       ports:
         - {name: grpc, containerPort: 7181}
+        - {name: internal, containerPort: 7381}
         - {name: metrics, containerPort: 9464}
       {{- include "headrace.probes" . | nindent 6 }}
       {{- if $broker.drain.enabled }}
