@@ -112,6 +112,6 @@ class PushingReader(HeadraceReader):
     than that in a second query with other conditions (docs/decisions/0150).
     """
 
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         """Take conditions, and give back those that are not held exactly."""
         return iter([condition for condition in filters if not self._pushed.take(condition)])
