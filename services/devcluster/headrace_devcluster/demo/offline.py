@@ -24,7 +24,7 @@ from headrace_devcluster.demo.feeding import ACTIVITY
 from headrace_devcluster.errors import ClusterNotHealthyError
 from headrace_devcluster.etcd import die_with_parent
 
-TIMEOUT_SECONDS = 300.0
+TIMEOUT_SECONDS = 900.0
 SHOWN_CHARACTERS = 60
 
 
