@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headrace_server import keys, topic_configs
 
 from reference_pages.batch_page import batch_body
+from reference_pages.chart_page import chart_body
 from reference_pages.commands_page import commands_body
 from reference_pages.decisions_page import decisions_body
 from reference_pages.errors_page import errors_body
@@ -56,5 +57,6 @@ PAGES = (
     Page("reference/settings.md", "the services' settings.py and sdk/headrace/client/config.py", settings_body),
     Page("reference/metrics.md", "the services' metrics.py", metrics_body),
     Page("reference/commands.md", "the modules of headrace.cli", commands_body),
+    Page("reference/chart-values.md", "deploy/helm/headrace/values.yaml", chart_body),
     Page("decisions/README.md", "the titles of the pages beside it", decisions_body),
 )

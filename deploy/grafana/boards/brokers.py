@@ -1,0 +1,162 @@
+"""Each broker's utilisation, saturation and errors."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Query, Row, graph
+from deploy.grafana.queries import HERE, INSTANCE, per_second, slowest
+
+BOARD = Dashboard(
+    "brokers",
+    "Brokers",
+    "Each broker's utilisation, saturation and errors.",
+    (
+        Row(
+            "Utilisation",
+            (
+                graph(
+                    "Records in",
+                    "Appended by this broker as leader.",
+                    "wps",
+                    Query(per_second("headrace_broker_produced_records_total", HERE, "instance"), "{{instance}}"),
+                ),
+                graph(
+                    "Bytes in",
+                    "From producers and from leaders.",
+                    "Bps",
+                    Query(
+                        per_second("headrace_broker_produced_bytes_total", HERE, "instance"), "{{instance}} produced"
+                    ),
+                    Query(
+                        per_second("headrace_broker_replicated_in_bytes_total", HERE, "instance"), "{{instance}} copied"
+                    ),
+                ),
+                graph(
+                    "Bytes out",
+                    "To consumers and to followers.",
+                    "Bps",
+                    Query(per_second("headrace_broker_fetched_bytes_total", HERE, "instance"), "{{instance}} fetched"),
+                    Query(
+                        per_second("headrace_broker_replicated_out_bytes_total", HERE, "instance"),
+                        "{{instance}} copied",
+                    ),
+                ),
+                graph(
+                    "Event loop's processor",
+                    "Of the one core that a broker's event loop can use; near 1 the broker is full.",
+                    "percentunit",
+                    Query(per_second("headrace_broker_loop_cpu_seconds_total", HERE, "instance"), "{{instance}}"),
+                    highest=1.0,
+                ),
+                graph(
+                    "Processor",
+                    "Of the whole process, in cores: the event loop, threads for disks, gRPC's own.",
+                    "short",
+                    Query(
+                        per_second("process_cpu_seconds_total", f'job="headrace-broker", {HERE}', "instance"),
+                        "{{instance}}",
+                    ),
+                ),
+                graph(
+                    "Memory",
+                    "Resident; the kernel's page cache, where the log lives, is not in it.",
+                    "bytes",
+                    Query(f'process_resident_memory_bytes{{job="headrace-broker", {HERE}}}', "{{instance}}"),
+                ),
+                graph(
+                    "Partitions led",
+                    "Uneven: `headrace partition elect` puts the preferred leaders in their places.",
+                    "short",
+                    Query(f"headrace_broker_leaders{{{HERE}}}", "{{instance}}"),
+                ),
+                graph(
+                    "Replicas held",
+                    "Uneven: `headrace partition move` spreads them.",
+                    "short",
+                    Query(f"headrace_broker_partitions{{{HERE}}}", "{{instance}}"),
+                ),
+                graph(
+                    "Open files",
+                    "Against the limit of the process.",
+                    "percentunit",
+                    Query(
+                        f'process_open_fds{{job="headrace-broker", {HERE}}} / '
+                        f'process_max_fds{{job="headrace-broker", {HERE}}}',
+                        "{{instance}}",
+                    ),
+                ),
+            ),
+        ),
+        Row(
+            "Saturation",
+            (
+                graph(
+                    "Event loop, lateness p99",
+                    "Above 100 ms clients notice.",
+                    "s",
+                    Query(slowest("headrace_broker_loop_lag_seconds", HERE, "instance"), "{{instance}}"),
+                ),
+                graph(
+                    "Produce by stage, p99",
+                    "Where the time of a produce goes: the queue, the append, the fsync, or the followers.",
+                    "s",
+                    Query(slowest("headrace_broker_produce_stage_seconds", HERE, "stage"), "{{stage}}"),
+                ),
+                graph(
+                    "Produce, p99",
+                    "The whole call.",
+                    "s",
+                    Query(slowest("headrace_broker_produce_seconds", HERE, "instance"), "{{instance}}"),
+                ),
+                graph(
+                    "Requests and answers held",
+                    "Bytes in memory against max_inflight_bytes; beyond, calls are throttled.",
+                    "bytes",
+                    Query(f"headrace_broker_inflight_bytes{{{HERE}}}", "{{instance}}"),
+                ),
+                graph(
+                    "Waiting fetches",
+                    "Long polls that wait for data, against max_waiting_fetches.",
+                    "short",
+                    Query(f"headrace_broker_waiting_fetches{{{HERE}}}", "{{instance}}"),
+                ),
+                graph(
+                    "Throttled",
+                    "Calls refused for want of memory.",
+                    "reqps",
+                    Query(per_second("headrace_broker_throttled_total", HERE, "instance"), "{{instance}}"),
+                ),
+            ),
+        ),
+        Row(
+            "Errors",
+            (
+                graph(
+                    "Produce errors",
+                    "By code. NOT_LEADER is routine while leadership moves; STORAGE_FULL is not.",
+                    "reqps",
+                    Query(per_second("headrace_broker_produce_errors_total", HERE, "code"), "{{code}}"),
+                    rare=True,
+                ),
+                graph(
+                    "Calls refused or failed",
+                    "Whole calls, by method and code.",
+                    "reqps",
+                    Query(
+                        per_second("headrace_broker_call_errors_total", HERE, "method", "code"), "{{method}} {{code}}"
+                    ),
+                    rare=True,
+                ),
+                graph(
+                    "Warnings and errors logged",
+                    "Lines in the broker's log.",
+                    "short",
+                    Query(
+                        per_second("headrace_broker_log_lines_total", HERE, "instance", "level"),
+                        "{{instance}} {{level}}",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    INSTANCE,
+)

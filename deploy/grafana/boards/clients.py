@@ -1,0 +1,98 @@
+"""What clients meet with, as brokers see it."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Query, Row, graph
+from deploy.grafana.queries import OURS, per_second, slowest
+
+BOARD = Dashboard(
+    "clients",
+    "Clients",
+    "What clients meet with: how long calls take, what is refused, and how large their requests are.",
+    (
+        Row(
+            "Producers",
+            (
+                graph(
+                    "Produce, by quantile",
+                    "The whole call at the broker, acknowledgements included.",
+                    "s",
+                    Query(slowest("headrace_broker_produce_seconds", OURS, quantile=0.5), "p50"),
+                    Query(slowest("headrace_broker_produce_seconds", OURS, quantile=0.99), "p99"),
+                    Query(slowest("headrace_broker_produce_seconds", OURS, quantile=0.999), "p99.9"),
+                ),
+                graph(
+                    "Records a batch",
+                    "Few: producers send too soon (linger_ms) or spread too thin.",
+                    "short",
+                    Query(
+                        f"sum(rate(headrace_broker_produced_records_total{{{OURS}}}[$__rate_interval])) / "
+                        f"sum(rate(headrace_broker_produced_batches_total{{{OURS}}}[$__rate_interval]))",
+                        "records",
+                    ),
+                ),
+                graph(
+                    "Calls and duplicates",
+                    "Produce calls, and batches that a retry sent again and that were not stored twice.",
+                    "reqps",
+                    Query(per_second("headrace_broker_produce_seconds_count", OURS), "calls"),
+                    Query(per_second("headrace_broker_duplicate_batches_total", OURS), "duplicates"),
+                ),
+            ),
+        ),
+        Row(
+            "Consumers",
+            (
+                graph(
+                    "Fetch, p99",
+                    "The work, and apart from it the wait for data, which is no fault.",
+                    "s",
+                    Query(slowest("headrace_broker_fetch_seconds", OURS), "work"),
+                    Query(slowest("headrace_broker_fetch_wait_seconds", OURS), "wait"),
+                ),
+                graph(
+                    "Bytes a fetch",
+                    "Small and many: raise fetch_min_bytes.",
+                    "bytes",
+                    Query(
+                        f"sum(rate(headrace_broker_fetched_bytes_total{{{OURS}}}[$__rate_interval])) / "
+                        f"sum(rate(headrace_broker_fetch_seconds_count{{{OURS}}}[$__rate_interval]))",
+                        "bytes",
+                    ),
+                ),
+                graph(
+                    "Fetches",
+                    "A second, and how many wait.",
+                    "short",
+                    Query(per_second("headrace_broker_fetch_seconds_count", OURS), "a second"),
+                    Query(f"sum(headrace_broker_waiting_fetches{{{OURS}}})", "waiting"),
+                ),
+            ),
+        ),
+        Row(
+            "Refused",
+            (
+                graph(
+                    "Produce",
+                    "By code.",
+                    "reqps",
+                    Query(per_second("headrace_broker_produce_errors_total", OURS, "code"), "{{code}}"),
+                    rare=True,
+                ),
+                graph(
+                    "Fetch",
+                    "By code.",
+                    "reqps",
+                    Query(per_second("headrace_broker_fetch_errors_total", OURS, "code"), "{{code}}"),
+                    rare=True,
+                ),
+                graph(
+                    "Throttled",
+                    "For want of memory at the broker.",
+                    "reqps",
+                    Query(per_second("headrace_broker_throttled_total", OURS), "throttled"),
+                ),
+            ),
+        ),
+    ),
+)

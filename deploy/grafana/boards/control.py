@@ -1,0 +1,111 @@
+"""Coordinators, and etcd as they see it."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Query, Row, graph
+from deploy.grafana.queries import OURS, per_second, slowest
+
+BOARD = Dashboard(
+    "control",
+    "Coordinators and etcd",
+    "Who controls, how calls to coordinators go, and how etcd is.",
+    (
+        Row(
+            "Coordinators",
+            (
+                graph(
+                    "Controller",
+                    "1 at exactly one.",
+                    "short",
+                    Query(f"headrace_coordinator_is_controller{{{OURS}}}", "{{instance}}"),
+                    highest=1.0,
+                ),
+                graph(
+                    "Calls",
+                    "By method.",
+                    "reqps",
+                    Query(per_second("headrace_coordinator_call_seconds_count", OURS, "method"), "{{method}}"),
+                ),
+                graph(
+                    "Time of calls, p99",
+                    "By method.",
+                    "s",
+                    Query(slowest("headrace_coordinator_call_seconds", OURS, "method"), "{{method}}"),
+                ),
+                graph(
+                    "Errors answered",
+                    "Whole calls by method and code; and single topics or partitions inside answers by code.",
+                    "reqps",
+                    Query(
+                        per_second("headrace_coordinator_call_errors_total", OURS, "method", "code"),
+                        "{{method}} {{code}}",
+                    ),
+                    Query(per_second("headrace_coordinator_answer_errors_total", OURS, "code"), "in answers {{code}}"),
+                    rare=True,
+                ),
+                graph(
+                    "Event loop's processor",
+                    "Of the one core that a coordinator can use.",
+                    "percentunit",
+                    Query(per_second("headrace_coordinator_loop_cpu_seconds_total", OURS, "instance"), "{{instance}}"),
+                    highest=1.0,
+                ),
+                graph(
+                    "Topics and partitions",
+                    "Visible ones.",
+                    "short",
+                    Query(f"max(headrace_coordinator_topics{{{OURS}}})", "topics"),
+                    Query(f"max(headrace_coordinator_partitions{{{OURS}}})", "partitions"),
+                ),
+            ),
+        ),
+        Row(
+            "etcd, as the services see it",
+            (
+                graph(
+                    "Has a leader",
+                    "0: nothing can change.",
+                    "short",
+                    Query(f"max(headrace_coordinator_etcd_has_leader{{{OURS}}})", "leader"),
+                    Query(f"max(headrace_coordinator_etcd_members_reached{{{OURS}}})", "members reached"),
+                ),
+                graph(
+                    "Requests, p99",
+                    "By operation. Above 100 ms look at etcd's disk.",
+                    "s",
+                    Query(slowest("headrace_coordinator_etcd_request_seconds", OURS, "operation"), "{{operation}}"),
+                ),
+                graph(
+                    "Requests",
+                    "By operation.",
+                    "reqps",
+                    Query(
+                        per_second("headrace_coordinator_etcd_request_seconds_count", OURS, "operation"),
+                        "{{operation}}",
+                    ),
+                ),
+                graph(
+                    "Unanswered requests",
+                    "By operation.",
+                    "reqps",
+                    Query(per_second("headrace_coordinator_etcd_errors_total", OURS, "operation"), "{{operation}}"),
+                    rare=True,
+                ),
+                graph(
+                    "Database",
+                    "Its size and its quota; at the quota etcd refuses writes.",
+                    "bytes",
+                    Query(f"max(headrace_coordinator_etcd_db_bytes{{{OURS}}})", "size"),
+                    Query(f"max(headrace_coordinator_etcd_db_quota_bytes{{{OURS}}})", "quota"),
+                ),
+                graph(
+                    "Age of metadata",
+                    "How long ago etcd last confirmed what each service knows.",
+                    "s",
+                    Query(f"headrace_broker_metadata_age_seconds{{{OURS}}}", "{{instance}}"),
+                    Query(f"headrace_coordinator_metadata_age_seconds{{{OURS}}}", "{{instance}}"),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,116 @@
+"""Is the cluster well, how much goes through it."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Query, Row, graph, number
+from deploy.grafana.queries import GOOD_IS_SMALL, GOOD_IS_ZERO, OURS, per_second, slowest
+
+BOARD = Dashboard(
+    "overview",
+    "Overview",
+    "Is the cluster well, how much goes through it, and which dashboard says more.",
+    (
+        Row(
+            "Health",
+            (
+                number(
+                    "Brokers up",
+                    "Brokers that Prometheus reaches; fewer than there should be: see Brokers.",
+                    "short",
+                    f'sum(up{{job="headrace-broker", {OURS}}})',
+                ),
+                number(
+                    "Controllers",
+                    "Exactly one coordinator must be the controller.",
+                    "short",
+                    f"sum(headrace_coordinator_is_controller{{{OURS}}})",
+                    steps=((None, "red"), (1.0, "green"), (2.0, "red")),
+                ),
+                number(
+                    "Offline partitions",
+                    "Partitions without a leader: neither written nor read.",
+                    "short",
+                    f"max(headrace_coordinator_offline_partitions{{{OURS}}})",
+                    steps=GOOD_IS_ZERO,
+                ),
+                number(
+                    "Under minimum in-sync",
+                    "Partitions that refuse acks=all.",
+                    "short",
+                    f"sum(headrace_broker_under_min_insync{{{OURS}}})",
+                    steps=GOOD_IS_ZERO,
+                ),
+                number(
+                    "Under-replicated",
+                    "Partitions with a replica that is not in sync; expected while a broker restarts.",
+                    "short",
+                    f"max(headrace_coordinator_under_replicated_partitions{{{OURS}}})",
+                    steps=GOOD_IS_SMALL,
+                ),
+                number(
+                    "Least free disk",
+                    "The fullest of the brokers' volumes.",
+                    "percentunit",
+                    f"min(headrace_broker_disk_free_bytes{{{OURS}}} / headrace_broker_disk_total_bytes{{{OURS}}})",
+                    steps=((None, "red"), (0.15, "orange"), (0.25, "green")),
+                ),
+            ),
+        ),
+        Row(
+            "Traffic",
+            (
+                graph(
+                    "Records in",
+                    "Records appended by leaders.",
+                    "wps",
+                    Query(per_second("headrace_broker_produced_records_total", OURS, "instance"), "{{instance}}"),
+                    stack=True,
+                ),
+                graph(
+                    "Bytes in and out",
+                    "From producers, to consumers, and between brokers.",
+                    "Bps",
+                    Query(per_second("headrace_broker_produced_bytes_total", OURS), "produced"),
+                    Query(per_second("headrace_broker_fetched_bytes_total", OURS), "fetched"),
+                    Query(per_second("headrace_broker_replicated_out_bytes_total", OURS), "replicated"),
+                ),
+                graph(
+                    "Time of calls, p99",
+                    "Produce with its wait for acknowledgements, and the work of a fetch without its wait for data.",
+                    "s",
+                    Query(slowest("headrace_broker_produce_seconds", OURS), "produce"),
+                    Query(slowest("headrace_broker_fetch_seconds", OURS), "fetch"),
+                ),
+            ),
+        ),
+        Row(
+            "Who waits",
+            (
+                graph(
+                    "Lag of groups, seconds",
+                    "How old the oldest record is that a group has not finished with: the ten worst.",
+                    "s",
+                    Query(
+                        f"topk(10, max by (group, topic) (headrace_coordinator_group_lag_seconds{{{OURS}}}))",
+                        "{{group}} {{topic}}",
+                    ),
+                ),
+                graph(
+                    "Event loops, lateness p99",
+                    "How late beats come; every call on that service waits as long.",
+                    "s",
+                    Query(slowest("headrace_broker_loop_lag_seconds", OURS, "instance"), "{{instance}}"),
+                    Query(slowest("headrace_coordinator_loop_lag_seconds", OURS, "instance"), "{{instance}}"),
+                ),
+                graph(
+                    "Errors answered",
+                    "Partitions of produce and fetch calls that were answered with an error, by code.",
+                    "reqps",
+                    Query(per_second("headrace_broker_produce_errors_total", OURS, "code"), "produce {{code}}"),
+                    Query(per_second("headrace_broker_fetch_errors_total", OURS, "code"), "fetch {{code}}"),
+                    rare=True,
+                ),
+            ),
+        ),
+    ),
+)

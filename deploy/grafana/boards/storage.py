@@ -1,0 +1,121 @@
+"""Room, speed of disks, recovery and damage."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Query, Row, graph
+from deploy.grafana.queries import HERE, INSTANCE, per_second, slowest
+
+BOARD = Dashboard(
+    "storage",
+    "Storage",
+    "Room, how fast it goes, how fast disks sync, and how recovery goes on.",
+    (
+        Row(
+            "Room",
+            (
+                graph(
+                    "Free",
+                    "Of each broker's volume.",
+                    "percentunit",
+                    Query(
+                        f"headrace_broker_disk_free_bytes{{{HERE}}} / headrace_broker_disk_total_bytes{{{HERE}}}",
+                        "{{instance}}",
+                    ),
+                    highest=1.0,
+                ),
+                graph(
+                    "Free in a day",
+                    "If it goes on as in the last six hours; below zero the volume will be full.",
+                    "bytes",
+                    Query(f"predict_linear(headrace_broker_disk_free_bytes{{{HERE}}}[6h], 86400)", "{{instance}}"),
+                ),
+                graph(
+                    "Logs",
+                    "What the replicas of each broker take.",
+                    "bytes",
+                    Query(f"headrace_broker_log_bytes{{{HERE}}}", "{{instance}}"),
+                    stack=True,
+                ),
+                graph(
+                    "Segments",
+                    "Files of logs.",
+                    "short",
+                    Query(f"headrace_broker_log_segments{{{HERE}}}", "{{instance}}"),
+                ),
+                graph(
+                    "Segments removed",
+                    "By retention.",
+                    "short",
+                    Query(per_second("headrace_broker_deleted_segments_total", HERE, "instance"), "{{instance}}"),
+                ),
+                graph(
+                    "Refuses appends",
+                    "1 while the volume is fuller than disk_refuse_below_bytes allows.",
+                    "short",
+                    Query(f"headrace_broker_disk_refusing{{{HERE}}}", "{{instance}}"),
+                    highest=1.0,
+                ),
+            ),
+        ),
+        Row(
+            "Speed",
+            (
+                graph(
+                    "fsync, p99",
+                    "One round of one log. Above 100 ms durability=fsync is slow for everybody.",
+                    "s",
+                    Query(slowest("headrace_broker_flush_seconds", HERE, "instance"), "{{instance}}"),
+                ),
+                graph(
+                    "fsyncs",
+                    "Rounds a second.",
+                    "iops",
+                    Query(per_second("headrace_broker_flush_seconds_count", HERE, "instance"), "{{instance}}"),
+                ),
+                graph(
+                    "Appends and reads that waited",
+                    "Appends moved to a thread because the disk was slow; reads that were not in the page cache.",
+                    "iops",
+                    Query(per_second("headrace_broker_slow_appends_total", HERE, "instance"), "{{instance}} appends"),
+                    Query(per_second("headrace_broker_blocking_reads_total", HERE, "instance"), "{{instance}} reads"),
+                ),
+            ),
+        ),
+        Row(
+            "Recovery and damage",
+            (
+                graph(
+                    "Recovery",
+                    "Logs opened of those to open, at the last start.",
+                    "percentunit",
+                    Query(
+                        f"headrace_broker_recovered_logs{{{HERE}}} / (headrace_broker_recovery_logs{{{HERE}}} > 0)",
+                        "{{instance}}",
+                    ),
+                    highest=1.0,
+                ),
+                graph(
+                    "Time of recovery",
+                    "So far, or what the last one took.",
+                    "s",
+                    Query(f"headrace_broker_recovery_seconds{{{HERE}}}", "{{instance}}"),
+                ),
+                graph(
+                    "Offline logs and damage",
+                    "Replicas whose log failed; damage found; logs that were copied anew because of it.",
+                    "short",
+                    Query(f"headrace_broker_offline_logs{{{HERE}}}", "{{instance}} offline"),
+                    Query(f"headrace_broker_damage_found_total{{{HERE}}}", "{{instance}} damage"),
+                    Query(f"headrace_broker_replaced_logs_total{{{HERE}}}", "{{instance}} copied anew"),
+                ),
+                graph(
+                    "Scrubbing",
+                    "Bytes of logs read and checked in the background.",
+                    "Bps",
+                    Query(per_second("headrace_broker_scrubbed_bytes_total", HERE, "instance"), "{{instance}}"),
+                ),
+            ),
+        ),
+    ),
+    INSTANCE,
+)

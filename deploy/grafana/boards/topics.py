@@ -1,0 +1,132 @@
+"""Traffic and size by topic, from /metrics/detail."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Query, Row, Variable, graph
+from deploy.grafana.queries import TOPICS, per_second, top
+
+PRODUCED = "headrace_broker_partition_produced_records_total"
+
+BOARD = Dashboard(
+    "topics",
+    "Topics",
+    "What each topic takes in, gives out and keeps. Needs /metrics/detail to be scraped.",
+    (
+        Row(
+            "Traffic",
+            (
+                graph(
+                    "Records in",
+                    "By topic: the twenty busiest.",
+                    "wps",
+                    Query(
+                        top(20, per_second(PRODUCED, TOPICS, "topic")),
+                        "{{topic}}",
+                    ),
+                    detail=True,
+                ),
+                graph(
+                    "Bytes in",
+                    "By topic.",
+                    "Bps",
+                    Query(
+                        top(20, per_second("headrace_broker_partition_produced_bytes_total", TOPICS, "topic")),
+                        "{{topic}}",
+                    ),
+                    detail=True,
+                ),
+                graph(
+                    "Bytes out",
+                    "To consumers, by topic.",
+                    "Bps",
+                    Query(
+                        top(20, per_second("headrace_broker_partition_fetched_bytes_total", TOPICS, "topic")),
+                        "{{topic}}",
+                    ),
+                    detail=True,
+                ),
+            ),
+        ),
+        Row(
+            "Kept",
+            (
+                graph(
+                    "Size",
+                    "Of the leaders' logs; with the replicas a topic takes as many times more.",
+                    "bytes",
+                    Query(
+                        f"topk(20, sum by (topic) (headrace_broker_partition_log_bytes{{{TOPICS}}} "
+                        f"* headrace_broker_partition_leader{{{TOPICS}}}))",
+                        "{{topic}}",
+                    ),
+                    detail=True,
+                ),
+                graph(
+                    "Records kept",
+                    "From the first offset that is still there to the end.",
+                    "short",
+                    Query(
+                        f"topk(20, sum by (topic) ((headrace_broker_partition_log_end_offset{{{TOPICS}}} "
+                        f"- headrace_broker_partition_log_start_offset{{{TOPICS}}}) "
+                        f"* headrace_broker_partition_leader{{{TOPICS}}}))",
+                        "{{topic}}",
+                    ),
+                    detail=True,
+                ),
+                graph(
+                    "Segments",
+                    "Files, on all brokers.",
+                    "short",
+                    Query(
+                        f"topk(20, sum by (topic) (headrace_broker_partition_log_segments{{{TOPICS}}}))", "{{topic}}"
+                    ),
+                    detail=True,
+                ),
+            ),
+        ),
+        Row(
+            "Partitions",
+            (
+                graph(
+                    "Busiest partitions",
+                    "Far apart: keys are uneven.",
+                    "wps",
+                    Query(
+                        top(
+                            10,
+                            per_second(
+                                "headrace_broker_partition_produced_records_total", TOPICS, "topic", "partition"
+                            ),
+                        ),
+                        "{{topic}}-{{partition}}",
+                    ),
+                    detail=True,
+                ),
+                graph(
+                    "Replicas not in sync",
+                    "By topic.",
+                    "short",
+                    Query(
+                        f"sum by (topic) (headrace_broker_partition_replicas{{{TOPICS}}} "
+                        f"- headrace_broker_partition_in_sync_replicas{{{TOPICS}}})",
+                        "{{topic}}",
+                    ),
+                    detail=True,
+                ),
+                graph(
+                    "Not yet committed",
+                    "Records that the leader has and that not all in-sync replicas have: the twenty topics with most.",
+                    "short",
+                    Query(
+                        f"topk(20, sum by (topic) ((headrace_broker_partition_log_end_offset{{{TOPICS}}} "
+                        f"- headrace_broker_partition_high_watermark{{{TOPICS}}}) "
+                        f"* headrace_broker_partition_leader{{{TOPICS}}}))",
+                        "{{topic}}",
+                    ),
+                    detail=True,
+                ),
+            ),
+        ),
+    ),
+    (Variable("topic", "headrace_broker_partition_leader"),),
+)

@@ -1,0 +1,197 @@
+"""What the dashboards are made of: panels as data, and how Grafana's own SDK writes them down.
+
+A panel is a title, a sentence, a unit and its queries; everything else is the same for all, so that eight dashboards
+look like one. Every query goes to `${datasource}` and to one cluster; rates are over `$__rate_interval`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus, stat, timeseries
+from grafana_foundation_sdk.builders.common import (
+    ReduceDataOptions,
+    VizLegendOptions,
+    VizTooltipOptions,
+)
+from grafana_foundation_sdk.models import common, dashboard
+
+DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
+WIDTH = 24
+HEIGHTS = {"stat": 4, "graph": 8}
+DETAIL_SECONDS = 60
+"""How seldom the series of single partitions are scraped: the least step of queries on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One expression and what its lines are called."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel."""
+
+    title: str
+    description: str
+    """What it shows and when to look at it: a sentence."""
+    unit: str
+    queries: tuple[Query, ...]
+    kind: str = "graph"
+    """`graph` over time, or `stat`, one number."""
+    width: int = 8
+    steps: tuple[tuple[float | None, str], ...] = ()
+    """Colours from a value on; None: from the bottom."""
+    stack: bool = False
+    highest: float | None = None
+    detail: bool = False
+    """Of /metrics/detail."""
+    rare: bool = False
+    """There may be no data in a healthy cluster: errors by code, and what only some clusters have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A heading with its panels."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A choice above the panels, from the values of a label."""
+
+    name: str
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One dashboard; `name` is the end of its uid and of its file's name."""
+
+    name: str
+    title: str
+    description: str
+    rows: tuple[Row, ...]
+    variables: tuple[Variable, ...] = ()
+
+
+def graph(title: str, description: str, unit: str, *queries: Query | str, **more: object) -> Panel:
+    """A panel over time."""
+    return Panel(title, description, unit, _queries(queries), **more)  # type: ignore[arg-type]
+
+
+def number(title: str, description: str, unit: str, query: str, **more: object) -> Panel:
+    """A panel with one number."""
+    return Panel(title, description, unit, _queries((query,)), "stat", **{"width": 4, **more})  # type: ignore[arg-type]
+
+
+def _queries(queries: Sequence[Query | str]) -> tuple[Query, ...]:
+    return tuple(Query(each) if isinstance(each, str) else each for each in queries)
+
+
+def build(board: Dashboard, others: Sequence[Dashboard]) -> dashboard.Dashboard:
+    """Make Grafana's model of a dashboard, with links to the others."""
+    builder = (
+        builders.Dashboard(f"headrace / {board.title}")
+        .uid(f"headrace-{board.name}")
+        .description(board.description)
+        .tags(["headrace"])
+        .time("now-1h", "now")
+        .refresh("30s")
+        .timezone("browser")
+        .tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
+        .readonly()
+    )
+    for other in others:
+        if other is not board:
+            builder.link(
+                builders.DashboardLink(other.title)
+                .type(dashboard.DashboardLinkType.LINK)
+                .url(f"/d/headrace-{other.name}")
+                .keep_time(True)
+                .include_vars(True)
+            )
+    builder.with_variable(builders.DatasourceVariable("datasource").type("prometheus").label("Data source"))
+    builder.with_variable(_variable(Variable("cluster", "headrace_coordinator_info"), multi=False))
+    for variable in board.variables:
+        builder.with_variable(_variable(variable, multi=True))
+    top = 0
+    for row in board.rows:
+        builder.with_row(builders.Row(row.title).grid_pos(dashboard.GridPos(h=1, w=WIDTH, x=0, y=top)))
+        top += 1
+        left = tallest = 0
+        for panel in row.panels:
+            if left + panel.width > WIDTH:
+                top, left, tallest = top + tallest, 0, 0
+            height = HEIGHTS[panel.kind]
+            builder.with_panel(_panel(panel, dashboard.GridPos(h=height, w=panel.width, x=left, y=top)))
+            left, tallest = left + panel.width, max(tallest, height)
+        top += tallest
+    return builder.build()
+
+
+def _variable(variable: Variable, *, multi: bool) -> builders.QueryVariable:
+    chosen = "" if variable.name == "cluster" else '{cluster="$cluster"}'
+    label = variable.name
+    return (
+        builders.QueryVariable(variable.name)
+        .label(label.capitalize())
+        .datasource(DATASOURCE)
+        .query(f"label_values({variable.metric}{chosen}, {label})")
+        .refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(dashboard.VariableSort.ALPHABETICAL_ASC)
+        .multi(multi)
+        .include_all(multi)
+        .all_value(".+" if multi else "")
+    )
+
+
+def _panel(panel: Panel, place: dashboard.GridPos) -> stat.Panel | timeseries.Panel:
+    made: stat.Panel | timeseries.Panel
+    if panel.kind == "stat":
+        made = (
+            stat.Panel()
+            .graph_mode(common.BigValueGraphMode.AREA)
+            .color_mode(common.BigValueColorMode.VALUE)
+            .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+        )
+    else:
+        made = (
+            timeseries.Panel()
+            .fill_opacity(20 if panel.stack else 8)
+            .show_points(common.VisibilityMode.NEVER)
+            .span_nulls(False)
+            .legend(
+                VizLegendOptions()
+                .display_mode(common.LegendDisplayMode.LIST)
+                .placement(common.LegendPlacement.BOTTOM)
+                .show_legend(True)
+            )
+            .tooltip(VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
+        )
+        if panel.unit not in ("short", "celsius"):
+            made.min(0)
+    made.title(panel.title).description(panel.description).unit(panel.unit).datasource(DATASOURCE).grid_pos(place)
+    if panel.highest is not None:
+        made.max(panel.highest)
+    if panel.steps:
+        steps = [dashboard.Threshold(value=value, color=color) for value, color in panel.steps]
+        made.thresholds(builders.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps))
+    for index, query in enumerate(panel.queries):
+        target = prometheus.Dataquery().expr(query.expr).ref_id("ABCDEF"[index]).datasource(DATASOURCE)
+        target.legend_format(query.legend or "__auto")
+        if panel.kind == "stat":
+            target.instant()
+        else:
+            target.range()
+        if panel.detail:
+            target.interval(f"{DETAIL_SECONDS}s")
+        made.with_target(target)
+    return made

@@ -1,0 +1,186 @@
+"""The alerts: each fires when it must and not before, is written for people, and can be tuned by the chart's values."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.conftest import CHART, ROOT, Render, one
+from tests.deploy.promql import Samples, evaluate, firing, metric_names, parse_duration
+
+RULES_FILE = CHART / "files" / "rules" / "headrace.yaml"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+ALERTS: dict[str, dict[str, Any]] = {
+    rule["alert"]: rule for group in yaml.safe_load(RULES_FILE.read_text("utf-8"))["groups"] for rule in group["rules"]
+}
+CASES: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text("utf-8"))
+HORIZON_SECONDS = 120 * 60.0
+THRESHOLD = re.compile(r"(==|!=|>=|<=|>|<) [-+0-9.e]+\s*$")
+
+every_alert = pytest.mark.parametrize("name", ALERTS)
+
+
+def samples_of(series: dict[str, Any]) -> Samples:
+    """The series of a case."""
+    samples = Samples()
+    for selector, values in series.items():
+        samples.add(selector, str(values))
+    return samples
+
+
+@every_alert
+def test_it_fires_when_it_must_and_not_before(name: str) -> None:
+    """Not on what is well, not yet at `not_yet`, and with its labels at `by`."""
+    alert, case = ALERTS[name], CASES[name]
+    wait = parse_duration(alert["for"])
+    assert firing(samples_of(case["well"]), alert["expr"], wait, HORIZON_SECONDS) == {}
+    not_yet, by = parse_duration(case["not_yet"]), parse_duration(case["by"])
+    fired = firing(samples_of(case["ill"]), alert["expr"], wait, by)
+    assert [at for at in fired if at <= not_yet] == []
+    assert fired[by] == [case["labels"]]
+
+
+def test_every_alert_has_a_case() -> None:
+    """No more and no fewer; about twenty-five of them, as operators were promised."""
+    assert list(CASES) == list(ALERTS)
+    assert len(ALERTS) >= 25
+
+
+@every_alert
+def test_it_is_written_for_people(name: str) -> None:
+    """A name of ours, a severity, a wait, two sentences that name what it is about, and a page that says what to do."""
+    alert = ALERTS[name]
+    assert name.startswith("Headrace")
+    assert set(alert) == {"alert", "expr", "for", "labels", "annotations"}
+    assert alert["labels"] in ({"severity": "critical"}, {"severity": "warning"})
+    assert parse_duration(alert["for"]) >= 60
+    summary, description = alert["annotations"]["summary"], alert["annotations"]["description"]
+    assert not summary.endswith("."), summary
+    assert description.endswith("."), description
+    named = set(re.findall(r"\$labels\.(\w+)", summary + description))
+    assert named <= set(CASES[name]["labels"]), "a label that the alert does not have"
+    page = RUNBOOKS / Path(alert["annotations"]["runbook_url"]).name
+    assert page.stem == name
+    text = page.read_text("utf-8")
+    assert text.startswith(f"# {name}\n")
+    for heading in ("## What it means", "## What to look at", "## What to do"):
+        assert f"\n{heading}\n" in text, f"{page.name} lacks {heading}"
+
+
+def test_every_page_has_its_alert() -> None:
+    """No runbook of an alert that is gone, and the index names all, in the order of the rules."""
+    pages = {page.stem for page in RUNBOOKS.glob("*.md")} - {"README"}
+    assert pages == set(ALERTS)
+    index = (RUNBOOKS / "README.md").read_text("utf-8")
+    assert re.findall(r"\]\((\w+)\.md\)", index) == list(ALERTS)
+
+
+@every_alert
+def test_its_metrics_exist(name: str) -> None:
+    """Each is in docs/reference/metrics.md, or one that Prometheus or every Python process has."""
+    reference = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
+    for metric in metric_names(ALERTS[name]["expr"]):
+        base = re.sub(r"_(bucket|sum|count)$", "", metric)
+        known = metric in ("up", "process_start_time_seconds") or f"`{base}`" in reference or f"`{metric}`" in reference
+        assert known, metric
+
+
+def test_thresholds_are_values_of_the_chart(helm: Any, render: Render) -> None:
+    """Each can be raised, waited for longer, given another severity or left out; what compares with none says so."""
+    changes: dict[str, dict[str, Any]] = {
+        name: {"threshold": 42.5} for name in ALERTS if THRESHOLD.search(ALERTS[name]["expr"])
+    }
+    assert len(changes) == len(ALERTS), "an expression ends with its threshold"
+    changes["HeadraceDiskLow"] |= {"for": "99m", "severity": "critical"}
+    changes["HeadraceThrottled"] = {"enabled": False}
+    values = {"monitoring": {"prometheusRule": {"enabled": True, "alerts": changes, "runbookBase": "https://wiki/r/"}}}
+    groups = one(render(values), "PrometheusRule")["spec"]["groups"]
+    rendered = {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    assert set(rendered) == set(ALERTS) - {"HeadraceThrottled"}
+    for name, rule in rendered.items():
+        assert rule["expr"].rstrip().endswith(" 42.5"), name
+        assert rule["annotations"]["runbook_url"] == f"https://wiki/r/{name}.md"
+    assert (rendered["HeadraceDiskLow"]["for"], rendered["HeadraceDiskLow"]["labels"]) == (
+        "99m",
+        {"severity": "critical"},
+    )
+    untouched = one(render({"monitoring": {"prometheusRule": {"enabled": True}}}), "PrometheusRule")["spec"]["groups"]
+    for group in untouched:
+        for rule in group["rules"]:
+            assert rule == ALERTS[rule["alert"]], rule["alert"]
+
+
+def test_inhibitions_name_alerts_that_exist() -> None:
+    """An inhibition rule with a misspelt name would be silent for ever."""
+    text = (ROOT / "deploy" / "prometheus" / "alertmanager.yml").read_text("utf-8")
+    named = set(re.findall(r"Headrace\w+", text))
+    assert named <= set(ALERTS)
+    assert len(named) >= 6
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    """Prometheus' own checker, where there is one."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed (apt install prometheus): rules were evaluated here, NOT by Prometheus")
+    return found
+
+
+def test_promtool_agrees(promtool: str, tmp_path: Path) -> None:
+    """The same rules and the same cases, by Prometheus itself."""
+    tests = []
+    for name, case in CASES.items():
+        labels = {
+            **case["labels"],
+            "alertname": name,
+            "alertstate": "firing",
+            "severity": ALERTS[name]["labels"]["severity"],
+        }
+        fired = "ALERTS{" + ", ".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"
+        for series, moment, samples in (
+            (case["well"], "120m", []),
+            (case["ill"], case["not_yet"], []),
+            (case["ill"], case["by"], [{"labels": fired, "value": 1}]),
+        ):
+            tests.append(
+                {
+                    "interval": "1m",
+                    "input_series": [{"series": each, "values": str(values)} for each, values in series.items()],
+                    "promql_expr_test": [
+                        {
+                            "expr": f'ALERTS{{alertname="{name}", alertstate="firing"}}',
+                            "eval_time": moment,
+                            "exp_samples": samples,
+                        }
+                    ],
+                }
+            )
+    file = tmp_path / "tests.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": tests}))
+    for command in (["check", "rules", "--lint=all", "--lint-fatal", str(RULES_FILE)], ["test", "rules", str(file)]):
+        done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_evaluator_knows_its_numbers() -> None:
+    """Against values that Prometheus gives, computed by hand from its source."""
+    samples = Samples()
+    samples.add('c{i="a"}', "0+60x10")
+    samples.add('c{i="b"}', "0+60x4 0+60x5")
+    samples.add("g", "10-1x10")
+    a, b, nothing = frozenset({("i", "a")}), frozenset({("i", "b")}), frozenset()
+    assert evaluate(samples, "rate(c[5m])", 600.0)[a] == pytest.approx(1.0)
+    assert evaluate(samples, "increase(c[10m])", 600.0)[b] == pytest.approx(540.0)
+    assert evaluate(samples, "sum(c)", 600.0) == {nothing: 900.0}
+    assert evaluate(samples, "predict_linear(g[10m], 600)", 600.0)[nothing] == pytest.approx(-10.0)
+    assert evaluate(samples, "g < 5 and g > 0", 360.0) == {frozenset({("__name__", "g")}): 4.0}
+    assert evaluate(samples, 'c{i=~"x|y"}', 600.0) == {}
+    with pytest.raises(NotImplementedError):
+        evaluate(samples, "topk(1, c)", 600.0)
