@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.metrics import ClientCollector
 from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_coordinator.metrics import CoordinatorMetrics
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,9 @@ has series for each partition: scrape it once a minute. [The guide](../guides/mo
 
 Units are the base units (seconds, bytes); counters end in `_total`; a histogram has the series `_bucket`, `_sum` and
 `_count`. Beside these every service has the usual `process_*`, `python_gc_*` and `python_info` of its process."""
+
+_SDK = """Applications show these where they register a `headrace.metrics.ClientCollector` (extra `metrics`) and let it
+watch their producers and consumers."""
 
 
 def metrics_body() -> str:
@@ -38,6 +42,9 @@ def metrics_body() -> str:
             _instruments(coordinator),
             "## Coordinator, in detail",
             _families(lags.detail()),
+            "## SDK",
+            _SDK,
+            _families(ClientCollector().collect()),
         ]
     )
 

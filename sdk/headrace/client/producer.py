@@ -71,6 +71,18 @@ TOPIC_GRACE_S = 2.0
 """How long a topic may be unknown before that is believed: a server may not have heard of a new one yet."""
 
 
+class ProducerStats(NamedTuple):
+    """What a producer has done since it was made, and what it holds."""
+
+    sent_records: int
+    """Acknowledged; with acks=0, sent."""
+    sent_batches: int
+    failed_records: int
+    buffered_bytes: int
+    """Of records on their way, those in flight included."""
+    inflight_requests: int
+
+
 class TakeMemory(NamedTuple):
     """A step: take bytes from the budget, waiting for them."""
 
@@ -135,6 +147,7 @@ class Producer:
         self._lingering: dict[PartitionBuffer, None] = {}
         self._failures: list[tuple[TopicPartition, int, HeadraceError]] = []
         self._failed_records = 0
+        self._counted = ProducerStats(0, 0, 0, 0, 0)
         self._closed = False
         self._forked_at = False
         self._calls: dict[Request, Any] = {}
@@ -270,6 +283,10 @@ class Producer:
         for chosen, share in plan:
             yield from self._send_bulk(topic, chosen, share, parts)
         return ManyReceipt(parts)
+
+    def stats(self) -> ProducerStats:
+        """Give what was sent and what is on its way; cheap, any thread."""
+        return self._counted._replace(buffered_bytes=self._budget.used, inflight_requests=len(self._calls))
 
     def flush(self, timeout: float | None = None) -> None:
         """Send everything that was taken so far and wait until it is acknowledged.
@@ -610,6 +627,19 @@ class Producer:
                     if len(self._failures) < KEPT_FAILURES:
                         self._failures.append((batch.pipeline.where, batch.records, error))
             batch.pending.complete(base_offset, error)
+        if finished:
+            self._count(finished)
+
+    def _count(self, finished: list[Finished]) -> None:
+        sent = [batch.records for batch, _, error in finished if error is None]
+        failed = sum(batch.records for batch, _, error in finished if error is not None)
+        with self._lock:
+            before = self._counted
+            self._counted = before._replace(
+                sent_records=before.sent_records + sum(sent),
+                sent_batches=before.sent_batches + len(sent),
+                failed_records=before.failed_records + failed,
+            )
 
     # Lingering, run by the timer and by answers.
 

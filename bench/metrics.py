@@ -1,0 +1,186 @@
+"""`python -m bench.metrics`: what metrics cost a broker.
+
+`scrape`: both pages of a broker with many partitions, by wall and processor time, and what answers to other calls wait
+meanwhile. `cost`: processor time of a produce call with and without counting, in pairs on two brokers of one cluster,
+so that a busy machine slows both. Both print JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import headrace
+import typer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
+from headrace.wire.encoding import encode_batch
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+SECONDS = 60.0
+WINDOW = 16
+CHANNEL = (("grpc.use_local_subchannel_pool", 1),)
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@app.command()
+def scrape(
+    partitions: Annotated[int, typer.Option(help="Partitions of one replica.")] = 2_000,
+    rounds: Annotated[int, typer.Option(help="Scrapes of each page.")] = 20,
+) -> None:
+    """Both pages, and what a call waits that is answered meanwhile."""
+    spec = LocalClusterSpec(brokers=1, coordinators=1, broker_settings={"metrics_listen": "127.0.0.1:0"})
+    with LocalCluster(spec) as cluster:
+        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            admin.create_topic("many", partitions=partitions, timeout=SECONDS)
+        broker = cluster.brokers[0]
+        assert broker.pid is not None
+        wait_until_led(broker.metrics_address, partitions)
+        report: dict[str, Any] = {
+            "partitions": partitions,
+            "idle_call_ms": call_waits(broker.address, lambda: None, 1.0),
+        }
+        for path in ("/metrics", "/metrics/detail"):
+            url = f"http://{broker.metrics_address}{path}"
+            before, took, body = processor_seconds(broker.pid), [], b""
+            for _ in range(rounds):
+                started = time.perf_counter()
+                with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+                    body = answer.read()
+                took.append((time.perf_counter() - started) * 1000)
+            used_ms = (processor_seconds(broker.pid) - before) * 1000 / rounds
+            report[path] = {
+                "series": sum(not line.startswith(b"#") for line in body.splitlines()),
+                "bytes": len(body),
+                "wall_ms_median": round(statistics.median(took), 1),
+                "processor_ms": round(used_ms, 1),
+                "call_ms_meanwhile": call_waits(
+                    broker.address, lambda url=url: urllib.request.urlopen(url).read(), 3.0
+                ),
+            }
+    print(json.dumps(report, indent=2))
+
+
+def wait_until_led(metrics_address: str, partitions: int) -> None:
+    """Return when the broker leads them all."""
+    wanted = f"headrace_broker_leaders {float(partitions)}\n".encode()
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=SECONDS) as answer:
+            if wanted in answer.read():
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"not all {partitions} partitions are led")
+
+
+def call_waits(address: str, meanwhile: Any, seconds: float) -> dict[str, float]:
+    """How long the smallest call takes, in ms, while something is done over and over."""
+    ends = threading.Event()
+
+    def work() -> None:
+        while not ends.is_set():
+            meanwhile()
+            ends.wait(0.05)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    waits = []
+    try:
+        with grpc.insecure_channel(address, options=CHANNEL) as channel:
+            stub, until = health_pb2_grpc.HealthStub(channel), time.monotonic() + seconds
+            while time.monotonic() < until:
+                started = time.perf_counter()
+                stub.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+                waits.append((time.perf_counter() - started) * 1000)
+    finally:
+        ends.set()
+        worker.join()
+    waits.sort()
+    return {
+        "median": round(statistics.median(waits), 2),
+        "p99": round(waits[int(len(waits) * 0.99)], 2),
+        "max": round(waits[-1], 2),
+    }
+
+
+@app.command()
+def cost(
+    calls: Annotated[int, typer.Option(help="Produce calls of a measurement.")] = 1_500,
+    rounds: Annotated[int, typer.Option(help="Pairs of measurements.")] = 25,
+    value_bytes: Annotated[int, typer.Option(help="Bytes of the one record of a call.")] = 200,
+) -> None:
+    """Processor time of the smallest produce calls, counted and uncounted in turn."""
+    with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as cluster:
+        uncounted = cluster.brokers[1]
+        uncounted.spec = replace(uncounted.spec, module="bench.uncounted")
+        uncounted.stop()
+        cluster.restart(uncounted)
+        cluster.wait_until_healthy()
+        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            topic = admin.create_topic("cost", assignments=[[1], [2]], config={"durability": "async"}, timeout=SECONDS)
+        batch = encode_batch([b"x" * value_bytes], base_timestamp_ms=time.time_ns() // 1_000_000)
+        requests = [produce_request(topic.topic_id, number, batch) for number in (0, 1)]
+        for number in (0, 1):
+            send(cluster.brokers[number], requests[number], calls)
+        used: list[tuple[float, float]] = []
+        for round_ in range(rounds):
+            order = (0, 1) if round_ % 2 else (1, 0)  # whoever comes second finds warmer caches
+            took = {number: send(cluster.brokers[number], requests[number], calls) for number in order}
+            used.append((took[0], took[1]))
+    shares = [(counted - bare) / bare for counted, bare in used]
+    report = {
+        "calls": calls,
+        "rounds": rounds,
+        "counted_us_a_call": round(statistics.median(pair[0] for pair in used) * 1e6, 1),
+        "uncounted_us_a_call": round(statistics.median(pair[1] for pair in used) * 1e6, 1),
+        "cost_percent_median_of_pairs": round(statistics.median(shares) * 100, 2),
+        "cost_percent_of_pairs": [round(share * 100, 1) for share in shares],
+    }
+    print(json.dumps(report, indent=2))
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time of all threads of a process, to the nanosecond; one that has ended is not counted."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def produce_request(topic_id: bytes, partition: int, batch: bytes) -> broker_pb2.ProduceRequest:
+    """One batch, acknowledged by the leader."""
+    part = broker_pb2.PartitionProduce(partition=partition, batches=[batch])
+    topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[part])
+    return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_LEADER, timeout_ms=30_000, topics=[topic])
+
+
+def send(broker: Any, request: broker_pb2.ProduceRequest, calls: int) -> float:
+    """Processor seconds of the broker for one call, of `calls` with `WINDOW` at once."""
+    room, failed = threading.Semaphore(WINDOW), []
+    with grpc.insecure_channel(broker.address, options=CHANNEL) as channel:
+        stub = broker_pb2_grpc.BrokerServiceStub(channel)
+
+        def landed(call: Any) -> None:
+            if call.exception() is not None or call.result().topics[0].partitions[0].HasField("error"):
+                failed.append(call)
+            room.release()
+
+        before = processor_seconds(broker.pid)
+        for _ in range(calls):
+            room.acquire()  # one each, given back when its call has landed
+            stub.Produce.future(request, timeout=SECONDS).add_done_callback(landed)
+        for _ in range(WINDOW):
+            room.acquire()
+        used = processor_seconds(broker.pid) - before
+    assert not failed, failed[0]
+    return used / calls
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,56 @@
+"""`headrace.metrics`: what applications show of their producers and consumers."""
+
+import gc
+
+import headrace
+import prometheus_client
+import pytest
+from headrace.metrics import ClientCollector
+from headrace_devcluster.cluster import LocalCluster
+
+SECONDS = 30
+
+
+def value(registry, name, **labels):
+    return registry.get_sample_value(f"headrace_client_{name}", {key: str(each) for key, each in labels.items()})
+
+
+def test_a_producer_and_a_consumer_are_shown(headrace_cluster: LocalCluster, topic_name: str):
+    """What was sent and failed, how far a consumer is, and nothing of clients that are gone."""
+    registry = prometheus_client.CollectorRegistry()
+    collector = ClientCollector()
+    registry.register(collector)
+    settings = {"bootstrap_servers": headrace_cluster.bootstrap_servers}
+    with headrace.Admin(**settings) as admin:
+        admin.create_topic(topic_name, config={"max_batch_bytes": 4096})
+    with (
+        headrace.Producer(**settings) as producer,
+        headrace.Consumer(topic_name, auto_offset_reset="earliest", **settings) as consumer,
+    ):
+        collector.watch(producer, "billing")
+        collector.watch(consumer)
+        for _ in range(5):
+            producer.send(topic_name, b"x")
+        producer.flush(timeout=SECONDS)
+        assert value(registry, "sent_records_total", client="billing") == 5
+        assert value(registry, "sent_batches_total", client="billing") >= 1
+        assert value(registry, "failed_records_total", client="billing") == 0
+        assert value(registry, "buffered_bytes", client="billing") == 0
+        read = 0
+        while read < 3:
+            read += len(consumer.poll(timeout=1.0, max_records=3 - read))
+        where = {"client": "consumer-2", "topic": topic_name, "partition": 0}
+        assert value(registry, "position", **where) == 3
+        assert value(registry, "lag_records", **where) == 2
+        assert value(registry, "healthy", client="consumer-2") == 1
+        assert value(registry, "assigned_partitions", client="consumer-2") == 1
+    assert value(registry, "healthy", client="consumer-2") == 0
+    del producer, consumer
+    gc.collect()
+    assert value(registry, "healthy", client="consumer-2") is None
+
+
+def test_only_what_can_be_read_from_another_thread_is_watched():
+    """An asyncio client belongs to its loop."""
+    with pytest.raises(TypeError, match="blocking"):
+        ClientCollector().watch(object())
