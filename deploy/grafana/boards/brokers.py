@@ -154,6 +154,7 @@ BOARD = Dashboard(
                         per_second("headrace_broker_log_lines_total", HERE, "instance", "level"),
                         "{{instance}} {{level}}",
                     ),
+                    rare=True,
                 ),
             ),
         ),

@@ -93,6 +93,7 @@ BOARD = Dashboard(
                         "{{instance}}",
                     ),
                     highest=1.0,
+                    rare=True,
                 ),
                 graph(
                     "Time of recovery",
