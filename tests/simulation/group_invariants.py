@@ -295,7 +295,8 @@ class GroupChecks:
         """A member gives its application the records up to `position`."""
         partition = tenure.topic_id, tenure.number
         plan = self.cluster.plan
-        if plan.stop_on_session_loss and not plan.ends_leases_early and tenure.member_id in self._expired:
+        is_over = tenure.member_id in self._expired and tenure.member_id not in self.now.live
+        if plan.stop_on_session_loss and not plan.ends_leases_early and is_over:
             self._fail("H66", f"{life.place.name} is given records of {partition[1]} after its session was over")
         known = self._given.get(partition, 0)
         if tenure.position < known:

@@ -37,6 +37,12 @@ def test_no_seed_breaks_a_promise(first):
         check(GroupPlan.draw(seed, steps=1_500))
 
 
+@pytest.mark.parametrize("seed", [21085])
+def test_no_seed_that_once_did_breaks_a_promise(seed):
+    """21085: a partition came back to its owner before its last commit was stored, and was begun too early (I26)."""
+    check(GroupPlan.draw(seed, steps=2_000))
+
+
 def test_a_lying_etcd_breaks_nothing():
     """One owner, revoke before grant and the commit fence hold where reads are stale and watches lie (C4)."""
     for seed in range(10):

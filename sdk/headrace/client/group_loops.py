@@ -309,7 +309,8 @@ class GroupLoops:
         choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
         while not self._has_ended():
             with self.lock:
-                holdings = self.membership.to_start()
+                # One that was given up and came back before its last commit was stored begins behind that (I26).
+                holdings = [each for each in self.membership.to_start() if self.commits.is_resolved(each.where)]
             if not holdings:
                 yield Rest(self._start_now, IDLE_S)
                 continue
