@@ -134,8 +134,10 @@ def test_an_added_partition_is_read_from_its_beginning_whatever_the_reset(clicks
     groups.added.add(("clicks", 1))
     groups.assign(("clicks", 0), ("clicks", 1))
     with consumer_for(clicks, auto_offset_reset="latest") as consumer:
-        poll_until(consumer, lambda: len(consumer.assignment()) == 2)
-        assert (consumer.position(P0), consumer.position(P1)) == (5, 0)
+        records = []
+        poll_until(consumer, lambda: len(consumer.assignment()) == 2 and len(records) == 5, records)
+        assert [(record.partition, record.offset) for record in records] == [(1, offset) for offset in range(5)]
+        assert consumer.position(P0) == 5
 
 
 def test_without_an_offset_and_without_a_reset_the_application_is_told(clicks, groups):
