@@ -68,6 +68,32 @@ MATRIX: dict[str, dict[str, Any]] = {
     "everything": EVERYTHING,
     "one of each": {"broker": {"replicas": 1}, "coordinator": {"replicas": 1}},
     "etcd elsewhere": {"etcd": {"endpoints": ["etcd-0.db:2379", "[2001:db8::1]:2379"], "bundled": {"enabled": False}}},
+    "TLS by a secret": {
+        "tls": {
+            "enabled": True,
+            "secretName": "log-tls",
+            "clientAuth": "required",
+            "internalSecretName": "log-internal-tls",
+            "internalAllowedNames": ["log-headrace"],
+        },
+        "etcd": {
+            "endpoints": ["etcd.db:2379"],
+            "bundled": {"enabled": False},
+            "tls": {"secretName": "etcd-tls", "clientCertificate": True},
+        },
+        "topics": [{"name": "plain"}],
+    },
+    "TLS by cert-manager": {
+        "tls": {
+            "enabled": True,
+            "certManager": {
+                "enabled": True,
+                "issuerRef": {"name": "ca", "kind": "Issuer"},
+                "dnsNames": ["x.example.org"],
+            },
+        },
+        "coordinator": {"advertisedAddress": "log.example.org:7170"},
+    },
     "node ports": {
         "broker": {
             "external": {
@@ -111,6 +137,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"etcd": {"endpoints": ["etcd:2379"]}},
         "etcd.endpoints are given and etcd.bundled.enabled is true: set etcd.bundled.enabled=false",
     ),
+    ({"tls": {"enabled": True}}, "tls.enabled needs certificates: give tls.secretName"),
+    ({"tls": {"secretName": "s"}}, "certificates are given under tls and tls.enabled is false"),
+    (
+        {"tls": {"enabled": True, "secretName": "s", "certManager": {"enabled": True}}},
+        "tls.secretName and tls.certManager.enabled exclude each other",
+    ),
+    ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name says who signs"),
+    ({"etcd": {"tls": {"secretName": "s"}}}, "the bundled one speaks no TLS"),
     ({"etcd": {"bundled": {"enabled": False}}}, "no etcd: give etcd.endpoints, or set etcd.bundled.enabled=true"),
     (
         {"broker": {"replicas": 2}, "coordinator": {"settings": {"default_replication_factor": 3}}},

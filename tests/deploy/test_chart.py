@@ -14,13 +14,14 @@ import pytest
 import yaml
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.settings import CoordinatorSettings
+from headrace_server.settings import load_settings
 from headrace_server.tls_settings import TlsSettings
 from pydantic import TypeAdapter
 
 from tests.deploy.conftest import CHART, Render, containers, one, pod_templates, select
 from tests.deploy.matrix import EVERYTHING, MATRIX, REFUSED
 
-CUSTOM = {"ServiceMonitor", "PrometheusRule"}
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
 SET_BY_CHART = {
     "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
     "internal_advertised_address", "internal_listen", "internal_tls_allowed_names", "rack", "host", "log_level",
@@ -106,7 +107,10 @@ def test_services_have_three_probes_of_their_own(render: Render, values: dict[st
     for kind, component, port in (("StatefulSet", "-broker", 7181), ("Deployment", "-coordinator", 7170)):
         (container,) = one(objects, kind, component)["spec"]["template"]["spec"]["containers"]
         for name in ("startup", "liveness", "readiness"):
-            assert container[f"{name}Probe"]["grpc"] == {"port": port, "service": name}
+            asked = {"grpc": {"port": port, "service": name}}
+            if values.get("tls"):  # Kubernetes' gRPC probes speak no TLS.
+                asked = {"httpGet": {"path": f"/health/{name}", "port": "metrics"}}
+            assert asked.items() <= container[f"{name}Probe"].items()
         startup = container["startupProbe"]
         assert (
             startup["periodSeconds"] * startup["failureThreshold"] == {"-broker": 1_800, "-coordinator": 600}[component]
@@ -287,6 +291,39 @@ def test_etcd_is_always_three_members_who_know_each_other(render: Render) -> Non
             assert [each["value"] for each in variables if each["name"].endswith("_ETCD_ENDPOINTS")] == [endpoints]
     elsewhere = render(MATRIX["etcd elsewhere"])
     assert select(elsewhere, "StatefulSet", "-etcd") == []
+
+
+def test_tls_reaches_services_and_jobs(render: Render) -> None:
+    """Files from the secrets, by settings that the services take; jobs speak TLS, too; names fit the certificate."""
+    objects = render(MATRIX["TLS by a secret"])
+    for kind, component, settings in (
+        ("StatefulSet", "broker", BrokerSettings),
+        ("Deployment", "coordinator", CoordinatorSettings),
+    ):
+        spec = one(objects, kind, f"-{component}")["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        prefix = f"HEADRACE_{component.upper()}_"
+        environ = {each["name"]: each.get("value", "7") for each in container["env"] if each["name"].startswith(prefix)}
+        taken = load_settings(settings, environ=environ, environ_prefix=prefix)
+        assert taken.clients_files.key_file == "/etc/headrace-tls/tls.key"
+        assert taken.internal_files.ca_file == "/etc/headrace-internal-tls/ca.crt"
+        assert taken.etcd_files.cert_file == "/etc/headrace-etcd-tls/tls.crt"
+        assert taken.tls_client_auth == "required"
+        secrets = {volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
+        assert secrets == {"log-tls", "log-internal-tls", "etcd-tls"}
+    for pod in (one(objects, "Job", "-topics")["spec"]["template"], one(objects, "Pod", "-test")):
+        environment = {each["name"]: each["value"] for each in containers(pod)[0]["env"]}
+        assert environment["HEADRACE_SECURITY_PROTOCOL"] == "SSL"
+        assert environment["HEADRACE_SSL_CERTFILE"] == "/etc/headrace-tls/tls.crt"
+    objects = render(MATRIX["TLS by cert-manager"])
+    certificate = one(objects, "Certificate")["spec"]
+    assert certificate["secretName"] == "demo-headrace-tls"
+    assert {
+        "demo-headrace.prod.svc.cluster.local",
+        "*.demo-headrace-broker-headless.prod.svc.cluster.local",
+        "log.example.org",
+        "x.example.org",
+    } <= set(certificate["dnsNames"])
 
 
 def test_outside_addresses_are_told_by_number(render: Render) -> None:

@@ -86,6 +86,10 @@ spec:
         {{- with $files }}
         - {name: HEADRACE_FROM_FILES, value: {{ join "," . | quote }}}
         {{- end }}
+        {{- if and $root.Values.tls.enabled $root.Values.tls.internalAllowedNames }}
+        - {name: HEADRACE_BROKER_INTERNAL_TLS_ALLOWED_NAMES, value: {{ join "," $root.Values.tls.internalAllowedNames | quote }}}
+        {{- end }}
+        {{- with include "headrace.tlsEnvironment" (dict "root" $root "prefix" "HEADRACE_BROKER_") }}{{ nindent 8 (trim .) }}{{ end }}
         {{- with $broker.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -114,6 +118,7 @@ spec:
         {{- if $broker.rack.fromNodeLabel }}
         - {name: run, mountPath: /run/headrace, readOnly: true}
         {{- end }}
+        {{- with include "headrace.tlsMounts" $root }}{{ nindent 8 (trim .) }}{{ end }}
         {{- with $broker.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -139,6 +144,7 @@ spec:
               name: kube-root-ca.crt
               items: [{key: ca.crt, path: ca.crt}]
     {{- end }}
+    {{- with include "headrace.tlsVolumes" $root }}{{ nindent 4 (trim .) }}{{ end }}
     {{- with $broker.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

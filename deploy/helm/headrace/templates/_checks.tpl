@@ -11,6 +11,29 @@ Included once, by the broker's StatefulSet.
 {{- if not (or $etcd.endpoints $etcd.bundled.enabled) -}}
 {{- fail "no etcd: give etcd.endpoints, or set etcd.bundled.enabled=true" -}}
 {{- end -}}
+{{- $tls := .Values.tls -}}
+{{- if and $tls.enabled (not $tls.certManager.enabled) (not $tls.secretName) -}}
+{{- fail "tls.enabled needs certificates: give tls.secretName (a secret with tls.crt, tls.key and ca.crt), or set tls.certManager.enabled=true" -}}
+{{- end -}}
+{{- if and $tls.secretName $tls.certManager.enabled -}}
+{{- fail "tls.secretName and tls.certManager.enabled exclude each other: with cert-manager the secret is made" -}}
+{{- end -}}
+{{- if and (not $tls.enabled) (or $tls.secretName $tls.certManager.enabled $tls.internalSecretName) -}}
+{{- fail "certificates are given under tls and tls.enabled is false: set tls.enabled=true, or take them out" -}}
+{{- end -}}
+{{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
+{{- fail "tls.certManager.issuerRef.name says who signs the certificates, and is not given" -}}
+{{- end -}}
+{{- if and $etcd.bundled.enabled $etcd.tls.secretName -}}
+{{- fail "etcd.tls is for an etcd of yours (etcd.endpoints): the bundled one speaks no TLS; networkPolicy.enabled=true keeps others away from it" -}}
+{{- end -}}
+{{- if lookup "v1" "ServiceAccount" .Release.Namespace "default" -}}
+{{- range $name := list $tls.secretName $tls.internalSecretName $etcd.tls.secretName -}}
+{{- if and $name (not (lookup "v1" "Secret" $.Release.Namespace $name)) -}}
+{{- fail (printf "there is no secret %s in namespace %s: make it first, with tls.crt, tls.key and ca.crt" $name $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $factor := .Values.coordinator.settings.default_replication_factor -}}
 {{- if and $factor (gt (int $factor) (int $broker.replicas)) -}}
 {{- fail (printf "coordinator.settings.default_replication_factor is %d and broker.replicas is %d: a partition needs as many brokers as it has replicas" (int $factor) (int $broker.replicas)) -}}

@@ -40,7 +40,8 @@ spec:
         - {name: HEADRACE_COORDINATOR_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_COORDINATOR_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
         - {name: HEADRACE_COORDINATOR_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
-        - {name: HEADRACE_COORDINATOR_ADVERTISED_ADDRESS, value: {{ $coordinator.advertisedAddress | default "$(HEADRACE_POD_IP):7170" | quote }}}
+        - {name: HEADRACE_COORDINATOR_ADVERTISED_ADDRESS, value: {{ $coordinator.advertisedAddress | default (ternary (include "headrace.bootstrap" $root) "$(HEADRACE_POD_IP):7170" $root.Values.tls.enabled) | quote }}}
+        {{- with include "headrace.tlsEnvironment" (dict "root" $root "prefix" "HEADRACE_COORDINATOR_") }}{{ nindent 8 (trim .) }}{{ end }}
         {{- with $coordinator.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -55,6 +56,7 @@ spec:
       volumeMounts:
         - {name: config, mountPath: /etc/headrace, readOnly: true}
         - {name: tmp, mountPath: /tmp}
+        {{- with include "headrace.tlsMounts" $root }}{{ nindent 8 (trim .) }}{{ end }}
         {{- with $coordinator.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -64,6 +66,7 @@ spec:
         name: {{ include "headrace.componentName" . }}
     - name: tmp
       emptyDir: {sizeLimit: 64Mi}
+    {{- with include "headrace.tlsVolumes" $root }}{{ nindent 4 (trim .) }}{{ end }}
     {{- with $coordinator.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

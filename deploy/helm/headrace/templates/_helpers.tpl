@@ -199,21 +199,89 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Startup, liveness and readiness, from the service's own health: (dict "values" .Values.broker "port" 7181). */}}
+{{/* The secret of the services' certificates, and that of those among themselves. */}}
+{{- define "headrace.tlsSecret" -}}
+{{- if .Values.tls.certManager.enabled -}}
+{{- printf "%s-tls" (include "headrace.fullname" .) -}}
+{{- else -}}
+{{- .Values.tls.secretName -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A service's settings of TLS: (dict "root" $ "prefix" "HEADRACE_BROKER_"). */}}
+{{- define "headrace.tlsEnvironment" -}}
+{{- if .root.Values.tls.enabled }}
+- {name: {{ .prefix }}TLS_CERT_FILE, value: /etc/headrace-tls/tls.crt}
+- {name: {{ .prefix }}TLS_KEY_FILE, value: /etc/headrace-tls/tls.key}
+- {name: {{ .prefix }}TLS_CA_FILE, value: /etc/headrace-tls/ca.crt}
+- {name: {{ .prefix }}TLS_CLIENT_AUTH, value: {{ .root.Values.tls.clientAuth | quote }}}
+{{- if .root.Values.tls.internalSecretName }}
+- {name: {{ .prefix }}INTERNAL_TLS_CERT_FILE, value: /etc/headrace-internal-tls/tls.crt}
+- {name: {{ .prefix }}INTERNAL_TLS_KEY_FILE, value: /etc/headrace-internal-tls/tls.key}
+- {name: {{ .prefix }}INTERNAL_TLS_CA_FILE, value: /etc/headrace-internal-tls/ca.crt}
+{{- end }}
+{{- end }}
+{{- if .root.Values.etcd.tls.secretName }}
+- {name: {{ .prefix }}ETCD_TLS_CA_FILE, value: /etc/headrace-etcd-tls/ca.crt}
+{{- if .root.Values.etcd.tls.clientCertificate }}
+- {name: {{ .prefix }}ETCD_TLS_CERT_FILE, value: /etc/headrace-etcd-tls/tls.crt}
+- {name: {{ .prefix }}ETCD_TLS_KEY_FILE, value: /etc/headrace-etcd-tls/tls.key}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Whole directories, so that a changed secret reaches the files. */}}
+{{- define "headrace.tlsMounts" -}}
+{{- if .Values.tls.enabled }}
+- {name: tls, mountPath: /etc/headrace-tls, readOnly: true}
+{{- if .Values.tls.internalSecretName }}
+- {name: internal-tls, mountPath: /etc/headrace-internal-tls, readOnly: true}
+{{- end }}
+{{- end }}
+{{- if .Values.etcd.tls.secretName }}
+- {name: etcd-tls, mountPath: /etc/headrace-etcd-tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.tlsVolumes" -}}
+{{- if .Values.tls.enabled }}
+- name: tls
+  secret: {secretName: {{ include "headrace.tlsSecret" . }}, defaultMode: 0440}
+{{- with .Values.tls.internalSecretName }}
+- name: internal-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+{{- with .Values.etcd.tls.secretName }}
+- name: etcd-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end -}}
+
+{{/* Where a probe asks: gRPC probes of Kubernetes speak no TLS, so with it they ask over HTTP. */}}
+{{- define "headrace.probe" -}}
+{{- if .root.Values.tls.enabled -}}
+httpGet: {path: /health/{{ .name }}, port: metrics}
+{{- else -}}
+grpc: {port: {{ .port }}, service: {{ .name }}}
+{{- end -}}
+{{- end -}}
+
+{{/* Startup, liveness and readiness, from the service's own health: (dict "root" $ "values" .Values.broker "port" 7181). */}}
 {{- define "headrace.probes" -}}
 {{- $probes := .values.probes -}}
 startupProbe:
-  grpc: {port: {{ .port }}, service: startup}
+  {{ include "headrace.probe" (merge (dict "name" "startup") .) }}
   periodSeconds: {{ $probes.startup.periodSeconds }}
   timeoutSeconds: {{ $probes.startup.timeoutSeconds }}
   failureThreshold: {{ div (add $probes.startup.budgetSeconds $probes.startup.periodSeconds -1) $probes.startup.periodSeconds }}
 livenessProbe:
-  grpc: {port: {{ .port }}, service: liveness}
+  {{ include "headrace.probe" (merge (dict "name" "liveness") .) }}
   periodSeconds: {{ $probes.liveness.periodSeconds }}
   timeoutSeconds: {{ $probes.liveness.timeoutSeconds }}
   failureThreshold: {{ $probes.liveness.failureThreshold }}
 readinessProbe:
-  grpc: {port: {{ .port }}, service: readiness}
+  {{ include "headrace.probe" (merge (dict "name" "readiness") .) }}
   periodSeconds: {{ $probes.readiness.periodSeconds }}
   timeoutSeconds: {{ $probes.readiness.timeoutSeconds }}
   failureThreshold: {{ $probes.readiness.failureThreshold }}

@@ -36,13 +36,28 @@ containers:
     env:
       - {name: HEADRACE_BOOTSTRAP_SERVERS, value: {{ include "headrace.bootstrap" .root | quote }}}
       - {name: HOME, value: /tmp}
+      {{- if .root.Values.tls.enabled }}
+      - {name: HEADRACE_SECURITY_PROTOCOL, value: SSL}
+      - {name: HEADRACE_SSL_CAFILE, value: /etc/headrace-tls/ca.crt}
+      {{- if eq .root.Values.tls.clientAuth "required" }}
+      - {name: HEADRACE_SSL_CERTFILE, value: /etc/headrace-tls/tls.crt}
+      - {name: HEADRACE_SSL_KEYFILE, value: /etc/headrace-tls/tls.key}
+      {{- end }}
+      {{- end }}
     resources:
       {{- toYaml .root.Values.jobs.resources | nindent 6 }}
     securityContext:
       {{- include "headrace.containerSecurity" .root | nindent 6 }}
     volumeMounts:
       - {name: tmp, mountPath: /tmp}
+      {{- if .root.Values.tls.enabled }}
+      - {name: tls, mountPath: /etc/headrace-tls, readOnly: true}
+      {{- end }}
 volumes:
   - name: tmp
     emptyDir: {sizeLimit: 16Mi}
+  {{- if .root.Values.tls.enabled }}
+  - name: tls
+    secret: {secretName: {{ include "headrace.tlsSecret" .root }}, defaultMode: 0440}
+  {{- end }}
 {{- end -}}
