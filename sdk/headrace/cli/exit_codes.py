@@ -29,7 +29,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "The command line or its input is wrong; nothing was sent.",
     ExitCode.UNREACHABLE: "No broker or coordinator could be reached, or no local cluster runs.",
     ExitCode.NOT_FOUND: "The topic, partition, broker or group is not there.",
-    ExitCode.UNHEALTHY: "`cluster health` found something wrong.",
+    ExitCode.UNHEALTHY: "`cluster health` or `doctor` found something wrong.",
     ExitCode.TIMED_OUT: "No answer in time, or what was waited for did not come; a change may still take effect.",
     ExitCode.ALREADY_EXISTS: "The topic is there already.",
     ExitCode.INTERRUPTED: "Interrupted from the keyboard (Ctrl-C).",

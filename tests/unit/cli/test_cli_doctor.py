@@ -124,6 +124,8 @@ def test_what_is_wrong_with_etcd_is_found_once(fields, expected):
     members = (replace(ETCD, **fields), replace(ETCD, endpoint="e2:2379"), replace(ETCD, endpoint="e3:2379"))
     found = check_processes([process("coordinator-a", etcd=members), *cluster()[1:]], NOW_MS)
     assert wrong(found) == expected
+    told = [finding.where for finding in found if finding.check == "etcd_latency"]
+    assert sorted(told) == ["etcd e1:2379", "etcd e2:2379", "etcd e3:2379"]
 
 
 def test_too_little_of_anything_is_a_warning():
