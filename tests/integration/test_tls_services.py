@@ -1,11 +1,41 @@
-"""The two listeners of a broker, and TLS among real processes: brokers, coordinators, etcd."""
+"""The two listeners of a broker, and TLS among real processes: clients, command line, brokers, coordinators, etcd."""
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.request
+from datetime import UTC, datetime, timedelta
 
 import grpc
+import headrace
+import headrace.aio
 import pytest
-from headrace.wire.errors import NotAuthorizedError, from_rpc_error
+from headrace.wire.errors import InvalidRequestError, NotAuthorizedError, TransportError, from_rpc_error
+from headrace_devcluster.certificates import Authority
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.internal_v1 import replication_pb2 as internal
 
-from tests.integration.replicated import LOCAL_CHANNEL, REPLICA_FETCH
+from tests.integration.replicated import LOCAL_CHANNEL, REPLICA_FETCH, until
+
+# One cluster with TLS for all of them: they run in one worker, in order.
+pytestmark = pytest.mark.xdist_group("tls")
+METRICS = {"metrics_listen": "127.0.0.1:0"}
+
+
+@pytest.fixture(scope="module")
+def tls_cluster():
+    spec = LocalClusterSpec(tls=True, brokers=2, coordinators=1, broker_settings=METRICS, coordinator_settings=METRICS)
+    with LocalCluster(spec) as cluster:
+        yield cluster
+
+
+def settings_of(cluster, **changed):
+    return {"bootstrap_servers": cluster.bootstrap_servers, **cluster.client_settings, **changed}
 
 
 def replica_fetch(channel):
@@ -17,12 +47,235 @@ def replica_fetch(channel):
     return next(open_stream(iter([internal.ReplicaFetchRequest()]), timeout=10))
 
 
-def test_replica_fetches_are_refused_where_clients_are_served(headrace_cluster):
-    """A replica fetch on the clients' listener ends with NOT_AUTHORIZED and names the setting to mend."""
-    with grpc.insecure_channel(headrace_cluster.broker(1).address, options=LOCAL_CHANNEL) as channel:
+def credentials(paths, ca_file):
+    return grpc.ssl_channel_credentials(ca_file.read_bytes(), paths.key_file.read_bytes(), paths.cert_file.read_bytes())
+
+
+def error_of_replica_fetch(address, channel_credentials=None):
+    opened = (
+        grpc.secure_channel(address, channel_credentials, options=LOCAL_CHANNEL)
+        if channel_credentials
+        else grpc.insecure_channel(address, options=LOCAL_CHANNEL)
+    )
+    with opened as channel:
         with pytest.raises(grpc.RpcError) as caught:
             replica_fetch(channel)
-    error = from_rpc_error(caught.value)
+    return from_rpc_error(caught.value)
+
+
+def serial_at(address):
+    """The serial number of the certificate that a new connection is shown."""
+    from cryptography import x509
+
+    host, _, port = address.rpartition(":")
+    return x509.load_pem_x509_certificate(ssl.get_server_certificate((host, int(port))).encode()).serial_number
+
+
+def serial_in(paths):
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(paths.cert_file.read_bytes()).serial_number
+
+
+def metric(part, name):
+    with urllib.request.urlopen(f"http://{part.metrics_address}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {label: float(value) for label, value in re.findall(rf'^{name}{{use="(\w+)"}} (\S+)$', text, re.MULTILINE)}
+
+
+def test_replica_fetches_are_refused_where_clients_are_served(headrace_cluster):
+    """A replica fetch on the clients' listener ends with NOT_AUTHORIZED and names the setting to mend."""
+    error = error_of_replica_fetch(headrace_cluster.broker(1).address)
     assert isinstance(error, NotAuthorizedError)
     assert not error.retriable
     assert "internal_advertised_address" in str(error)
+
+
+def test_records_go_through_a_cluster_with_tls_everywhere(tls_cluster, topic_name):
+    """With TLS to clients, among brokers and to etcd, what all acknowledged is read, blocking and with asyncio."""
+    with headrace.Admin(**settings_of(tls_cluster)) as admin:
+        admin.create_topic(topic_name, partitions=2, replication_factor=2)
+    with headrace.Producer(**settings_of(tls_cluster, acks="all")) as producer:
+        producer.send(topic_name, b"one", partition=0).result(timeout=20)
+
+    async def go_on():
+        async with headrace.aio.Producer(**settings_of(tls_cluster)) as producer:
+            await producer.send_and_wait(topic_name, b"two", partition=0)
+        async with headrace.aio.Reader(
+            topic_name, start="earliest", end="current", **settings_of(tls_cluster)
+        ) as reader:
+            return [record.value async for record in reader]
+
+    assert asyncio.run(go_on()) == [b"one", b"two"]
+
+
+def bad_clients(cluster, directory):
+    services, users = cluster.certificates.services, cluster.certificates.users
+    none = {"ssl_certfile": "", "ssl_keyfile": ""}
+    stranger = Authority(directory, "nobody").issue("client", hosts=())
+    yield {"security_protocol": "PLAINTEXT", "ssl_cafile": "", **none}, "security_protocol='SSL'"
+    yield none, "Set ssl_certfile and ssl_keyfile"
+    yield {"ssl_cafile": str(users.ca_file)}, "Set ssl_cafile"
+    yield {"ssl_server_name": "elsewhere.example"}, "certificate is not for this address"
+    yield (
+        {"ssl_certfile": str(stranger.cert_file), "ssl_keyfile": str(stranger.key_file)},
+        "does not accept this client",
+    )
+    old = users.issue("old", hosts=(), until=datetime.now(UTC) - timedelta(days=1))
+    yield {"ssl_certfile": str(old.cert_file), "ssl_keyfile": str(old.key_file)}, "has expired"
+    yield {"ssl_certfile": str(services.directory / "none.pem")}, "cannot be read"
+
+
+def test_a_client_that_cannot_be_served_is_told_why_and_what_to_do(tls_cluster, tmp_path):
+    """Without TLS, without a certificate, another authority's, another name, not accepted, expired, not there."""
+    for changed, sentence in bad_clients(tls_cluster, tmp_path):
+        with pytest.raises(headrace.HeadraceError, match=sentence):
+            with headrace.Admin(**settings_of(tls_cluster, **changed)) as admin:
+                admin.describe_cluster()
+
+
+def test_a_client_with_tls_is_told_that_a_server_has_none(tls_cluster, headrace_cluster):
+    """Asyncio, too; and a producer does not wait for what no waiting mends."""
+    plain = {"bootstrap_servers": headrace_cluster.bootstrap_servers}
+
+    async def ask():
+        async with headrace.aio.Admin(**settings_of(tls_cluster, **plain)) as admin:
+            await admin.describe_cluster()
+
+    with pytest.raises(headrace.NoBrokersAvailableError, match="speaks plain text"):
+        asyncio.run(ask())
+    with headrace.Producer(**settings_of(tls_cluster, **plain, max_block_ms=600_000)) as producer:
+        with pytest.raises(headrace.NoBrokersAvailableError, match="speaks plain text"):
+            producer.send("topic", b"value").result(timeout=20)
+
+
+def run_command(cluster, **changed):
+    own = {f"HEADRACE_{name.upper()}": value for name, value in settings_of(cluster, **changed).items() if value}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "GRPC_V"))}
+    command = [sys.executable, "-m", "headrace.cli", "cluster", "describe", "--output", "json"]
+    return subprocess.run(command, env={**environ, **own}, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_command_line_speaks_tls_by_its_environment(tls_cluster):
+    """With the four variables it answers; with the wrong authority it says so in one line on stderr."""
+    answered = run_command(tls_cluster)
+    assert answered.returncode == 0, answered.stderr
+    refused = run_command(tls_cluster, ssl_cafile=str(tls_cluster.certificates.users.ca_file))
+    assert refused.returncode == 3
+    assert "Set ssl_cafile" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_the_internal_listener_serves_services_alone(tls_cluster):
+    """No certificate and a client's certificate end the handshake; a service's is let in."""
+    certificates, address = tls_cluster.certificates, tls_cluster.broker(1).internal_address
+    authority = certificates.services.ca_file
+    for channel_credentials in (
+        grpc.ssl_channel_credentials(authority.read_bytes()),
+        credentials(certificates.client, authority),
+        None,
+    ):
+        error = error_of_replica_fetch(address, channel_credentials)
+        assert isinstance(error, TransportError), error
+    let_in = error_of_replica_fetch(address, credentials(certificates.services.issue("peer"), authority))
+    assert isinstance(let_in, InvalidRequestError), let_in  # It was asked who follows.
+
+
+def test_older_versions_of_tls_are_refused(tls_cluster):
+    """TLS 1.1 ends the handshake, 1.2 does not."""
+    host, _, port = tls_cluster.broker(1).address.rpartition(":")
+
+    def connect(version):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        client = tls_cluster.certificates.client
+        context.load_cert_chain(client.cert_file, client.key_file)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.set_alpn_protocols(["h2"])
+        context.minimum_version = context.maximum_version = version
+        with socket.create_connection((host, int(port)), 10) as plain, context.wrap_socket(plain) as wrapped:
+            return wrapped.version()
+
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"), pytest.raises((ssl.SSLError, OSError)):
+        connect(ssl.TLSVersion.TLSv1_1)
+    assert connect(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+
+
+def test_new_certificates_come_in_force_without_a_lost_record(tls_cluster, topic_name):
+    """Every file is replaced while a producer sends: new connections see the new one, no send fails, replicas agree;
+    a broken file changes nothing but the metric and the log.
+    """
+    certificates, broker = tls_cluster.certificates, tls_cluster.broker(1)
+    expiry, refused = "headrace_broker_certificate_expiry_timestamp_seconds", "headrace_broker_certificate_refused"
+    with headrace.Admin(**settings_of(tls_cluster)) as admin:
+        admin.create_topic(topic_name, partitions=1, replication_factor=2)
+    stop = threading.Event()
+    with headrace.Producer(**settings_of(tls_cluster, acks="all", linger_ms=0)) as producer:
+        sent = []
+
+        def send():
+            while not stop.is_set():
+                sent.append(producer.send(topic_name, b"value").result(timeout=30).offset)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            end = datetime.now(UTC).replace(microsecond=0) + timedelta(days=90)
+            new = [certificates.services.issue(part.name, until=end) for part in tls_cluster.parts]
+            until(lambda: metric(broker, expiry)["clients"] == end.timestamp(), "the new certificate in the metrics")
+            kept = serial_in(new[1])
+            assert serial_at(broker.address) == kept
+            assert metric(broker, expiry) == dict.fromkeys(("clients", "internal", "etcd"), end.timestamp())
+            new[1].cert_file.write_text("nothing")
+            until(lambda: metric(broker, refused)["clients"] == 1, "the refusal in the metrics")
+            assert serial_at(broker.address) == kept
+            seen = len(sent)
+            until(lambda: len(sent) > seen, "a send")
+        finally:
+            stop.set()
+            sender.join()
+    assert sent == list(range(len(sent)))
+    assert "certificates_refused" in broker.log_file.read_text()
+    certificates.services.issue(broker.name)
+    until(lambda: metric(broker, refused)["clients"] == 0, "the file put right")
+
+
+def test_a_restarted_broker_follows_again_with_tls(tls_cluster, topic_name):
+    """A broker that comes back copies what it missed over its mutual connection."""
+    with headrace.Admin(**settings_of(tls_cluster)) as admin:
+        admin.create_topic(topic_name, partitions=1, replication_factor=2, config={"min_insync_replicas": 1})
+        leader = admin.describe_topic(topic_name).partitions[0].leader_id
+        follower = tls_cluster.broker(3 - leader)
+        follower.kill()
+        with headrace.Producer(**settings_of(tls_cluster, acks=1)) as producer:
+            producer.send(topic_name, b"value").result(timeout=30)
+        tls_cluster.restart(follower)
+        until(lambda: len(admin.describe_topic(topic_name).partitions[0].in_sync_replicas) == 2, "the follower in sync")
+
+
+def test_a_service_with_an_expired_certificate_does_not_start(tls_cluster, tmp_path):
+    """One sentence on stderr that names file and date, and exit code 2."""
+    paths = tls_cluster.certificates.services.issue("late", until=datetime.now(UTC) - timedelta(hours=2))
+    command = [sys.executable, "-m", "headrace_coordinator"]
+    given = {"coordinator_id": "late", "listen": "127.0.0.1:0", **tls_cluster.certificates.settings("late-too")}
+    given |= {"tls_cert_file": paths.cert_file, "tls_key_file": paths.key_file}
+    for name, value in given.items():
+        command += ["--set", f"{name}={value}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert f"error: the certificate in {paths.cert_file} has expired, on" in ended.stderr
+
+
+def test_the_internal_listener_may_be_for_named_certificates(tls_cluster):
+    """With internal_tls_allowed_names, a certificate of the right authority and another name gets NOT_AUTHORIZED."""
+    certificates = tls_cluster.certificates
+    third = tls_cluster.add_broker(internal_tls_allowed_names="broker-1,broker-2,coordinator-a")
+    authority = certificates.services.ca_file
+    refused = error_of_replica_fetch(
+        third.internal_address, credentials(certificates.services.issue("peer"), authority)
+    )
+    assert isinstance(refused, NotAuthorizedError)
+    assert "internal_tls_allowed_names" in str(refused)
+    named = certificates.services.issue("broker-2", file_name="as-broker-2")
+    let_in = error_of_replica_fetch(third.internal_address, credentials(named, authority))
+    assert isinstance(let_in, InvalidRequestError), let_in

@@ -102,4 +102,7 @@ def _usage_error(error: Exception) -> int:
 
 def main() -> None:
     """Run `headrace` and exit."""
+    if os.environ.get("HEADRACE_DEBUG", "") in ("", "0"):
+        # gRPC writes lines of its own about failed handshakes; the command says it in one sentence.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.exit(run(sys.argv[1:], SdkClients()))

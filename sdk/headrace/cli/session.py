@@ -10,8 +10,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protocol
 
 import typer
@@ -38,10 +38,63 @@ BootstrapServers = Annotated[
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="The most that a request may take.")
 ]
+SecurityProtocol = Annotated[
+    str,
+    typer.Option(
+        "--security-protocol",
+        envvar="HEADRACE_SECURITY_PROTOCOL",
+        metavar="PLAINTEXT|SSL",
+        help="SSL: speak TLS, and with nobody who does not.",
+    ),
+]
+SslCafile = Annotated[
+    str,
+    typer.Option(
+        "--ssl-cafile",
+        envvar="HEADRACE_SSL_CAFILE",
+        metavar="FILE",
+        help="The authorities that sign servers' certificates, PEM.",
+    ),
+]
+SslCertfile = Annotated[
+    str,
+    typer.Option(
+        "--ssl-certfile",
+        envvar="HEADRACE_SSL_CERTFILE",
+        metavar="FILE",
+        help="Your certificate, PEM, where servers want one.",
+    ),
+]
+SslKeyfile = Annotated[
+    str,
+    typer.Option(
+        "--ssl-keyfile",
+        envvar="HEADRACE_SSL_KEYFILE",
+        metavar="FILE",
+        help="Its private key, PEM.",
+    ),
+]
+SslServerName = Annotated[
+    str,
+    typer.Option(
+        "--ssl-server-name",
+        envvar="HEADRACE_SSL_SERVER_NAME",
+        metavar="NAME",
+        help="The name in the servers' certificates, where it is not the host.",
+    ),
+]
 Output = Annotated[OutputFormat, typer.Option("--output", case_sensitive=False, help="How to print the result.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and what was asked for, nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")]
+
+_SECURITY: Mapping[str, Any] = {
+    "security_protocol": SecurityProtocol,
+    "ssl_cafile": SslCafile,
+    "ssl_certfile": SslCertfile,
+    "ssl_keyfile": SslKeyfile,
+    "ssl_server_name": SslServerName,
+}
 
 Parameters = ParamSpec("Parameters")
 
@@ -111,6 +164,8 @@ class Session:
     output: OutputFormat
     quiet: bool
     verbose: bool
+    security: Mapping[str, str] = field(default_factory=dict)
+    """The SDK's settings for TLS that were given."""
 
     def settings(self) -> dict[str, Any]:
         """The settings that all of the SDK's objects get."""
@@ -118,6 +173,7 @@ class Session:
             "bootstrap_servers": self.bootstrap_servers,
             "client_id": CLIENT_ID,
             "request_timeout_ms": max(1, round(self.timeout * 1000)),
+            **self.security,
         }
 
     def admin(self) -> "Admin":
@@ -183,6 +239,7 @@ def command(
                 output=taken.get("output", OutputFormat.TABLE),
                 quiet=taken["quiet"],
                 verbose=taken["verbose"],
+                security={name: taken[name] for name in _SECURITY if taken.get(name)},
             )
             _run(function, session, arguments)
 
@@ -203,6 +260,7 @@ def _shared_parameters(*, connects: bool, own_output: bool) -> list[inspect.Para
     if connects:
         rows.append(("bootstrap_servers", BootstrapServers, "localhost:7170"))
         rows.append(("timeout", Timeout, 10.0))
+        rows += [(name, annotation, "") for name, annotation in _SECURITY.items()]
     rows += [("quiet", Quiet, False), ("verbose", Verbose, False)]
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -61,7 +61,7 @@ class Admin:
             ConfigError: an unknown setting or a value out of range.
         """
         self._config = build(AdminConfig, settings)
-        self._connections = Connections("Admin")
+        self._connections = Connections("Admin", self._config)
         calls = ClusterCalls(self._config)
         self._steps = AdminSteps(self._config, calls)
         self._groups = AdminGroupSteps(self._config, calls, self._steps)

@@ -17,6 +17,7 @@ from headrace.client.group_routing import coordinators_for
 from headrace.client.steps import Call, Steps
 from headrace.v1 import cluster_pb2
 from headrace.wire.errors import ConflictError, HeadraceError, Outcome, from_rpc_error
+from headrace.wire.handshakes import Explanation, explain_handshake
 
 PROBE_TIMEOUT_S = 5.0
 """How long one coordinator may take to answer while others are left to try."""
@@ -144,6 +145,7 @@ class ClusterCalls:
         """Try addresses in order until one answers, sharing the time, or with at most `probe` seconds for each."""
         deadline = time.monotonic() + timeout
         causes: dict[str, str] = {}
+        explanations: list[Explanation] = []
         remaining = list(addresses)
         for position, address in enumerate(remaining):
             left = deadline - time.monotonic()
@@ -162,11 +164,27 @@ class ClusterCalls:
                     raise typed from error
                 if isinstance(typed, ConflictError) and position + 1 == len(remaining):
                     raise typed from error  # It was answered, and by the last one.
-                causes[address] = _cause(error, typed)
+                explained = self._explain(error)
+                causes[address] = explained.message if explained else _cause(error, typed)
+                explanations += [explained] if explained else []
                 continue
             self._preferred = address
             return answer
-        raise NoBrokersAvailableError(causes)
+        # What TLS forbids everywhere, and always did, no waiting will mend; a client that was connected once waits.
+        hopeless = len(explanations) == len(causes) and all(each.is_certain for each in explanations)
+        raise NoBrokersAvailableError(
+            causes,
+            action=explanations[0].action if explanations else "",
+            retriable=bool(self._preferred) or not hopeless,
+        )
+
+    def _explain(self, error: grpc.RpcError) -> Explanation | None:
+        config = self._config
+        return explain_handshake(
+            status_of(error)[1],
+            speaks_tls=config.security_protocol == "SSL",
+            shows_certificate=bool(config.ssl_certfile),
+        )
 
 
 def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool) -> bool:

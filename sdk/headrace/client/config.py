@@ -52,6 +52,19 @@ class ClientConfig:
         "localhost:7170", "Addresses of brokers or coordinators, `host:port`, a list or separated by commas."
     )
     client_id: str = _setting("headrace-python", "A name for this client in the servers' logs.")
+    security_protocol: str = _setting(
+        "PLAINTEXT", "`SSL`: speak TLS, and with nobody who does not.", one_of=("PLAINTEXT", "SSL")
+    )
+    ssl_cafile: str = _setting(
+        "", "The authorities, PEM, of which one has signed the servers' certificates; empty: the public ones."
+    )
+    ssl_certfile: str = _setting(
+        "", "This client's certificate, PEM, with the chain below it, where servers want one; read again on changes."
+    )
+    ssl_keyfile: str = _setting("", "Its private key, PEM, without a passphrase.")
+    ssl_server_name: str = _setting(
+        "", "The name that must stand in the servers' certificates; empty: the host of each address."
+    )
     request_timeout_ms: int = _setting(30_000, "The deadline of one request.", low=1)
     retry_backoff_ms: int = _setting(50, "The first delay before a retry.", low=1)
     retry_backoff_max_ms: int = _setting(1_000, "The longest delay before a retry.", low=1)
@@ -78,6 +91,12 @@ class ClientConfig:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit() or not 0 < int(port) < 65536:
                 raise ConfigError(f"bootstrap_servers: {address!r} is not host:port", action="Give host:port.")
+        if self.security_protocol == "PLAINTEXT":
+            for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_server_name"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} is set and TLS is not", action="Set security_protocol='SSL'.")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ConfigError("ssl_certfile and ssl_keyfile belong together", action="Set both, or neither.")
         if self.retry_backoff_max_ms < self.retry_backoff_ms:
             raise ConfigError("retry_backoff_max_ms is less than retry_backoff_ms")
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import grpc
 
-from headrace.client.config import MAX_MESSAGE_BYTES
+from headrace.client.config import MAX_MESSAGE_BYTES, ClientConfig
 from headrace.client.errors import ClosedError
 from headrace.client.request_ids import operation_metadata
+from headrace.client.security import Certificates, ChannelSecurity, Options, credentials_of
 from headrace.client.steps import Call, Pause
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
 from headrace.wire.envelopes import parse_fetch_response
@@ -37,11 +38,16 @@ FETCH = "/headrace.v1.BrokerService/Fetch"
 class Endpoint:
     """One address: its channel and its stubs."""
 
-    __slots__ = ("address", "broker", "channel", "cluster", "fetch", "groups", "process", "produce")
+    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "fetch", "groups", "process", "produce")
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, certificates: Certificates | None, options: Options) -> None:
+        """`certificates`: speak TLS with these; None: plain text."""
         self.address = address
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.certificates = certificates
+        if certificates is None:
+            self.channel = grpc.insecure_channel(address, options=options)
+        else:
+            self.channel = grpc.secure_channel(address, credentials_of(certificates), options=options)
         self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
         self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
@@ -61,10 +67,18 @@ class Endpoint:
 class Connections:
     """The channels of one client. Owned by the client, closed with it; any thread."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, config: ClientConfig) -> None:
+        """Read the certificates that `config` names.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
         self._what = what
         self._lock = threading.Lock()
+        self._security = ChannelSecurity(config)
+        self._options = self._security.options(CHANNEL_OPTIONS)
         self._endpoints: dict[str, Endpoint] = {}
+        self._retired: dict[str, Endpoint] = {}
         self._closed = False
 
     def endpoint(self, address: str) -> Endpoint:
@@ -76,17 +90,27 @@ class Connections:
         with self._lock:
             if self._closed:
                 raise ClosedError(self._what)
-            found = self._endpoints.get(address)
-            if found is None:
-                found = self._endpoints[address] = Endpoint(address)
+            found, certificates = self._endpoints.get(address), self._security.certificates()
+            if found is None or found.certificates is not certificates:
+                if found is not None:
+                    self._retire(found)
+                found = self._endpoints[address] = Endpoint(address, certificates, self._options)
             return found
+
+    def _retire(self, endpoint: Endpoint) -> None:
+        """Let calls in flight end on it; whichever was retired before it has none left."""
+        before = self._retired.get(endpoint.address)
+        if before is not None:
+            before.channel.close()
+        self._retired[endpoint.address] = endpoint
 
     def close(self) -> None:
         """Close every channel; calls in flight are cancelled."""
         with self._lock:
             self._closed = True
-            endpoints = list(self._endpoints.values())
+            endpoints = [*self._endpoints.values(), *self._retired.values()]
             self._endpoints.clear()
+            self._retired.clear()
         for endpoint in endpoints:
             endpoint.channel.close()
 

@@ -108,13 +108,14 @@ class NoBrokersAvailableError(HeadraceError):
         causes: every address that was tried and its own cause.
     """
 
-    def __init__(self, causes: Mapping[str, str]) -> None:
+    def __init__(self, causes: Mapping[str, str], *, action: str = "", retriable: bool = True) -> None:
+        """`action`: what to do, where a cause says more than that nobody is there."""
         tried = "; ".join(f"{address}: {cause}" for address, cause in causes.items())
         super().__init__(
             f"no broker or coordinator answered ({tried})",
             outcome=Outcome.NOT_APPLIED,
-            retriable=True,
-            action="Check bootstrap_servers and that the cluster is up; `headrace local up` starts one here.",
+            retriable=retriable,
+            action=action or "Check bootstrap_servers and that the cluster is up; `headrace local up` starts one here.",
         )
         self.causes = dict(causes)
 

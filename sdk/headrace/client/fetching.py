@@ -84,7 +84,7 @@ class Fetcher:
         self._what = what
         self._auto_offset_reset = auto_offset_reset
         self._on_metadata = on_metadata
-        self._connections = Connections(what)
+        self._connections = Connections(what, config)
         self._cluster = ClusterCalls(config)
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
         self._lock = threading.Lock()

@@ -129,7 +129,7 @@ class Producer:
         self._topics: dict[str, _Topic] = {}
         self._topics_lock = threading.Lock()
         self._budget = Budget(config.buffer_memory)
-        self._connections = Connections("Producer")
+        self._connections = Connections("Producer", config)
         self._cluster = ClusterCalls(config)
         self._random = random.Random()
         self._routes = RoutingTable()

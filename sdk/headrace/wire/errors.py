@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from headrace.wire.handshakes import explain_handshake
+
 if TYPE_CHECKING:
     import grpc
 
@@ -758,6 +760,11 @@ def from_rpc_error(error: grpc.RpcError) -> HeadraceError:
     said = (error.details() if hasattr(error, "details") else "") or "no details"
     message = f"the call failed with gRPC status {name}: {said}"
     if name == "UNAVAILABLE":
+        explained = explain_handshake(said)
+        if explained is not None:
+            return TransportError(
+                explained.message, outcome=Outcome.NOT_APPLIED, retriable=True, action=explained.action
+            )
         return TransportError(message, outcome=Outcome.UNKNOWN, retriable=True, action="Try again or elsewhere.")
     if name == "RESOURCE_EXHAUSTED" and "message larger than max" in said:
         return BatchTooLargeError(message, outcome=Outcome.UNKNOWN)

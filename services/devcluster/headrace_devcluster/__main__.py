@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -43,6 +44,8 @@ Racks = Annotated[
 ]
 AnyPort = Annotated[bool, typer.Option("--any-port", help="Ports from the kernel, not 7170.., 7181.., 7190.")]
 
+Tls = Annotated[bool, typer.Option("--tls", help="TLS everywhere; clients need a certificate, which is made.")]
+
 
 @app.command()
 def up(
@@ -51,6 +54,7 @@ def up(
     coordinators: Coordinators = 2,
     racks: Racks = "",
     any_port: AnyPort = False,
+    tls: Tls = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an earlier cluster left.")] = False,
 ) -> None:
     """Start a cluster in the background and return when it is healthy; where one runs, start its dead parts again."""
@@ -65,8 +69,11 @@ def up(
         shutil.rmtree(data_dir, ignore_errors=True)
     arguments = ["--brokers", str(brokers), "--coordinators", str(coordinators), "--racks", racks]
     arguments += ["--any-port"] if any_port else []
+    arguments += ["--tls"] if tls else []
     state = start_in_background(data_dir, arguments)
     print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}")
+    for name, value in state.client_settings.items():
+        print(f"export HEADRACE_{name.upper()}={shlex.quote(value)}")
     print(f"logs and data are in {data_dir}; `status` shows the parts, `down` stops them")
 
 
@@ -94,7 +101,7 @@ def status(
     if state is None:
         print("{}" if as_json else f"no cluster runs on {data_dir}; `up` starts one")
         raise typer.Exit(EXIT_NOT_RUNNING)
-    leadership = ask_for_leadership(state.bootstrap_servers)
+    leadership = ask_for_leadership(state.bootstrap_servers, state.client_settings)
     if as_json:
         print(json.dumps({**asdict(state), "leadership": leadership and asdict(leadership)}))
         return
@@ -117,6 +124,7 @@ def run(
     coordinators: Coordinators = 2,
     racks: Racks = "",
     any_port: AnyPort = False,
+    tls: Tls = False,
     control: Annotated[
         bool, typer.Option("--control", help="Print the state as one JSON line, take commands on standard input.")
     ] = False,
@@ -128,6 +136,7 @@ def run(
         coordinators=coordinators,
         directory=directory,
         fixed_ports=not any_port,
+        tls=tls,
         racks=tuple(filter(None, racks.split(","))),
     )
     with LocalCluster(spec) as cluster:

@@ -25,6 +25,7 @@ from typing import TypeVar
 import grpc
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 
+from headrace_devcluster.certificates import ClusterCertificates
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.errors import ClusterNotHealthyError
 from headrace_devcluster.etcd import Etcd
@@ -59,6 +60,8 @@ class LocalClusterSpec:
     """For every broker, beyond the defaults, by name."""
     coordinator_settings: Mapping[str, object] = field(default_factory=dict)
     """For every coordinator, beyond the defaults, by name."""
+    tls: bool = False
+    """TLS everywhere, clients with certificates too; `LocalCluster.client_settings` are what they need."""
     racks: tuple[str, ...] = ()
     """Of the brokers 1, 2, ..., from the first again where there are more brokers; empty: no broker has a rack."""
 
@@ -81,6 +84,7 @@ class LocalCluster:
         self.coordinators: list[ServiceProcess] = []
         self.brokers: list[ServiceProcess] = []
         self._etcd: Etcd | None = None
+        self._certificates: ClusterCertificates | None = None
         # Linux ends a child when the thread that started it ends, so all children come from one thread that stays.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="headrace-devcluster")
 
@@ -121,6 +125,17 @@ class LocalCluster:
         """The addresses of the coordinators, for clients."""
         return ",".join(coordinator.address for coordinator in self.coordinators)
 
+    @property
+    def certificates(self) -> ClusterCertificates:
+        """Of a cluster with TLS; once started."""
+        assert self._certificates is not None, "the cluster has no TLS, or was never started"
+        return self._certificates
+
+    @property
+    def client_settings(self) -> dict[str, str]:
+        """What clients need beside `bootstrap_servers`; once started."""
+        return {} if self._certificates is None else self._certificates.client_settings()
+
     def broker(self, broker_id: int) -> ServiceProcess:
         """The broker of that id: 1, 2, ..."""
         return self.brokers[broker_id - 1]
@@ -152,6 +167,8 @@ class LocalCluster:
         try:
             self._directory.take()
             self._check_fixed_ports()
+            if self.spec.tls:
+                self._certificates = ClusterCertificates(self.directory / "tls")
             self._start_etcd()
             self._make_parts()
             for part in self.parts:
@@ -232,7 +249,9 @@ class LocalCluster:
         for coordinator in self.coordinators:
             if coordinator.pid is None:
                 continue
-            while (missing := _what_is_missing(coordinator.address, wanted)) and time.monotonic() < deadline:
+            while (
+                missing := _what_is_missing(coordinator.address, wanted, self._credentials())
+            ) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS * 5)
             if missing:
                 break
@@ -241,6 +260,14 @@ class LocalCluster:
                 f"not healthy within {timeout_seconds:g} s: {missing}",
                 action=f"Look into the logs in {self.directory}.",
             )
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        if self._certificates is None:
+            return None
+        client, authority = self._certificates.client, self._certificates.services.ca_file
+        return grpc.ssl_channel_credentials(
+            authority.read_bytes(), client.key_file.read_bytes(), client.cert_file.read_bytes()
+        )
 
     def _spawn(self, start: Callable[[], Answer]) -> Answer:
         return self._spawner.submit(start).result()
@@ -257,7 +284,13 @@ class LocalCluster:
 
     def _start_etcd(self) -> None:
         ports = (ETCD_PORT, ETCD_PORT + 1) if self.spec.fixed_ports else (0, 0)
-        self._etcd = Etcd(self.directory / "etcd", client_port=ports[0], peer_port=ports[1], fsync=self.spec.fsync_etcd)
+        self._etcd = Etcd(
+            self.directory / "etcd",
+            client_port=ports[0],
+            peer_port=ports[1],
+            fsync=self.spec.fsync_etcd,
+            tls=None if self._certificates is None else self._certificates.etcd,
+        )
         self._spawn(self._etcd.start)
 
     def _make_parts(self) -> None:
@@ -281,7 +314,9 @@ class LocalCluster:
         return self._make_part(f"broker-{broker_id}", "headrace_broker", BROKER_PORT + broker_id - 1, own)
 
     def _make_part(self, name: str, module: str, fixed_port: int, own: Mapping[str, object]) -> ServiceProcess:
-        settings = {"etcd_endpoints": self.etcd.endpoint, "log_format": "console", **self._metrics(fixed_port), **own}
+        tls = {} if self._certificates is None else self._certificates.settings(name)
+        common = {"etcd_endpoints": self.etcd.endpoint, "log_format": "console", **tls}
+        settings = {**common, **self._metrics(fixed_port), **own}
         return ServiceProcess(ServiceSpec(name, module, self.directory, self._port(fixed_port), settings))
 
     def _port(self, fixed: int) -> int:
@@ -291,13 +326,20 @@ class LocalCluster:
         return {"metrics_listen": f"127.0.0.1:{port + METRICS_PORT_STEP}"} if self.spec.fixed_ports else {}
 
 
-def describe_cluster(address: str) -> cluster_pb2.DescribeClusterResponse:
+def describe_cluster(
+    address: str, credentials: grpc.ChannelCredentials | None = None
+) -> cluster_pb2.DescribeClusterResponse:
     """Ask one coordinator.
 
     Raises:
         grpc.RpcError: it does not answer.
     """
-    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with (
+        grpc.insecure_channel(address, options=options)
+        if credentials is None
+        else grpc.secure_channel(address, credentials, options=options)
+    ) as channel:
         stub = cluster_pb2_grpc.ClusterServiceStub(channel)
         request = cluster_pb2.DescribeClusterRequest(client_id="devcluster")
         answer: cluster_pb2.DescribeClusterResponse = stub.DescribeCluster(
@@ -306,10 +348,10 @@ def describe_cluster(address: str) -> cluster_pb2.DescribeClusterResponse:
         return answer
 
 
-def _what_is_missing(address: str, wanted: set[int]) -> str:
+def _what_is_missing(address: str, wanted: set[int], credentials: grpc.ChannelCredentials | None) -> str:
     """One clause about what the coordinator at `address` does not see yet; empty when it sees everything."""
     try:
-        answer = describe_cluster(address)
+        answer = describe_cluster(address, credentials)
     except grpc.RpcError as error:
         return f"the coordinator at {address} does not answer ({error.code().name})"
     absent = sorted(wanted - {broker.broker_id for broker in answer.brokers})

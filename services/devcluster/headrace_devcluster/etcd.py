@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from pathlib import Path
 from headrace.wire.errors import HeadraceError, InvalidConfigError
 
 from headrace_devcluster import guarded_exec
+from headrace_devcluster.certificates import TlsPaths
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 10.0
@@ -98,8 +100,10 @@ class Etcd:
         peer_port: int = 0,
         fsync: bool = False,
         extra_arguments: tuple[str, ...] = (),
+        tls: TlsPaths | None = None,
     ) -> None:
-        """`directory` is made where it is missing; port 0: the kernel chooses once and restarts keep it.
+        """`directory` is made where it is missing; port 0: the kernel chooses once and restarts keep it. With `tls` it
+        serves those alone who show a certificate of that authority.
 
         Without `fsync` etcd trusts the page cache: much faster, and safe against all but a crash of the machine.
         """
@@ -109,6 +113,7 @@ class Etcd:
         self._peer_port = peer_port
         self._fsync = fsync
         self._extra_arguments = extra_arguments
+        self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Etcd:
@@ -185,8 +190,7 @@ class Etcd:
 
     def version(self) -> tuple[int, ...]:
         """The version of the running etcd, as (3, 5, 1)."""
-        with urllib.request.urlopen(f"http://{self.endpoint}/version", timeout=5) as answer:
-            text = json.load(answer)["etcdserver"]
+        text = self._ask("version", timeout=5)["etcdserver"]
         return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
     def log_tail(self, lines: int = 15) -> str:
@@ -197,7 +201,7 @@ class Etcd:
             return f"(no log: {error.strerror})"
 
     def _arguments(self) -> list[str]:
-        client, peer = f"http://127.0.0.1:{self._client_port}", f"http://127.0.0.1:{self._peer_port}"
+        client, peer = f"{self._scheme}://127.0.0.1:{self._client_port}", f"http://127.0.0.1:{self._peer_port}"
         arguments = [
             "--name=local",
             f"--data-dir={self.directory / 'data'}",
@@ -212,7 +216,28 @@ class Etcd:
         ]
         if not self._fsync:
             arguments.append("--unsafe-no-fsync")
+        if self._tls is not None:
+            arguments += [
+                f"--cert-file={self._tls.cert_file}",
+                f"--key-file={self._tls.key_file}",
+                f"--trusted-ca-file={self._tls.ca_file}",
+                "--client-cert-auth",
+            ]
         return arguments + list(self._extra_arguments)
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self._tls is None else "https"
+
+    def _ask(self, path: str, timeout: float) -> dict[str, str]:
+        context = None
+        if self._tls is not None:
+            context = ssl.create_default_context(cafile=str(self._tls.ca_file))
+            context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+        url = f"{self._scheme}://{self.endpoint}/{path}"
+        with urllib.request.urlopen(url, timeout=timeout, context=context) as answer:
+            found: dict[str, str] = json.load(answer)
+            return found
 
     def _wait_until_healthy(self, deadline: float, timeout_seconds: float) -> None:
         assert self._process is not None
@@ -224,9 +249,8 @@ class Etcd:
                     action="Look for the cause in its log; often its port is taken.",
                 )
             try:
-                with urllib.request.urlopen(f"http://{self.endpoint}/health", timeout=1) as answer:
-                    if json.load(answer).get("health") == "true":
-                        return
+                if self._ask("health", timeout=1).get("health") == "true":
+                    return
             except (urllib.error.URLError, OSError, ValueError):
                 pass  # Not yet: the loop's deadline decides.
             if time.monotonic() > deadline:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import headrace
 from headrace.client.admin_rpc import ClusterDescription, TopicDescription
@@ -26,10 +27,13 @@ class Leadership:
     """Broker -> partitions that it leads, of brokers that lead some."""
 
 
-def ask_for_leadership(bootstrap_servers: str) -> Leadership | None:
-    """Ask the coordinators; None: they do not answer within TIMEOUT_SECONDS."""
+def ask_for_leadership(
+    bootstrap_servers: str, client_settings: Mapping[str, str] = MappingProxyType({})
+) -> Leadership | None:
+    """Ask the coordinators; None: they do not answer within TIMEOUT_SECONDS. `client_settings`: those for TLS."""
+    settings = {"bootstrap_servers": bootstrap_servers, "client_id": "devcluster", **client_settings}
     try:
-        with headrace.Admin(bootstrap_servers=bootstrap_servers, client_id="devcluster") as admin:
+        with headrace.Admin(**settings) as admin:
             cluster = admin.describe_cluster(timeout=TIMEOUT_SECONDS)
             return summarize(cluster, admin.describe_topics(timeout=TIMEOUT_SECONDS))
     except headrace.HeadraceError:

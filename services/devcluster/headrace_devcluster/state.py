@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from headrace_devcluster.cluster import LocalCluster
@@ -38,6 +38,8 @@ class ClusterState:
     bootstrap_servers: str
     etcd: str
     parts: tuple[PartState, ...]
+    client_settings: dict[str, str] = field(default_factory=dict)
+    """What clients need beside `bootstrap_servers`."""
 
 
 def owner_pid(directory: Path) -> int | None:
@@ -57,7 +59,9 @@ def describe_state(cluster: LocalCluster, *, pid: int, started_at: str) -> Clust
     """The state of a running cluster."""
     parts = [PartState("etcd", cluster.etcd.endpoint, cluster.etcd.pid or 0, str(cluster.etcd.log_file))]
     parts += [PartState(part.name, part.address, part.pid or 0, str(part.log_file)) for part in cluster.parts]
-    return ClusterState(pid, started_at, cluster.bootstrap_servers, cluster.etcd.endpoint, tuple(parts))
+    return ClusterState(
+        pid, started_at, cluster.bootstrap_servers, cluster.etcd.endpoint, tuple(parts), cluster.client_settings
+    )
 
 
 def state_json(state: ClusterState) -> str:

@@ -60,7 +60,7 @@ class Admin:
             ConfigError: an unknown setting or a value out of range.
         """
         config = build(AdminConfig, settings)
-        self._connections = LoopConnections("Admin")
+        self._connections = LoopConnections("Admin", config)
         calls = ClusterCalls(config)
         self._steps = AdminSteps(config, calls)
         self._groups = AdminGroupSteps(config, calls, self._steps)

@@ -5,9 +5,11 @@ from typing import Any
 
 import grpc
 
+from headrace.client.config import ClientConfig
 from headrace.client.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.errors import ClosedError
 from headrace.client.request_ids import operation_metadata
+from headrace.client.security import Certificates, ChannelSecurity, Options, credentials_of
 from headrace.client.steps import Call, Pause
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
 from headrace.wire.envelopes import parse_fetch_response
@@ -16,11 +18,16 @@ from headrace.wire.envelopes import parse_fetch_response
 class LoopEndpoint:
     """One address: its channel and its stubs, as `headrace.client.connection.Endpoint` has them."""
 
-    __slots__ = ("address", "broker", "channel", "cluster", "fetch", "groups", "process", "produce")
+    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "fetch", "groups", "process", "produce")
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, certificates: Certificates | None, options: Options) -> None:
+        """`certificates`: speak TLS with these; None: plain text."""
         self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.certificates = certificates
+        if certificates is None:
+            self.channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials_of(certificates), options=options)
         self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
         self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
@@ -38,9 +45,18 @@ class LoopEndpoint:
 class LoopConnections:
     """The channels of one client. Owned by the client, closed with it."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, config: ClientConfig) -> None:
+        """Read the certificates that `config` names.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
         self._what = what
+        self._security = ChannelSecurity(config)
+        self._options = self._security.options(CHANNEL_OPTIONS)
         self._endpoints: dict[str, LoopEndpoint] = {}
+        self._retired: dict[str, LoopEndpoint] = {}
+        self._closing: dict[asyncio.Task[None], None] = {}
         self._closed = asyncio.Event()
 
     def endpoint(self, address: str) -> LoopEndpoint:
@@ -51,10 +67,21 @@ class LoopConnections:
         """
         if self._closed.is_set():
             raise ClosedError(self._what)
-        found = self._endpoints.get(address)
-        if found is None:
-            found = self._endpoints[address] = LoopEndpoint(address)
+        found, certificates = self._endpoints.get(address), self._security.certificates()
+        if found is None or found.certificates is not certificates:
+            if found is not None:
+                self._retire(found)
+            found = self._endpoints[address] = LoopEndpoint(address, certificates, self._options)
         return found
+
+    def _retire(self, endpoint: LoopEndpoint) -> None:
+        """Let calls in flight end on it; whichever was retired before it has none left."""
+        before = self._retired.get(endpoint.address)
+        if before is not None:
+            closing = asyncio.create_task(before.channel.close())
+            self._closing[closing] = None
+            closing.add_done_callback(lambda done: self._closing.pop(done, None))
+        self._retired[endpoint.address] = endpoint
 
     async def perform(self, step: Any) -> Any:
         """Do one step of `headrace.client.steps` and give what came of it.
@@ -102,7 +129,9 @@ class LoopConnections:
     async def close(self) -> None:
         """Close every channel; calls in flight are cancelled. Again: nothing."""
         self._closed.set()
-        endpoints = list(self._endpoints.values())
+        endpoints = [*self._endpoints.values(), *self._retired.values()]
         self._endpoints.clear()
+        self._retired.clear()
         for endpoint in endpoints:
             await endpoint.channel.close()
+        await asyncio.gather(*self._closing)

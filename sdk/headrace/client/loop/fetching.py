@@ -28,7 +28,7 @@ class LoopFetcher(Fetcher):
     def __init__(self, config: Any, what: str, **rest: Any) -> None:
         """As `Fetcher`. Connects when first used."""
         super().__init__(config, what, **rest)
-        self._channels = LoopConnections(what)
+        self._channels = LoopConnections(what, config)
         self._work_there = asyncio.Event()
         self._data_there = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()

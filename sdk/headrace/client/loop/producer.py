@@ -211,7 +211,7 @@ class _Core(BlockingProducer):
         super().__init__(**settings)
         _live.discard(self)  # What is done at exit for producers that were left open would block, with no loop to wait.
         self._loop = asyncio.get_running_loop()
-        self._channels = LoopConnections("Producer")
+        self._channels = LoopConnections("Producer", self._config)
         self._keeper = LoopHousekeeper(self)
         self._housekeeper = cast(Housekeeper, self._keeper)
         if self._audit is not None:

@@ -1,0 +1,104 @@
+"""Why a connection was not made, where TLS is the reason: gRPC's words on one side, ours and what to do on the other.
+
+gRPC answers every call on such a connection with UNAVAILABLE and tells the reason in the text alone. The words are
+those of gRPC 1.62 to 1.85 and BoringSSL; where none is known, gRPC's text stays as it is. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Explanation(NamedTuple):
+    """One sentence about what is wrong, one about what to do."""
+
+    message: str
+    action: str
+    is_certain: bool = True
+    """False: a server that is just stopping, or a proxy without one, looks the same."""
+
+
+_KNOWN = (
+    (
+        "certificate has expired",
+        Explanation("the server's certificate has expired", "Let an administrator put a new one on the server."),
+    ),
+    (
+        "certificate is not yet valid",
+        Explanation("the server's certificate is not valid yet", "Set this machine's clock, or the server's."),
+    ),
+    (
+        "Hostname Verification Check failed",
+        Explanation(
+            "the server's certificate is not for this address",
+            "Use a name that stands in it, set ssl_server_name to one, or let it be made for this address.",
+        ),
+    ),
+    (
+        "is not in peer certificate",
+        Explanation(
+            "the server's certificate is not for this address",
+            "Use a name that stands in it, set ssl_server_name to one, or let it be made for this address.",
+        ),
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        Explanation(
+            "the server's certificate is signed by none of this client's authorities",
+            "Set ssl_cafile to the certificate of the authority that signed it.",
+        ),
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        Explanation(
+            "the server speaks plain text and this client speaks TLS",
+            "Use the address of a listener with TLS, or set security_protocol='PLAINTEXT'.",
+        ),
+    ),
+    (
+        "CERTIFICATE_REQUIRED",
+        Explanation("the server wants a certificate of this client", "Set ssl_certfile and ssl_keyfile."),
+    ),
+)
+_PLAIN = Explanation(
+    "the server closed the connection at once, as one that speaks TLS does",
+    "Set security_protocol='SSL'.",
+    is_certain=False,
+)
+_ANONYMOUS = Explanation(
+    "the server broke off the TLS handshake: it wants a certificate of this client",
+    "Set ssl_certfile and ssl_keyfile.",
+    is_certain=False,
+)
+_REFUSED = Explanation(
+    "the server broke off the TLS handshake: it does not accept this client's certificate",
+    "Set ssl_certfile to one that has not expired and that the server's tls_ca_file has signed.",
+    is_certain=False,
+)
+_EITHER = Explanation(
+    "the server closed the connection before it was made: it speaks TLS, or wants another certificate of this client",
+    "Check security_protocol, ssl_certfile and ssl_keyfile.",
+    is_certain=False,
+)
+
+
+def explain_handshake(
+    details: str, *, speaks_tls: bool | None = None, shows_certificate: bool = False
+) -> Explanation | None:
+    """Say what the text of a call that never left means; None: it has nothing to do with TLS.
+
+    A server that hangs up gives no reason, so there it takes what the client does to tell: `speaks_tls` (None: not
+    known) and `shows_certificate`.
+    """
+    if "failed to connect to all addresses" not in details:
+        return None
+    for words, explanation in _KNOWN:
+        if words in details:
+            return explanation
+    if not details.rstrip().endswith(("Socket closed", "Connection reset by peer", "handshaker shutdown")):
+        return None
+    if speaks_tls is None:
+        return _EITHER
+    if not speaks_tls:
+        return _PLAIN
+    return _REFUSED if shows_certificate else _ANONYMOUS

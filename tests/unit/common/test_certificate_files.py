@@ -1,0 +1,89 @@
+"""Certificates of a service: what is refused at the start, what is put in force while it runs."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from headrace_devcluster.certificates import Authority
+from headrace_server.certificate_files import TlsFilesError, read_certificates
+from headrace_server.settings import SettingsError, load_settings
+from headrace_server.tls import TlsIdentity
+from headrace_server.tls_settings import TlsFiles, TlsSettings
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path / "services", "services")
+
+
+def files_of(paths, ca_file=None):
+    return TlsFiles(str(paths.cert_file), str(paths.key_file), str(ca_file or paths.ca_file))
+
+
+def test_a_good_certificate_is_taken_with_its_end(authority):
+    until = datetime.now(UTC).replace(microsecond=0) + DAY
+    found = read_certificates(files_of(authority.issue("broker", until=until)), mutual=True)
+    assert found.expires_at == until
+    assert found.chain == (authority.directory / "broker.pem").read_bytes()
+
+
+def refusals(authority, tmp_path):
+    good = authority.issue("good")
+    stranger = Authority(tmp_path / "others", "others").issue("stranger")
+    yield files_of(authority.issue("old", until=datetime.now(UTC) - DAY)), "has expired"
+    yield TlsFiles(str(good.cert_file), str(stranger.key_file), str(good.ca_file)), "is not that of the certificate"
+    yield TlsFiles(str(tmp_path / "none"), str(good.key_file), str(good.ca_file)), "cannot read"
+    yield TlsFiles(str(good.key_file), str(good.key_file), str(good.ca_file)), "is no certificate in PEM"
+    yield files_of(good, stranger.ca_file), "would refuse the certificate"
+
+
+def test_what_handshakes_would_fail_at_is_refused_with_a_reason(authority, tmp_path):
+    """Expired, another's key, not there, no certificate, signed by somebody else: a sentence each that names a file."""
+    for files, sentence in refusals(authority, tmp_path):
+        with pytest.raises(TlsFilesError, match=sentence):
+            read_certificates(files, mutual=True)
+
+
+def test_new_files_are_put_in_force_and_broken_ones_are_not(authority):
+    """A broken certificate leaves the old one in force and says so; the next good one is taken."""
+    identity = TlsIdentity("internal", files_of(authority.issue("broker")), mutual=True)
+    first = identity.current
+    (authority.directory / "broker.pem").write_text("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----\n")
+    identity.look()
+    assert identity.refused
+    assert identity.current is first
+    authority.issue("broker")
+    identity.look()
+    assert not identity.refused
+    assert identity.current != first
+
+
+def test_unchanged_files_are_not_read_again(authority):
+    """What is in force stays the same object, by which channels know that they need not be made anew."""
+    identity = TlsIdentity("clients", files_of(authority.issue("broker")))
+    first = identity.current
+    identity.look()
+    assert identity.current is first
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["tls_cert_file=a"], "tls_cert_file is set without tls_key_file"),
+        (["tls_ca_file=a"], "tls_ca_file is set without tls_cert_file"),
+        (["tls_cert_file=a", "tls_key_file=b"], "set internal_tls_ca_file"),
+        (["tls_client_auth=required"], "needs tls_ca_file"),
+        (["etcd_tls_cert_file=a", "etcd_tls_key_file=b"], "without etcd_tls_ca_file"),
+    ],
+)
+def test_settings_that_belong_together_are_asked_for(given, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        load_settings(CheckedSettings, overrides=given)
+
+
+class CheckedSettings(TlsSettings):
+    """As a service's settings call it."""
+
+    def __post_init__(self):
+        self.check_tls()
