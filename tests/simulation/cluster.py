@@ -299,6 +299,7 @@ class Cluster:
         self.network.unblock_all()
         for node in self.brokers.values():
             node.filesystem.capacity_bytes = 1 << 40
+            node.filesystem.keep_power()
             node.wanted = True
             if node.broker is not None and node.broker.process.paused:
                 self.world.resume(node.broker.process)

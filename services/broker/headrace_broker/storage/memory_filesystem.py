@@ -90,6 +90,10 @@ class MemoryFileSystem:
         """Stop the machine at one of the next calls, after `after` others: it raises `PowerLost` until `crash`."""
         self._faults.append(_Fault(_ANY, 0, "", after, None))
 
+    def keep_power(self) -> None:
+        """Take back `lose_power`, where it has not happened yet."""
+        self._faults = [fault for fault in self._faults if fault.operation != _ANY]
+
     def crash(self, loss: Loss, chance: random.Random) -> None:
         """Lose power: close everything, keep what is durable and what `loss` and `chance` leave of the rest."""
         self._descriptors.clear()
