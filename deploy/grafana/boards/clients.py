@@ -94,5 +94,32 @@ BOARD = Dashboard(
                 ),
             ),
         ),
+        Row(
+            "Applications that show their metrics (headrace.metrics)",
+            (
+                graph(
+                    "Records sent and failed",
+                    "By client; the label cluster is not theirs, so these are all that this Prometheus scrapes.",
+                    "wps",
+                    Query(per_second("headrace_client_sent_records_total", "", "client"), "{{client}} sent"),
+                    Query(per_second("headrace_client_failed_records_total", "", "client"), "{{client}} failed"),
+                    rare=True,
+                ),
+                graph(
+                    "Buffered",
+                    "Records on their way, against buffer_memory; full, `send` waits.",
+                    "bytes",
+                    Query("sum by (client) (headrace_client_buffered_bytes)", "{{client}}"),
+                    rare=True,
+                ),
+                graph(
+                    "Lag, as consumers see it",
+                    "Of the partitions that each reads.",
+                    "short",
+                    Query("sum by (client) (headrace_client_lag_records)", "{{client}}"),
+                    rare=True,
+                ),
+            ),
+        ),
     ),
 )
