@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 COMMAND = [sys.executable, "-m", "headrace_devcluster", "demo"]
 WITHOUT_SPARK = [*COMMAND, "--no-spark"]
 
 
 def demo(*arguments: str, command: list[str] = WITHOUT_SPARK) -> dict:
-    done = subprocess.run([*command, "--json", *arguments], capture_output=True, text=True, check=False, timeout=170)
+    done = subprocess.run([*command, "--json", *arguments], capture_output=True, text=True, check=False, timeout=290)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
 
@@ -58,6 +59,7 @@ def test_nobody_is_killed_who_is_not_to_be() -> None:
     assert result["table"] is None
 
 
+@pytest.mark.timeout(300)
 def test_it_ends_with_a_table_and_three_answers(tmp_path: Path) -> None:
     """The load job finds all that was sent, says where the table lies, and the table answers."""
     table = tmp_path / "table"

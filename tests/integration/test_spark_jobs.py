@@ -32,6 +32,7 @@ import spark_jobs
 HOUR_MS = 3_600_000
 NOON_MS = 1_700_049_600_000
 """2023-11-15 12:00 UTC."""
+pytestmark = pytest.mark.timeout(300)
 QUIET = ProgressLine(quiet=True)
 START_SECONDS = 200.0
 
