@@ -31,7 +31,7 @@ def test_a_good_certificate_is_taken_with_its_end(authority):
 def refusals(authority, tmp_path):
     good = authority.issue("good")
     stranger = Authority(tmp_path / "others", "others").issue("stranger")
-    yield files_of(authority.issue("old", until=datetime.now(UTC) - DAY)), "has expired"
+    yield files_of(authority.issue("old", until=datetime.now(UTC) - DAY)), "has expired, on"
     yield TlsFiles(str(good.cert_file), str(stranger.key_file), str(good.ca_file)), "is not that of the certificate"
     yield TlsFiles(str(tmp_path / "none"), str(good.key_file), str(good.ca_file)), "cannot read"
     yield TlsFiles(str(good.key_file), str(good.key_file), str(good.ca_file)), "is no certificate in PEM"
@@ -59,12 +59,15 @@ def test_new_files_are_put_in_force_and_broken_ones_are_not(authority):
     assert identity.current != first
 
 
-def test_unchanged_files_are_not_read_again(authority):
+def test_the_same_certificate_written_again_changes_nothing(authority):
     """What is in force stays the same object, by which channels know that they need not be made anew."""
-    identity = TlsIdentity("clients", files_of(authority.issue("broker")))
+    paths = authority.issue("broker")
+    identity = TlsIdentity("clients", files_of(paths))
     first = identity.current
+    paths.cert_file.write_bytes(paths.cert_file.read_bytes())
     identity.look()
     assert identity.current is first
+    assert not identity.refused
 
 
 @pytest.mark.parametrize(
