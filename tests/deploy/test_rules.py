@@ -134,37 +134,33 @@ def promtool() -> str:
 
 
 def test_promtool_agrees(promtool: str, tmp_path: Path) -> None:
-    """The same rules and the same cases, by Prometheus itself."""
-    tests = []
+    """The same rules and the same cases, by Prometheus itself; a file an alert, or each case would run all of them."""
+    files = []
     for name, case in CASES.items():
-        labels = {
-            **case["labels"],
-            "alertname": name,
-            "alertstate": "firing",
-            "severity": ALERTS[name]["labels"]["severity"],
-        }
+        rules = tmp_path / f"{name}.rules.yaml"
+        rules.write_text(yaml.safe_dump({"groups": [{"name": "one", "rules": [ALERTS[name]]}]}))
+        severity = ALERTS[name]["labels"]["severity"]
+        labels = {**case["labels"], "alertname": name, "alertstate": "firing", "severity": severity}
         fired = "ALERTS{" + ", ".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"
-        for series, moment, samples in (
+        moments = (
             (case["well"], "120m", []),
             (case["ill"], case["not_yet"], []),
             (case["ill"], case["by"], [{"labels": fired, "value": 1}]),
-        ):
-            tests.append(
-                {
-                    "interval": "1m",
-                    "input_series": [{"series": each, "values": str(values)} for each, values in series.items()],
-                    "promql_expr_test": [
-                        {
-                            "expr": f'ALERTS{{alertname="{name}", alertstate="firing"}}',
-                            "eval_time": moment,
-                            "exp_samples": samples,
-                        }
-                    ],
-                }
-            )
-    file = tmp_path / "tests.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": tests}))
-    for command in (["check", "rules", "--lint=all", "--lint-fatal", str(RULES_FILE)], ["test", "rules", str(file)]):
+        )
+        tests = [
+            {
+                "interval": "1m",
+                "input_series": [{"series": each, "values": str(values)} for each, values in series.items()],
+                "promql_expr_test": [
+                    {"expr": 'ALERTS{alertstate="firing"}', "eval_time": moment, "exp_samples": samples}
+                ],
+            }
+            for series, moment, samples in moments
+        ]
+        file = tmp_path / f"{name}.test.yaml"
+        file.write_text(yaml.safe_dump({"rule_files": [rules.name], "evaluation_interval": "1m", "tests": tests}))
+        files.append(str(file))
+    for command in (["check", "rules", "--lint=all", "--lint-fatal", str(RULES_FILE)], ["test", "rules", *files]):
         done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
