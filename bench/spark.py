@@ -2,7 +2,8 @@
 
 `local[2]` on one machine with the brokers. In every round each case is measured once, so that a slow minute slows all
 of them; medians over the rounds are printed, and everything is written as JSON. Rows have values of 200 bytes, no keys.
-The generator is a Python data source, too: what it costs is what Spark takes for rows that are there already.
+The generator is a Python data source, too: what it costs is what Spark takes for rows that are there already. Rows a
+second of processor time, all processes together, can be compared where the machine has other things to do.
 """
 
 from __future__ import annotations
@@ -192,8 +193,20 @@ class Bench:
         return [rows / (ms / 1000) for rows, ms in took if rows == 1_000_000], [ms for rows, ms in took if not rows]
 
 
-def measured(bench: Bench, rounds: int) -> dict[str, list[float]]:
-    """Run every case once a round, after a round that is not counted."""
+def cpu_seconds() -> float:
+    """Processor time of this process and all that it started: Java, Python's workers, brokers."""
+    total = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def measured(bench: Bench, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Run every case once a round, after a round that is not counted: rows a second, and a second of processor time."""
     cases: dict[str, Callable[[], float]] = {
         "generator, seven columns": lambda: bench.counted(bench.generator()),
         "count, seven columns": lambda: bench.counted(bench.topic()),
@@ -202,12 +215,15 @@ def measured(bench: Bench, rounds: int) -> dict[str, list[float]]:
         "write": bench.write,
     }
     found: dict[str, list[float]] = {name: [] for name in cases}
+    per_cpu: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, case in cases.items():
+            before = cpu_seconds()
             figure = case()
             if number:
                 found[name].append(figure)
-    return found
+                per_cpu[name].append(bench.rows / (cpu_seconds() - before))
+    return found, per_cpu
 
 
 def main(
@@ -232,7 +248,7 @@ def main(
         spark.dataSource.register(GeneratorSource)
         bench = Bench(spark, cluster.bootstrap_servers, rows)
         with Memory() as memory:
-            figures = measured(bench, rounds)
+            figures, per_cpu = measured(bench, rounds)
             batches, idle = bench.micro_batches(rounds)
         spark.stop()
     medians = {name: statistics.median(each) for name, each in figures.items()}
@@ -244,6 +260,7 @@ def main(
         "rows": rows,
         "medians": medians,
         "all": {**figures, "micro-batch of 1,000,000 rows": batches, "idle micro-batch": idle},
+        "rows_per_cpu_second": {name: statistics.median(each) for name, each in per_cpu.items()},
         "worker_peak_rss_bytes": memory.peak_bytes,
     }
     output.mkdir(parents=True, exist_ok=True)
@@ -254,12 +271,13 @@ def main(
 def show(result: dict[str, Any]) -> None:
     """Print the medians beside what is asked."""
     medians = result["medians"]
-    table = Table("case", "rows/s", "of the generator", "asked")
+    table = Table("case", "rows/s", "of the generator", "rows/s of processor time", "asked")
     for name, figure in medians.items():
         beside = medians.get(name.replace("count", "generator"))
         share = f"{figure / beside:.0%}" if beside and name.startswith("count") else ""
         shown = f"{figure:,.0f} ms" if name == "idle micro-batch" else f"{figure:,.0f}"
-        table.add_row(name, shown, share, TARGETS.get(name, ""))
+        per_cpu = result["rows_per_cpu_second"].get(name)
+        table.add_row(name, shown, share, f"{per_cpu:,.0f}" if per_cpu else "", TARGETS.get(name, ""))
     Console().print(table)
     ratio = medians["count, two columns"] / medians["count, seven columns"]
     peak = result["worker_peak_rss_bytes"] / 2**20

@@ -1,0 +1,122 @@
+"""What an executor does to read a range, on a cluster over lists; and how batches become Spark's. No Spark runs."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from headrace.client.records import Deserializers, Segment
+from headrace.spark import arrow_columns, range_reader
+from headrace.spark.arrow_columns import MOST_BYTES, MOST_ROWS, ArrowColumns, grouped
+from headrace.spark.errors import DataLossError
+from headrace.spark.range_reader import read_range
+from headrace.spark.ranges import OffsetRange
+from headrace.spark.schema import full_schema
+from headrace.wire.batch import read_header
+from headrace.wire.columns import decode_batch, encode_batch
+from headrace.wire.errors import CorruptBatchError, HeadraceError
+from headrace.wire.ids import TopicPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from tests.unit.client.conftest import FakeCluster, running_fake
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCluster]:
+    """One partition with the records 0 to 29, ten a batch."""
+    with running_fake() as cluster:
+        cluster.create_topic("t")
+        for first in range(0, 30, 10):
+            cluster.append("t", encode_batch([b"%d" % n for n in range(first, first + 10)], base_timestamp_ms=5))
+        yield cluster
+
+
+def read(fake, start, end, **more):
+    settings = {"bootstrap_servers": fake.address, "fetch_max_bytes": 100, "prefetch_bytes": 1}
+    segments = read_range(settings, OffsetRange(T0, start, end), fail_on_data_loss=more.get("fail", True))
+    return [value for segment in segments for value in segment.columns.values()[segment.start : segment.end]]
+
+
+def test_a_range_is_read_whole_and_nothing_beside(fake):
+    """Whatever batches it begins and ends in."""
+    assert read(fake, 7, 24) == [b"%d" % n for n in range(7, 24)]
+    assert read(fake, 5, 5) == []
+
+
+def test_what_retention_has_taken_is_told_or_left_out(fake):
+    """With offsets and count."""
+    fake.topics["t"].partitions[0].start = 10
+    with pytest.raises(DataLossError, match="t-0: offset 7 was wanted and the log starts at 10, 3 records are gone"):
+        read(fake, 7, 24)
+    assert read(fake, 7, 24, fail=False) == [b"%d" % n for n in range(10, 24)]
+    assert read(fake, 2, 8, fail=False) == []
+
+
+def test_every_checksum_is_looked_at(fake):
+    """A damaged copy is asked for again; a batch that stays damaged is an error."""
+    fake.topics["t"].partitions[0].spoiled = 1
+    assert read(fake, 0, 30) == [b"%d" % n for n in range(30)]
+    fake.topics["t"].partitions[0].spoiled = 99
+    with pytest.raises(CorruptBatchError):
+        read(fake, 0, 30)
+
+
+def test_a_log_that_ends_before_the_range_is_an_error(fake, monkeypatch):
+    """After a while: a new leader may not know yet how far records are visible."""
+    monkeypatch.setattr(range_reader, "END_TIMEOUT_S", 0.0)
+    with pytest.raises(HeadraceError, match="t-0 was truncated"):
+        read(fake, 20, 31)
+
+
+def segment(values, base_offset=0, start=0, **columns):
+    encoded = encode_batch(values, base_timestamp_ms=7, **columns)
+    decoded = decode_batch(encoded, max_payload_bytes=2**30)
+    assert read_header(encoded).record_count == len(values)
+    return Segment(T0, decoded, start, len(values), Deserializers())
+
+
+def test_batches_are_of_a_size_that_suits_spark():
+    """Small ones together, large ones in parts, by rows and by bytes; nothing lost, nothing moved."""
+    small = [segment([b"v"] * 100) for _ in range(90)]
+    assert [sum(each.end - each.start for each in group) for group in grouped(small)] == [4100, 4100, 800]
+    assert all(
+        sum(each.end - each.start for each in group) <= MOST_ROWS for group in grouped([segment([b"v"] * 50_000)])
+    )
+    uneven = segment([b"x" * 1000] * 900 + [b"y" * (MOST_BYTES // 3)] * 4 + [b"z"] * 9)
+    groups = list(grouped([uneven]))
+    sizes = [sum(map(arrow_columns._bytes, group)) for group in groups]
+    assert max(sizes) <= MOST_BYTES
+    rows = [(each.start, each.end) for group in groups for each in group]
+    assert rows[0][0] == 0
+    assert rows[-1][1] == 913
+    assert all(before[1] == after[0] for before, after in pairwise(rows))
+
+
+@pytest.mark.parametrize("names", [None, ["headers", "offset"], ["value"]])
+def test_columns_have_the_types_that_spark_holds_strictly(names):
+    """To the name of a list's child; with all columns, and with some in another order."""
+    full = full_schema(True)
+    schema = full if names is None else StructType([full[name] for name in names])
+    headers = [[("h", b"1")], [], None]
+    parts = [
+        segment([b"a", None, b"c"], keys=[b"k", None, b""], headers=headers, timestamps_ms=[1, 2, 3]),
+        segment([b"d"]),
+    ]
+    (batch,) = ArrowColumns(schema, T0).batches(parts)
+    assert batch.schema == to_arrow_schema(schema, timezone="UTC")
+    found = batch.to_pydict()
+    expected = {
+        "key": [b"k", None, b"", None],
+        "value": [b"a", None, b"c", b"d"],
+        "topic": ["t"] * 4,
+        "partition": [0] * 4,
+        "offset": [0, 1, 2, 0],
+        "headers": [[{"key": "h", "value": b"1"}], [], [], []],
+    }
+    for name, values in expected.items():
+        if name in found:
+            assert found[name] == values
+    if names is None:
+        assert [at.timestamp() for at in found["timestamp"]] == [0.001, 0.002, 0.003, 0.007]
