@@ -244,11 +244,13 @@ class Broker:
             if self.broker_id not in entry.state.replicas:
                 return
             try:
-                log = self.directory.open_log(topic_id, number, LOG_SETTINGS)
-            except HeadraceError:
+                self._open(LogId(topic_id, number))
+            except HeadraceError as error:
+                if isinstance(error, LogDamagedError):
+                    self.node.suspects[number] = None
                 self.die_and_restart(Loss.NOTHING)
                 return
-            host = self.hosts[number] = Host(self, number, log)
+            host = self.hosts[number]
             if self.registered:
                 host.handle(SessionStarted(self.broker_epoch))
         host.handle(StateSeen(entry.state, entry.mod_revision))
