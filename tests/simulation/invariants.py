@@ -268,6 +268,11 @@ class Checks:
         epoch, wanted = partition.sequences.get(entry.producer_id, (-1, 0))
         if entry.producer_epoch > epoch:
             wanted = 0
+        if entry.sequence == 0 and 0 < partition.ends.get(entry.producer_id, 0) <= self._cluster.log_start(
+            host.partition
+        ):
+            wanted = 0  # All that it had sent was deleted: a replica that began behind that does not know it (H49).
+            self._cluster.world.count("producers forgotten with their records")
         if entry.producer_epoch < epoch or entry.sequence != wanted:
             raise SimulationError(
                 "I20",
@@ -275,6 +280,7 @@ class Checks:
                 f"{entry.producer_epoch} at {entry.base}, after epoch {epoch} expecting {wanted}",
             )
         partition.sequences[entry.producer_id] = entry.producer_epoch, wanted + entry.end - entry.base
+        partition.ends[entry.producer_id] = entry.end
 
     def acknowledged(self, host: Host, base: int, end: int) -> None:
         """A produce was answered (I9)."""

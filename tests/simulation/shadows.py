@@ -83,6 +83,8 @@ class Partition:
         """Who was elected for each leader epoch (I5)."""
         self.sequences: dict[int, tuple[int, int]] = {}
         """(producer epoch, next sequence) of what is committed (I20)."""
+        self.ends: dict[int, int] = {}
+        """Where each producer's last committed batch ends."""
         self.state: PartitionState | None = None
         self.replicas: dict[int, Shadow] = {}
         self.unclean = False
