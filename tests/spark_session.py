@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -51,6 +52,7 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark puts its own there; other tests mean Python's.
     session.sparkContext.setLogLevel("ERROR")
     gateway = session.sparkContext._gateway
     try:

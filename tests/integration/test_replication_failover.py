@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 
@@ -257,8 +258,10 @@ def test_what_only_the_old_leader_had(replicated: Replicated) -> None:
 
 def test_a_leader_that_its_followers_do_not_reach(replicated: Replicated) -> None:
     """H27, H13: it cannot acknowledge alone, keeps what was committed, and goes on when they reach it again."""
-    with Gate(replicated.broker(1).address) as gate:
-        replicated.reconfigure(1, advertised_address=gate.address)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        internal = f"127.0.0.1:{free.getsockname()[1]}"
+    with Gate(internal) as gate:
+        replicated.reconfigure(1, internal_listen=internal, internal_advertised_address=gate.address)
         try:
             topic_id = replicated.create("unreached", [[1, 2, 3]], min_insync_replicas=2)
             address = replicated.broker(1).address
@@ -275,7 +278,7 @@ def test_a_leader_that_its_followers_do_not_reach(replicated: Replicated) -> Non
             assert replicated.values(3, "unreached") == [b"before", b"after"]
         finally:
             gate.open()
-            replicated.reconfigure(1, advertised_address="")
+            replicated.reconfigure(1, internal_listen="", internal_advertised_address="")
 
 
 def test_the_controller_stands_still_while_a_leader_dies(own_cluster: Callable[..., LocalCluster]) -> None:

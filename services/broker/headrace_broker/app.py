@@ -34,7 +34,7 @@ from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
 from headrace_server.process_service import ProcessParts, add_process_service
-from headrace_server.rpc import AddressInUseError, RpcLimits, RpcServer, split_address
+from headrace_server.rpc import RpcLimits, RpcServer, split_address
 from headrace_server.supervision import Supervision, supervised
 from headrace_server.telemetry import configure_logging
 from headrace_server.tls import ServiceTls, watched_tls
@@ -187,6 +187,9 @@ class Broker:
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._run(tasks, stop)
+        except BaseException:
+            await asyncio.gather(self._server.stop(0), self._internal_server.stop(0))
+            raise
         finally:
             await self._close_directory()
 
@@ -254,11 +257,7 @@ class Broker:
         host, _ = split_address(settings.listen)
         internal = await self._internal_server.start(settings.internal_listen or f"{host}:0", internal_credentials)
         credentials = None if tls.clients is None else tls.clients.server_credentials(settings.tls_client_auth)
-        try:
-            address = await self._server.start(settings.listen, credentials)
-        except AddressInUseError:
-            await self._internal_server.stop(0)
-            raise
+        address = await self._server.start(settings.listen, credentials)
         live.address = settings.advertised_address or address
         told_host, _ = split_address(live.address)
         live.internal_address = settings.internal_advertised_address or f"{told_host}:{split_address(internal)[1]}"

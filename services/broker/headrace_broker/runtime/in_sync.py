@@ -19,7 +19,7 @@ from headrace_server.metastore.api import (
     ModRevisionIs,
     Put,
 )
-from headrace_server.partition_state import decode, encode, leave_failed
+from headrace_server.partition_state import PartitionState, decode, encode, leave_failed
 
 from headrace_broker.core.messages import ProposalFailed, ProposalSucceeded, ProposalUnanswered, Propose
 from headrace_broker.metrics import BrokerMetrics
@@ -44,6 +44,7 @@ class InSyncWriter:
     async def write(self, partition: Partition, proposal: Propose) -> None:
         """Send one proposal and report its end."""
         key = self._keyspace.partition(partition.topic_id, partition.number)
+        before = partition.replica.state  # The watch may tell of the write before its answer does.
         sessions = [
             CreateRevisionIs(self._keyspace.live(replica.broker_id), replica.broker_epoch)
             for replica in proposal.sessions
@@ -65,15 +66,14 @@ class InSyncWriter:
             partition.handle(ProposalUnanswered(proposal.number))
             return
         if result.succeeded:
-            self._report(partition, proposal)
+            self._report(partition, before, proposal)
             partition.handle(ProposalSucceeded(proposal.number, result.revision))
             return
         found = result.responses[0]
         state = decode(found[0].value) if found else None
         partition.handle(ProposalFailed(proposal.number, state, found[0].mod_revision if found else result.revision))
 
-    def _report(self, partition: Partition, proposal: Propose) -> None:
-        before = partition.replica.state
+    def _report(self, partition: Partition, before: PartitionState | None, proposal: Propose) -> None:
         if before is None:
             return
         old = {entry.broker_id for entry in before.in_sync}
