@@ -325,7 +325,7 @@ def test_a_coordinator_that_slept_through_a_compaction_catches_up(run, cluster):
         try:
             third = bench.member()
             third.coordinator = 0
-            for _ in range(3):
+            for _ in range(12):
                 for member in (third, *members):
                     await member.heartbeat()
             assert await third.commit(9) == []
