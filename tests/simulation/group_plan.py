@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from tests.simulation.etcd import EtcdRates
-from tests.simulation.network import NetworkRates
+from tests.simulation.adversity import Adversity
 from tests.simulation.plan import RATES
 
 GROUP_FAULTS = (
@@ -42,8 +42,10 @@ ASSIGNORS = ("", "", "uniform", "range", "rack-aware")
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlan:
+class GroupPlan(Adversity):
     """One run. Times are virtual milliseconds."""
+
+    STALE_READ_RATE: ClassVar[float] = 0.1
 
     seed: int
     steps: int = 3_000
@@ -97,39 +99,11 @@ class GroupPlan:
             rate=chance.choice((0.005, 0.02, 0.08)),
         )
 
-    def without(self, name: str) -> GroupPlan:
-        """The same plan without one kind of fault or rate."""
-        return replace(
-            self,
-            faults=tuple(each for each in self.faults if each != name),
-            rates=tuple(each for each in self.rates if each != name),
-        )
-
     def smaller(self) -> GroupPlan | None:
         """The same plan with a member less; None: there is no smaller one."""
         if self.members <= 1:
             return None
         return replace(self, members=self.members - 1, static=min(self.static, self.members - 1))
-
-    def network_rates(self) -> NetworkRates:
-        """How the network behaves."""
-        return NetworkRates(
-            slow_rate=self._rate("slow messages"), drop_rate=self._rate("drops"), double_rate=self._rate("doubles")
-        )
-
-    def etcd_rates(self) -> EtcdRates:
-        """How etcd behaves."""
-        rates = EtcdRates(
-            lost_answer_rate=self._rate("lost answers") * 3,
-            late_apply_rate=self._rate("late applies"),
-            no_space_rate=self._rate("no space") * 2,
-            lying_keepalive_rate=self._rate("lying keepalives") * 10,
-        )
-        if self.buggy_etcd:
-            rates.stale_read_rate = 0.1
-            rates.lost_event_rate = rates.doubled_event_rate = 0.05
-            rates.lying_keepalive_rate = 0.5
-        return rates
 
     @property
     def ends_leases_early(self) -> bool:
@@ -139,7 +113,4 @@ class GroupPlan:
     @property
     def late_request_rate(self) -> float:
         """How often a call reaches its coordinator only when its caller has given it up."""
-        return self._rate("late requests") * 2
-
-    def _rate(self, name: str) -> float:
-        return self.rate if name in self.rates else 0.0
+        return self.rate_of("late requests") * 2

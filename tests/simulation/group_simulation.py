@@ -10,7 +10,7 @@ from tests.simulation.group_cluster import GroupCluster
 from tests.simulation.group_nemesis import GroupNemesis
 from tests.simulation.group_plan import GroupPlan
 from tests.simulation.group_session import virtual_time
-from tests.simulation.simulation import TWICE_EVERY, Result, _where, check_same
+from tests.simulation.simulation import TWICE_EVERY, Result, check_same, play, where
 from tests.simulation.world import SimulationError
 
 FAILED = ("group_round_failed", "group_key_unreadable")
@@ -27,31 +27,20 @@ def run(plan: GroupPlan, *, keep_trace: bool = False) -> Result:
     was_disabled, log.disabled = log.disabled, True  # The trace says it all.
     try:
         with capture_logs() as logs, virtual_time(world):
-            _run(cluster, nemesis)
+            play(cluster, nemesis)
             failed = [entry for entry in logs if entry["event"] in FAILED]
             if failed:
                 raise SimulationError("crash", str(failed[0]))
     except SimulationError as error:
         broken, message = error.name, str(error)
     except Exception as error:
-        broken, message = type(error).__name__, _where(error)
+        broken, message = type(error).__name__, where(error)
     finally:
         cluster.close()
         log.disabled = was_disabled
     return Result(
         plan, world.digest, world.steps, world.now_ms, world.counts, list(world.trace), nemesis.done, broken, message
     )
-
-
-def _run(cluster: GroupCluster, nemesis: GroupNemesis) -> None:
-    cluster.prepare()
-    cluster.begin_faults()
-    nemesis.start()
-    start = cluster.world.steps
-    while cluster.world.steps - start < cluster.plan.steps:
-        cluster.step()
-    nemesis.stop()
-    cluster.finish()
 
 
 def run_seed(seed: int, *, steps: int, buggy_etcd: bool, keep_trace: bool) -> Result:

@@ -7,10 +7,10 @@ shrinker takes kinds of faults or single faults away (`without`, `skipped`) and 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
-from tests.simulation.etcd import EtcdRates
-from tests.simulation.network import NetworkRates
+from tests.simulation.adversity import Adversity
 
 FAULTS = (
     "kill",
@@ -59,8 +59,10 @@ RATES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Adversity):
     """One run. Times are virtual milliseconds."""
+
+    STALE_READ_RATE: ClassVar[float] = 0.2
 
     seed: int
     steps: int = 2_000
@@ -117,41 +119,10 @@ class Plan:
             produce_period_ms=chance.choice((20, 40, 90)),
         )
 
-    def without(self, name: str) -> Plan:
-        """The same plan without one kind of fault or rate."""
-        return replace(
-            self,
-            faults=tuple(each for each in self.faults if each != name),
-            rates=tuple(each for each in self.rates if each != name),
-        )
-
-    def network_rates(self) -> NetworkRates:
-        """How the network behaves."""
-        return NetworkRates(
-            slow_rate=self._rate("slow messages"), drop_rate=self._rate("drops"), double_rate=self._rate("doubles")
-        )
-
-    def etcd_rates(self) -> EtcdRates:
-        """How etcd behaves."""
-        rates = EtcdRates(
-            lost_answer_rate=self._rate("lost answers") * 3,
-            late_apply_rate=self._rate("late applies"),
-            no_space_rate=self._rate("no space") * 2,
-            lying_keepalive_rate=self._rate("lying keepalives") * 10,
-        )
-        if self.buggy_etcd:
-            rates.stale_read_rate = 0.2
-            rates.lost_event_rate = rates.doubled_event_rate = 0.1
-            rates.lying_keepalive_rate = 0.5
-        return rates
-
-    def _rate(self, name: str) -> float:
-        return self.rate if name in self.rates else 0.0
-
     @property
     def slow_disk_rate(self) -> float:
         """How often an fsync takes long."""
-        return self._rate("slow disk") * 2
+        return self.rate_of("slow disk") * 2
 
 
 _RARE = ("unclean election", "durability changes")

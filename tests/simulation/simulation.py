@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from structlog.testing import capture_logs
 
@@ -12,7 +12,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.group_plan import GroupPlan
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.plan import Plan
-from tests.simulation.world import SimulationError
+from tests.simulation.world import SimulationError, World
 
 TWICE_EVERY = 100
 """Each so manyth seed is run twice, and both traces must be the same."""
@@ -43,28 +43,49 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Result:
     broken = message = ""
     try:
         with capture_logs():  # The trace says it all.
-            _run(cluster, nemesis)
+            play(cluster, nemesis)
     except SimulationError as error:
         broken, message = error.name, str(error)
     except Exception as error:
-        broken, message = type(error).__name__, _where(error)
+        broken, message = type(error).__name__, where(error)
     return Result(
         plan, world.digest, world.steps, world.now_ms, world.counts, list(world.trace), nemesis.done, broken, message
     )
 
 
-def _run(cluster: Cluster, nemesis: Nemesis) -> None:
-    cluster.prepare()
-    cluster.begin_faults()
+class Stage(Protocol):
+    """What is simulated: a cluster, or consumer groups on one."""
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def plan(self) -> Plan | GroupPlan: ...
+    def prepare(self) -> None: ...
+    def begin_faults(self) -> None: ...
+    def step(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Adversary(Protocol):
+    """What does the faults."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def play(stage: Stage, nemesis: Adversary) -> None:
+    """Start, do the plan's steps among faults, heal and judge."""
+    stage.prepare()
+    stage.begin_faults()
     nemesis.start()
-    start = cluster.world.steps
-    while cluster.world.steps - start < cluster.plan.steps:
-        cluster.step()
+    start = stage.world.steps
+    while stage.world.steps - start < stage.plan.steps:
+        stage.step()
     nemesis.stop()
-    cluster.finish()
+    stage.finish()
 
 
-def _where(error: Exception) -> str:
+def where(error: Exception) -> str:
     """Name the line that failed."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:

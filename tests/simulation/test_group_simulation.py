@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from headrace.client.membership import Membership
 from headrace_server.metastore.api import Put
 
+from tests.simulation.checking import outputs_under_two_hash_seeds, sound
 from tests.simulation.etcd import Store, run_now
 from tests.simulation.group_plan import GROUP_FAULTS, GroupPlan
 from tests.simulation.group_simulation import run
@@ -20,14 +17,9 @@ from tests.simulation.simulation import shrink
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import NodeClock, WallClock, World
 
-ROOT = Path(__file__).parents[2]
-
 
 def check(plan):
-    result = run(plan)
-    tail = "\n".join(result.trace[-60:])
-    assert not result.broken, f"{tail}\n{plan}\n{result.message}\nmake sim-groups SEED={plan.seed} STEPS={plan.steps}"
-    return result
+    return sound(run(plan), "sim-groups")
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
@@ -65,18 +57,7 @@ def test_a_seed_is_one_trace_under_any_hash_seed():
         "for seed in range(80, 90):\n"
         "    result = run(GroupPlan.draw(seed, steps=800)); print(seed, result.digest, result.steps, result.broken)"
     )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=100,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
+    outputs = outputs_under_two_hash_seeds(code)
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) == 10
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from headrace_broker.core.replica import PartitionReplica
 
+from tests.simulation.checking import ROOT, outputs_under_two_hash_seeds, sound
 from tests.simulation.plan import FAULTS, Plan
 from tests.simulation.simulation import run, shrink
 from tests.simulation.world import SimulationError, World
 
-ROOT = Path(__file__).parents[2]
-
 
 def check(plan):
-    result = run(plan)
-    tail = "\n".join(result.trace[-60:])
-    assert not result.broken, f"{tail}\n{plan}\n{result.message}\nmake sim SEED={plan.seed} STEPS={plan.steps}"
-    return result
+    return sound(run(plan), "sim")
 
 
 @pytest.mark.parametrize("first", range(0, 100, 10))
@@ -64,18 +58,7 @@ def test_a_seed_is_one_trace_under_any_hash_seed():
         "for seed in range(80, 92):\n"
         "    result = run(Plan.draw(seed, steps=800)); print(seed, result.digest, result.steps, result.virtual_ms)"
     )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=100,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
+    outputs = outputs_under_two_hash_seeds(code)
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) == 12
 
