@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -58,9 +60,17 @@ async def serve() -> None:
     await server.stop(None)
 
 
+@dataclass(frozen=True, slots=True)
+class BareServer:
+    """A bare server in a process of its own, for as long as it is wanted."""
+
+    stub: broker_pb2_grpc.BrokerServiceStub
+    pid: int
+
+
 @contextmanager
-def bare_server() -> Iterator[broker_pb2_grpc.BrokerServiceStub]:
-    """Yield a stub to a bare server in a process of its own."""
+def bare_server() -> Iterator[BareServer]:
+    """Start a bare server, and end it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.limit"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -68,7 +78,7 @@ def bare_server() -> Iterator[broker_pb2_grpc.BrokerServiceStub]:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
-            yield broker_pb2_grpc.BrokerServiceStub(channel)
+            yield BareServer(broker_pb2_grpc.BrokerServiceStub(channel), process.pid)
     finally:
         process.kill()
         process.wait()
@@ -115,13 +125,57 @@ def measure_out(stub: broker_pb2_grpc.BrokerServiceStub, calls: int) -> float:
 
 def measure_page_cache(directory: Path, batch: bytes, calls: int) -> float:
     """Return the seconds that `calls` plain writes of `batch` to a file take, which is removed."""
-    path = directory / "page-cache"
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
-    try:
+    with _scratch(directory) as descriptor:
         started = time.perf_counter()
         for number in range(calls):
             os.pwrite(descriptor, batch, number * len(batch))
         return time.perf_counter() - started
+
+
+def measure_disk(directory: Path, batch: bytes, calls: int) -> float:
+    """As `measure_page_cache`, with an fsync after each write: what the disk takes of a writer who waits."""
+    with _scratch(directory) as descriptor:
+        started = time.perf_counter()
+        for number in range(calls):
+            os.pwrite(descriptor, batch, number * len(batch))
+            os.fsync(descriptor)
+        return time.perf_counter() - started
+
+
+def measure_sendfile(directory: Path, batch: bytes, calls: int) -> float:
+    """Return the seconds that `sendfile` takes for `calls` batches, from the page cache over loopback to a reader."""
+    total = len(batch) * calls
+    with _scratch(directory) as descriptor, socket.create_server(("127.0.0.1", 0)) as server:
+        for number in range(calls):
+            os.pwrite(descriptor, batch, number * len(batch))
+
+        def send() -> None:
+            connection, _ = server.accept()
+            with connection:
+                sent = 0
+                while sent < total:
+                    sent += os.sendfile(connection.fileno(), descriptor, sent, min(len(batch), total - sent))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        room = bytearray(1 << 20)
+        with socket.create_connection(server.getsockname()) as receiver:
+            started = time.perf_counter()
+            received = 0
+            while received < total:
+                received += receiver.recv_into(room)
+            seconds = time.perf_counter() - started
+        sender.join()
+    return seconds
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[int]:
+    """A new file, removed at the end."""
+    path = directory / "scratch"
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
         path.unlink()

@@ -21,7 +21,7 @@ from headrace_broker.storage.directory import DataDirectory
 from headrace_broker.storage.log import PartitionLog
 from headrace_broker.storage.settings import LogSettings
 
-from bench.cases import Load, one_batch
+from bench.load import Load, one_batch
 
 TOPIC_ID = bytes(16)
 CHECKPOINT_BYTES = 256 << 20
@@ -34,14 +34,20 @@ def main(
 ) -> None:
     """Print seconds, bytes scanned and peak memory as JSON."""
     with tempfile.TemporaryDirectory(dir=directory) as path:
-        with_log(path, lambda log: write(log, round(gigabytes * 1e9)))
-        result: dict[str, Any] = {"log_bytes": size_of(path), "after_clean_stop": opened(path)}
-        child = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(path,))
-        child.start()
-        child.join()
-        result["after_crash"] = opened(path)
-        result["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        result = measure(path, round(gigabytes * 1e9))
+    result["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(result, indent=2))
+
+
+def measure(path: str, log_bytes: int) -> dict[str, Any]:
+    """Write a log of the size, open it after a clean stop and after a crash, and say what that took."""
+    with_log(path, lambda log: write(log, log_bytes))
+    result: dict[str, Any] = {"log_bytes": size_of(path), "after_clean_stop": opened(path)}
+    child = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(path,))
+    child.start()
+    child.join()
+    result["after_crash"] = opened(path)
+    return result
 
 
 def open_directory(path: str) -> DataDirectory:

@@ -1,0 +1,220 @@
+"""Every case of headrace by name, and what is asked of them. The peers' are in `bench.peers.catalogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from bench import limit, replication
+from bench.case import BROKER_CPU, MB, RATE, Case, Catalogue, Figure, Sample, Target
+from bench.consuming import Consume
+from bench.growth import LongLog, Many, Recovery
+from bench.latency import Latency
+from bench.load import one_batch, records_a_batch
+from bench.producing import Produce
+from bench.stage import Meter, Stage
+
+VALUE_BYTES = 200
+SIZES = {20: "20 B", 200: "200 B", 1_000: "1 kB", 10_000: "10 kB", 100_000: "100 kB", 1_000_000: "1 MB"}
+LOG_SIZES = {100_000_000: "100 MB", 1_000_000_000: "1 GB", 20_000_000_000: "20 GB"}
+SLOW = 0.05
+"""The share of the load for what moves a record a batch."""
+
+
+def grpc_limit(way: str) -> Callable[[Stage], Sample]:
+    """What plain unary gRPC calls of 1 MiB move, `in` or `out`."""
+
+    def run(stage: Stage) -> Sample:
+        load, server = stage.load(VALUE_BYTES), stage.bare()
+        calls = load.records // records_a_batch(VALUE_BYTES)
+        batch = one_batch(load)
+        limit.measure_in(server.stub, batch, 1)
+        meter = Meter([server.pid])
+        seconds = limit.measure_in(server.stub, batch, calls) if way == "in" else limit.measure_out(server.stub, calls)
+        moved = replace(load, records=calls * records_a_batch(VALUE_BYTES))
+        return Sample(meter.figures(moved, seconds, calls))
+
+    return run
+
+
+def machine_limit(name: str) -> Callable[[Stage], Sample]:
+    """What the machine moves without gRPC: `page cache`, `disk` or `sendfile`."""
+
+    def run(stage: Stage) -> Sample:
+        load = stage.load(VALUE_BYTES)
+        batch, calls = one_batch(load), load.records // records_a_batch(VALUE_BYTES)
+        work = {
+            "page cache": limit.measure_page_cache,
+            "disk": limit.measure_disk,
+            "sendfile": limit.measure_sendfile,
+        }
+        return Sample({MB: len(batch) * calls / work[name](stage.directory(), batch, calls) / 1e6})
+
+    return run
+
+
+def failover(way: str) -> Callable[[Stage], Sample]:
+    """The longest wait for an acknowledgement when the leader is killed (`kill`) or stopped (`stop`)."""
+
+    def run(_: Stage) -> Sample:
+        with replication.cluster() as running:
+            replication.create_topic(running, 1)
+            replication.wait_until(lambda: replication.in_sync(running, 3))
+            return Sample({"longest_wait_s": replication.longest_wait(running, way, 20.0)})
+
+    return run
+
+
+def producing() -> list[Case]:
+    """Batch sizes, message sizes, promises and codecs, one of them changed at a time."""
+    send = Produce(way="send")
+    cases = [
+        Case("produce/send", send, limit="limit/in", daily=True),
+        Case("produce/send, receipts=False", replace(send, receipts=False), limit="limit/in", daily=True),
+        Case("produce/send_many", Produce(), limit="limit/in", daily=True),
+        Case("produce/arrow", Produce(way="arrow"), limit="limit/in", daily=True),
+        Case(
+            "produce/send, batch 1, acks 0",
+            replace(send, batch_records=1, acks=0, receipts=False, share=SLOW),
+            daily=True,
+        ),
+        Case("produce/send, batch 1", replace(send, batch_records=1, share=SLOW)),
+        Case("produce/send, batch 50", replace(send, batch_records=50, share=0.25), daily=True),
+        Case("produce/send, batch 5000", replace(send, batch_records=5_000), daily=True),
+        Case("produce/send_many, batch 1", Produce(batch_records=1, share=SLOW)),
+        Case("produce/send_many, batch 50", Produce(batch_records=50, share=0.25)),
+        Case("produce/send_many, batch 5000", Produce(batch_records=5_000), limit="limit/in", daily=True),
+        Case(
+            "produce/send_many, batch 5000, fsync",
+            Produce(batch_records=5_000, durability="fsync"),
+            limit="limit/disk",
+            daily=True,
+        ),
+        Case("produce/send_many, replication 3, acks all", Produce(acks="all", replication=3, share=0.5), daily=True),
+        Case("produce/send_many, replication 3, acks 1", Produce(replication=3, share=0.5)),
+        Case(
+            "produce/send_many, replication 3, acks all, fsync",
+            Produce(acks="all", replication=3, durability="fsync", share=0.5),
+        ),
+        Case("produce/send_many, acks 0", Produce(acks=0), limit="limit/in"),
+        Case("produce/send_many, acks all", Produce(acks="all"), limit="limit/in"),
+    ]
+    cases += [
+        Case(f"produce/{way}, {name}", Produce(way=way, value_bytes=size), limit="limit/in")
+        for way in ("send", "send_many")
+        for size, name in SIZES.items()
+        if size != VALUE_BYTES
+    ]
+    cases += [Case(f"produce/send_many, {codec}", Produce(codec=codec, share=0.5)) for codec in ("lz4", "zstd", "gzip")]
+    cases += [
+        Case(f"produce/send_many, {count} partitions", Produce(partitions=count), daily=count in (10, 1_000))
+        for count in (10, 100, 1_000)
+    ]
+    return cases
+
+
+def consuming() -> list[Case]:
+    """Ways, message sizes, codecs, partitions. Reading over the transfer port belongs here once brokers open one."""
+    cases = [
+        Case("consume/loop", Consume("loop"), limit="limit/out", daily=True),
+        Case("consume/drain", Consume("drain"), limit="limit/out"),
+        Case("consume/poll", Consume("poll"), limit="limit/out"),
+        Case("consume/arrow", Consume("arrow"), limit="limit/out", daily=True),
+    ]
+    cases += [
+        Case(f"consume/{way}, {name}", Consume(way, value_bytes=size), limit="limit/out")
+        for way in ("loop", "arrow")
+        for size, name in SIZES.items()
+        if size != VALUE_BYTES
+    ]
+    cases += [Case(f"consume/arrow, {codec}", Consume(codec=codec, share=0.5)) for codec in ("lz4", "zstd", "gzip")]
+    cases += [
+        Case(f"consume/arrow, {count} partitions", Consume(partitions=count), daily=count in (10, 1_000))
+        for count in (10, 100, 1_000)
+    ]
+    return cases
+
+
+def growing() -> list[Case]:
+    """Clients, logs, latency, recovery, failover."""
+    cases = [
+        Case("latency/10000 a second", Latency(), daily=True),
+        Case("latency/10000 a second, linger 5 ms", Latency(linger_ms=5)),
+        Case(
+            "latency/10000 a second, replication 3, acks all, fsync",
+            Latency(acks="all", replication=3, durability="fsync"),
+            daily=True,
+        ),
+        Case("latency/1000 a second", Latency(rate=1_000)),
+        Case("latency/50000 a second", Latency(rate=50_000)),
+    ]
+    counts = (1, 2, 4, 8, 16, 32, 64)
+    cases += [Case(f"clients/{count} producers", Many(count), limit="limit/in") for count in counts]
+    cases += [Case(f"clients/{count} consumers", Many(count, consume=True), limit="limit/out") for count in counts]
+    cases += [Case(f"log/{name}", LongLog(size)) for size, name in LOG_SIZES.items()]
+    cases += [Case(f"recovery/{name}", Recovery(size), rounds=1) for size, name in LOG_SIZES.items()]
+    cases += [Case(f"failover/{way}", failover(way), rounds=3) for way in ("kill", "stop")]
+    return cases
+
+
+LIMITS = [
+    Case("limit/in", grpc_limit("in"), daily=True),
+    Case("limit/out", grpc_limit("out"), daily=True),
+    Case("limit/page cache", machine_limit("page cache"), daily=True),
+    Case("limit/disk", machine_limit("disk"), daily=True),
+    Case("limit/sendfile", machine_limit("sendfile"), daily=True),
+]
+
+
+def ratio(text: str, case: str, other: str, bound: float, figure: str = RATE, other_figure: str = "") -> Target:
+    """A figure of a case over the same figure of another."""
+    return Target(text, Figure(case, figure), bound, Figure(other, other_figure or figure))
+
+
+def at_most(text: str, case: str, figure: str, bound: float) -> Target:
+    """A figure that stands alone and may not be more."""
+    return Target(text, Figure(case, figure), bound, at_most=True)
+
+
+def more_cpu(text: str, case: str, other: str, bound: float) -> Target:
+    """Processor seconds of the broker a GB beyond those of a bare server."""
+    return Target(text, Figure(case, BROKER_CPU), bound, Figure(other, BROKER_CPU), at_most=True, difference=True)
+
+
+FULL, FSYNC = "produce/send_many, batch 5000", "produce/send_many, batch 5000, fsync"
+REPLICATED = "produce/send_many, replication 3, acks all"
+TARGETS = [
+    ratio("send_many: of the gRPC limit", "produce/send_many", "limit/in", 0.75, MB),
+    ratio("Arrow in: of the gRPC limit", "produce/arrow", "limit/in", 0.75, MB),
+    ratio("batches to Arrow: of the gRPC limit", "consume/arrow", "limit/out", 0.75, MB),
+    Target("batch 1, acks 0: records/s (the paper's)", Figure("produce/send, batch 1, acks 0"), 50_000),
+    ratio("fsync: of async, batch 5,000", FSYNC, FULL, 0.6),
+    ratio("replication 3, acks all: of replication 1", REPLICATED, "produce/send_many", 0.2),
+    at_most("p99 end to end at 10,000/s, ms", "latency/10000 a second", "p99_ms", 5.0),
+    at_most(
+        "p99, fsync, replication 3, acks all, ms",
+        "latency/10000 a second, replication 3, acks all, fsync",
+        "p99_ms",
+        20.0,
+    ),
+    ratio(
+        "1,000 partitions: of 10, in", "produce/send_many, 1000 partitions", "produce/send_many, 10 partitions", 0.75
+    ),
+    ratio("1,000 partitions: of 10, out", "consume/arrow, 1000 partitions", "consume/arrow, 10 partitions", 0.75),
+    more_cpu("broker's CPU s/GB beyond a bare server, in", "produce/send_many", "limit/in", 0.5),
+    more_cpu("broker's CPU s/GB beyond a bare server, out", "consume/arrow", "limit/out", 0.5),
+    at_most("bytes on disk beyond a value, batch 50", "produce/send, batch 50", "disk_overhead_bytes_per_record", 5.8),
+    ratio("log of 20 GB: appends, of 100 MB", "log/20 GB", "log/100 MB", 0.9, "append_records_per_s"),
+    ratio("log of 20 GB: warm reads, of 100 MB", "log/20 GB", "log/100 MB", 0.9, "warm_records_per_s"),
+    ratio("cold reads: of the disk's own rate", "log/20 GB", "log/20 GB", 0.9, "cold_mb_per_s", "disk_read_mb_per_s"),
+    ratio(
+        "writer beside a reader of the oldest: of alone",
+        "log/20 GB",
+        "log/20 GB",
+        0.9,
+        "append_beside_reader_records_per_s",
+        "append_records_per_s",
+    ),
+]
+
+CATALOGUE = Catalogue([*LIMITS, *producing(), *consuming(), *growing()], TARGETS)

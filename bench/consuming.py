@@ -1,0 +1,99 @@
+"""Consuming: record by record, in batches, to Arrow, from the beginning of a topic that is in the page cache."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import headrace
+
+from bench.case import Sample
+from bench.load import MARKS, PAPER_BYTES, Load, records_a_batch
+from bench.stage import Meter, Stage, Target, broker_pids
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """One way of consuming; called, it measures it once."""
+
+    way: str = "arrow"
+    """`loop`, `drain`, `poll` or `arrow`: see the function of that name."""
+    value_bytes: int = 200
+    codec: str = "none"
+    partitions: int = 1
+    share: float = 1.0
+    """Of the usual load."""
+
+    def __call__(self, stage: Stage) -> Sample:
+        """Read the whole topic."""
+        load = stage.load(self.value_bytes, self.share)
+        target = stage.filled(load, partitions=self.partitions, codec=self.codec)
+        meter = Meter(broker_pids(target.cluster))
+        marks, started, step = [], time.perf_counter(), load.records / MARKS
+        following = step
+        for records in WAYS[self.way](target, load):
+            if records >= following or records >= load.records:
+                marks.append((records * load.value_bytes / 1e6, time.perf_counter() - started))
+                following += step
+        seconds = time.perf_counter() - started
+        figures = meter.figures(load, seconds, load.records / records_a_batch(load.value_bytes))
+        return Sample(figures, marks if load.value_bytes == PAPER_BYTES else ())
+
+
+def consumer(target: Target, **settings: Any) -> headrace.Consumer:
+    """A consumer from the beginning, alone."""
+    return headrace.Consumer(
+        target.topic, bootstrap_servers=target.bootstrap_servers, auto_offset_reset="earliest", **settings
+    )
+
+
+def loop(target: Target, load: Load) -> Iterator[int]:
+    """`for record in consumer`, with a statement for each record."""
+    with consumer(target) as reading:
+        seen = value_bytes = 0
+        records = iter(reading)
+        while seen < load.records:
+            part = min(load.records - seen, 50_000)
+            for record in islice(records, part):
+                value_bytes += len(record.value)
+            seen += part
+            yield seen
+        assert value_bytes == load.total_bytes
+
+
+def drain(target: Target, load: Load) -> Iterator[int]:
+    """Every record is made and nothing done with it: a deque of length 0 takes them with the least work there is."""
+    with consumer(target) as reading:
+        seen, records = 0, iter(reading)
+        while seen < load.records:
+            part = min(load.records - seen, 50_000)
+            deque(islice(records, part), maxlen=0)
+            seen += part
+            yield seen
+
+
+def poll(target: Target, load: Load) -> Iterator[int]:
+    """`consumer.poll()`: batches, of which the values are taken as lists."""
+    with consumer(target) as reading:
+        seen = 0
+        while seen < load.records:
+            batch = reading.poll(timeout=10.0)
+            seen += len([record.value for record in batch])
+            yield seen
+
+
+def arrow(target: Target, load: Load) -> Iterator[int]:
+    """`Reader.batches()`, each to Arrow."""
+    seen = 0
+    with headrace.Reader(target.topic, bootstrap_servers=target.bootstrap_servers) as reader:
+        for batch in reader.batches(timeout=30.0):
+            seen += batch.to_arrow().num_rows
+            yield seen
+    assert seen == load.records
+
+
+WAYS = {"loop": loop, "drain": drain, "poll": poll, "arrow": arrow}

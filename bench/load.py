@@ -1,0 +1,53 @@
+"""What a case moves: how many records of what size, and the batches they make."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from headrace.wire.columns import encode_batch
+
+BATCH_BYTES = 1 << 20
+BATCH_HEADER_BYTES = 80
+RECORD_OVERHEAD_BYTES = 4
+MAX_LIST = 10_000
+PAPER_BYTES = 200
+"""Of a message in the paper's experiment."""
+MARKS = 20
+"""How often on its way a case notes the time, for the paper's figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Records of one size, without keys."""
+
+    records: int
+    value_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all values."""
+        return self.records * self.value_bytes
+
+    def values(self, count: int | None = None) -> list[bytes]:
+        """Values to be sent over and over, all different; by default as many as a batch holds.
+
+        Half of what they say is chance, so that a codec halves them.
+        """
+        chance = random.Random(self.value_bytes)
+        size = self.value_bytes
+        return [
+            (n.to_bytes(4, "big") + chance.randbytes(size // 2 + 1).hex().encode())[:size]
+            for n in range(count or records_a_batch(size))
+        ]
+
+
+def records_a_batch(value_bytes: int) -> int:
+    """How many records of this size a batch of 1 MiB holds; at most `MAX_LIST`."""
+    room = (BATCH_BYTES - BATCH_HEADER_BYTES) // (value_bytes + RECORD_OVERHEAD_BYTES)
+    return max(1, min(MAX_LIST, room - 8 if room > 100 else room))
+
+
+def one_batch(load: Load) -> bytes:
+    """The batch that the limit is measured with: the bytes that the SDK sends."""
+    return encode_batch(load.values(), base_timestamp_ms=0)

@@ -1,0 +1,117 @@
+"""Producing: `send`, `send_many`, Arrow, in batches, sizes and with promises of all kinds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import headrace
+from headrace.wire.columns import encode_batch
+
+from bench.case import Sample
+from bench.load import MARKS, PAPER_BYTES, Load, records_a_batch
+from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids
+
+FLUSH_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """One way of producing; called, it measures it once."""
+
+    way: str = "send_many"
+    """`send`, `send_many` or `arrow`."""
+    value_bytes: int = 200
+    batch_records: int | None = None
+    """How many records a batch has, and how many a call of `send_many` gives; None: a batch of 1 MiB."""
+    acks: str | int = 1
+    receipts: bool = True
+    replication: int = 1
+    durability: str = "async"
+    codec: str = "none"
+    partitions: int = 1
+    share: float = 1.0
+    """Of the usual load: less where it would take long."""
+
+    def __call__(self, stage: Stage) -> Sample:
+        """Send the load to a new topic until all is acknowledged."""
+        load = stage.load(self.value_bytes, self.share)
+        with stage.topic(
+            brokers=self.replication,
+            partitions=self.partitions,
+            replication=self.replication,
+            durability=self.durability,
+        ) as target:
+            batch = self.batch_records or records_a_batch(self.value_bytes)
+            values = self.values(load)
+            with self.producer(target) as sender:
+                for partition in range(self.partitions):
+                    sender.send(target.topic, WARM_UP, partition=partition)
+                sender.flush(FLUSH_SECONDS)
+                meter = Meter(broker_pids(target.cluster))
+                started = time.perf_counter()
+                sending = self.send_all(sender, target.topic, values, load)
+                marks = [(mb, time.perf_counter() - started) for mb in sending]
+                sender.flush(FLUSH_SECONDS)
+                seconds = time.perf_counter() - started
+            figures = meter.figures(load, seconds, load.records / batch)
+            if self.acks != 0 and self.codec == "none":
+                figures["disk_overhead_bytes_per_record"] = disk_overhead(target, load, self.partitions)
+        marks.append((load.total_bytes / 1e6, seconds))
+        return Sample(figures, marks if load.value_bytes == PAPER_BYTES else ())
+
+    def producer(self, target: Target) -> headrace.Producer:
+        """A producer with these settings; others are as they come."""
+        batch: dict[str, Any] = {} if self.batch_records is None else {"batch_records": self.batch_records}
+        if self.batch_records == 1:
+            batch["linger_ms"] = 0
+        return headrace.Producer(
+            bootstrap_servers=target.bootstrap_servers,
+            acks=self.acks,
+            receipts=self.receipts,
+            compression_type=self.codec,
+            **batch,
+        )
+
+    def send_all(self, sender: headrace.Producer, topic: str, values: Any, load: Load) -> Iterator[float]:
+        """Send the load, `values` over and over; give the MB sent so far, `MARKS` times on the way."""
+        step, following, sent = load.records / MARKS, 0.0, 0
+        turn = 0
+        while sent < load.records:
+            left = load.records - sent
+            part = values if left >= len(values) else values[:left]
+            if self.way == "send":
+                send = sender.send
+                for value in part:
+                    send(topic, value)
+            elif self.partitions > 1:
+                sender.send_many(topic, part, partition=turn % self.partitions)
+            else:
+                sender.send_many(topic, part)
+            turn += 1
+            sent += len(part)
+            if sent >= following and sent < load.records:
+                following += step
+                yield sent * load.value_bytes / 1e6
+
+    def values(self, load: Load) -> Any:
+        """What one call gives, or one turn of the loop."""
+        if self.way == "send":
+            return load.values(min(load.records, records_a_batch(self.value_bytes)))
+        values = load.values(min(load.records, self.batch_records or records_a_batch(self.value_bytes)))
+        if self.way == "arrow":
+            import pyarrow as pa
+
+            return pa.array(values, pa.binary())
+        return values
+
+
+def disk_overhead(target: Target, load: Load, warm: int) -> float:
+    """Bytes of log beyond the values, a record; the leader's."""
+    with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
+        logs = [log for log in admin.describe_logs(target.topic) if log.is_leader]
+    stored = sum(log.size_bytes for log in logs)
+    before = warm * len(encode_batch([WARM_UP], base_timestamp_ms=0))
+    return (stored - before - load.total_bytes) / load.records

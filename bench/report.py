@@ -1,0 +1,186 @@
+"""What a run found: as tables, as JSON, beside what was asked, and beside a run that was kept as a baseline.
+
+Two runs are compared by what their cases reached of the limit of their own run, never by records a second: these are
+the machine's of that minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import headrace
+import numpy
+import psutil
+from google import protobuf
+from rich.console import Console
+from rich.table import Table
+
+from bench.case import BROKER_CPU, CLIENT_CPU, MB, RATE, Case, Catalogue, Results
+
+SHOWN = {
+    RATE: ("records/s", "{:,.0f}"),
+    MB: ("MB/s", "{:,.0f}"),
+    BROKER_CPU: ("broker CPU s/GB", "{:.2f}"),
+    CLIENT_CPU: ("client CPU s/GB", "{:.2f}"),
+    "broker_peak_mb": ("broker MB", "{:,.0f}"),
+}
+WORSE = 0.8
+"""A share of the baseline below which a case is called slower."""
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": os.getloadavg(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "grpcio": grpc.__version__,
+        "protobuf": protobuf.__version__,
+        "numpy": numpy.__version__,
+        "headrace": headrace.__version__,
+        "clock": time.get_clock_info("perf_counter").implementation,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run."""
+
+    catalogue: Catalogue
+    results: Results
+    settings: Mapping[str, Any]
+    """What the run was told."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Why cases were not measured, by name."""
+
+    def measured(self) -> list[Case]:
+        """The cases that have repetitions, in the catalogue's order."""
+        return [case for case in self.catalogue.cases if case.name in self.results]
+
+    def median(self, case: str, figure: str) -> float | None:
+        """Of one figure over the rounds; None where a case has no such figure."""
+        values = [sample.figures[figure] for sample in self.results[case] if figure in sample.figures]
+        return statistics.median(values) if values else None
+
+    def of_limit(self, case: Case) -> float | None:
+        """The median share of the limit of the same round."""
+        if not case.limit or case.limit not in self.results:
+            return None
+        pairs = zip(self.results[case.name], self.results[case.limit], strict=False)
+        return statistics.median(mine.figures[MB] / most.figures[MB] for mine, most in pairs)
+
+    def document(self) -> dict[str, Any]:
+        """Everything, as JSON: machine, versions, settings and every repetition."""
+        return {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "settings": dict(self.settings),
+            "cases": {
+                case.name: {
+                    "of_limit": self.of_limit(case),
+                    "repetitions": [dict(sample.figures) for sample in self.results[case.name]],
+                    "marks": [list(sample.marks) for sample in self.results[case.name]],
+                }
+                for case in self.measured()
+            },
+            "targets": [
+                {"text": target.text, "measured": target.measured(self.results), "bound": target.bound}
+                for target in self.catalogue.targets
+                if target.measured(self.results) is not None
+            ],
+            "skipped": dict(self.skipped),
+        }
+
+    def show(self, console: Console) -> None:
+        """Print the tables."""
+        console.print(self._rates())
+        console.print(self._others())
+        console.print(self._asked())
+        for name, reason in self.skipped.items():
+            console.print(f"skipped: {name}: {reason}")
+
+    def _rates(self) -> Table:
+        table = Table(title="medians; least and most records/s; MB/s with the batches' own bytes")
+        table.add_column("case")
+        for heading in [heading for heading, _ in SHOWN.values()] + ["least", "most", "of the limit"]:
+            table.add_column(heading, justify="right")
+        for case in self.measured():
+            rates = [sample.figures.get(RATE, 0.0) for sample in self.results[case.name]]
+            if self.median(case.name, MB) is None and not any(rates):
+                continue
+            values = [(self.median(case.name, figure), form) for figure, (_, form) in SHOWN.items()]
+            share = self.of_limit(case)
+            table.add_row(
+                case.name,
+                *("" if value is None else form.format(value) for value, form in values),
+                *(f"{rate:,.0f}" if rate else "" for rate in (min(rates), max(rates))),
+                "" if share is None else f"{share:.0%}",
+            )
+        return table
+
+    def _others(self) -> Table:
+        table = Table(title="what is not a rate: medians")
+        table.add_column("case")
+        table.add_column("figures")
+        for case in self.measured():
+            names = [name for name in self.results[case.name][0].figures if name not in SHOWN]
+            if names:
+                found = [(name, self.median(case.name, name)) for name in names]
+                table.add_row(
+                    case.name, ", ".join(f"{name} {value:,.3g}" for name, value in found if value is not None)
+                )
+        return table
+
+    def _asked(self) -> Table:
+        table = Table(title="asked")
+        table.add_column("figure")
+        for heading in ("asked", "measured", ""):
+            table.add_column(heading, justify="right")
+        for target in self.catalogue.targets:
+            value = target.measured(self.results)
+            if value is not None:
+                sign = "at most" if target.at_most else "at least"
+                verdict = "reached" if target.met(self.results) else "NOT REACHED"
+                table.add_row(target.text, f"{sign} {target.bound:,.4g}", f"{value:,.4g}", verdict)
+        return table
+
+    def compare(self, path: Path, console: Console) -> list[str]:
+        """Print what this run's cases reached of their limits beside a baseline's; give those that are slower."""
+        kept = json.loads(path.read_text())
+        table = Table(title=f"of the limit, beside the baseline of {kept['when']}")
+        table.add_column("case")
+        for heading in ("baseline", "now", "ratio", ""):
+            table.add_column(heading, justify="right")
+        slower = []
+        for case in self.measured():
+            before, now = kept["of_limit"].get(case.name), self.of_limit(case)
+            if before is None or now is None:
+                continue
+            if now / before < WORSE:
+                slower.append(case.name)
+            verdict = "SLOWER" if now / before < WORSE else ""
+            table.add_row(case.name, f"{before:.0%}", f"{now:.0%}", f"{now / before:.2f}", verdict)
+        console.print(table)
+        return slower
+
+    def baseline(self) -> dict[str, Any]:
+        """What is kept of a run to compare later ones with."""
+        shares = {case.name: self.of_limit(case) for case in self.measured()}
+        return {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "settings": dict(self.settings),
+            "of_limit": {name: round(share, 4) for name, share in shares.items() if share is not None},
+        }

@@ -1,0 +1,104 @@
+"""Runs cases and writes what they gave. In every round each case is measured once, so that a slow minute slows all."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench import figures
+from bench.case import Case, Catalogue, Results
+from bench.load import PAPER_BYTES
+from bench.report import Report
+from bench.stage import Stage
+
+RESULTS = Path(__file__).parent / "results"
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[CASE]...", help="Cases by name, shell style ('consume/*').")
+]
+All = Annotated[bool, typer.Option("--all", help="Every case: hours.")]
+List = Annotated[bool, typer.Option("--list", help="Print the names of the cases and run none.")]
+Rounds = Annotated[int, typer.Option(help="How often each case is measured.", min=1)]
+Records = Annotated[int, typer.Option(help="Records of 200 bytes of a case; of other sizes as many bytes.", min=20_000)]
+Output = Annotated[Path | None, typer.Option(help="A directory for JSON and figures; default: one a run.")]
+
+
+def measure(stage: Stage, cases: Sequence[Case], rounds: int, console: Console) -> tuple[Results, dict[str, str]]:
+    """Measure every case `rounds` times; give the repetitions, and why cases have none.
+
+    A case that fails is told and measured no more; the others go on.
+    """
+    results: Results = {}
+    skipped = {case.name: reason for case in cases if (reason := case.missing())}
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=rounds * len(cases))
+        for number in range(rounds):
+            for case in cases:
+                progress.update(task, description=case.name)
+                if case.name not in skipped and (not case.rounds or number < case.rounds):
+                    try:
+                        results.setdefault(case.name, []).append(case.run(stage))
+                    except Exception as error:
+                        skipped[case.name] = f"failed in round {number + 1}: {type(error).__name__}: {error}"
+                        console.print(traceback.format_exc())
+                progress.advance(task)
+    return {name: samples for name, samples in results.items() if samples}, skipped
+
+
+def run(
+    catalogue: Catalogue, cases: Sequence[Case], *, rounds: int, records: int, output: Path | None, **settings: Any
+) -> Report:
+    """Measure cases, print the tables, write the JSON and the figures."""
+    console, progress = Console(width=200 if not Console().is_terminal else None), Console(stderr=True)
+    with Stage(records) as stage:
+        results, skipped = measure(stage, cases, rounds, progress)
+    told = {"rounds": rounds, "records": records, "cores_allowed": len(os.sched_getaffinity(0)), **settings}
+    report = Report(catalogue, results, told, skipped)
+    directory = output or RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "report.json").write_text(json.dumps(report.document(), indent=1) + "\n")
+    for name, title, prefix in (
+        ("producer", "Producer performance: messages/s against MB sent", ("produce/", "in/")),
+        ("consumer", "Consumer performance: messages/s against MB received", ("consume/", "out/")),
+    ):
+        lines = {
+            case.name.partition("/")[2]: figures.rates(figures.median_sample(results[case.name]), PAPER_BYTES)
+            for case in report.measured()
+            if case.name.startswith(prefix) and all(len(sample.marks) > 1 for sample in results[case.name])
+        }
+        if lines:
+            (directory / f"{name}.svg").write_text(figures.draw(title, lines))
+    report.show(console)
+    progress.print(f"written to {directory}")
+    return report
+
+
+def list_cases(catalogue: Catalogue) -> None:
+    """Print every case, and which are measured when none is named."""
+    for case in catalogue.cases:
+        reason = case.missing()
+        print(f"{'*' if case.daily else ' '} {case.name}{f'  (skipped: {reason})' if reason else ''}")
+    print("* measured when none is named")
+
+
+def choose(catalogue: Catalogue, names: Sequence[str] | None, *, everything: bool) -> list[Case]:
+    """The cases that are asked for; those of every day where none is.
+
+    Raises:
+        typer.BadParameter: a name that no case has.
+    """
+    try:
+        wanted = ["*"] if everything else list(names or [case.name for case in catalogue.cases if case.daily])
+        return catalogue.chosen(wanted)
+    except KeyError as missing:
+        raise typer.BadParameter(f"no case is called {missing}; --list prints them") from None

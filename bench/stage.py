@@ -1,0 +1,184 @@
+"""Where cases are measured: clusters, topics, bare servers, started when a case first wants them, all ended together.
+
+A topic that a case writes is removed after it. On a virtual machine the page cache is several times slower where it has
+to take memory that the machine never touched before, so a growing one would measure that. A topic that cases read is
+filled once and stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import headrace
+import psutil
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from bench.case import BROKER_CPU, CLIENT_CPU, MB, RATE
+from bench.limit import BareServer, bare_server
+from bench.load import BATCH_HEADER_BYTES, RECORD_OVERHEAD_BYTES, Load
+
+REMOVAL_SECONDS = 60
+CREATION_SECONDS = 120.0
+WARM_UP = b"warm"
+"""Sent and acknowledged before the clock starts: connections, metadata and the producer id are there then."""
+
+Thing = TypeVar("Thing")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A topic of a cluster."""
+
+    cluster: LocalCluster
+    topic: str
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """For clients."""
+        return self.cluster.bootstrap_servers
+
+
+class Stage:
+    """Owns everything that cases run against. A context manager; one thread."""
+
+    def __init__(self, records: int) -> None:
+        self.records = records
+        """How many records of 200 bytes a case moves; of others as many as make the same bytes, within reason."""
+        self._stack = ExitStack()
+        self._kept: dict[Any, Any] = {}
+        self._topics = 0
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gave when it was first asked for under `key`: a context manager, entered until the end."""
+        if key not in self._kept:
+            self._kept[key] = self._stack.enter_context(make())
+        return self._kept[key]
+
+    def load(self, value_bytes: int, share: float = 1.0) -> Load:
+        """About `share` of the usual load in values of a size, at least 20 of them."""
+        records = min(self.records * 200 // value_bytes, self.records * 2)
+        return Load(max(20, round(records * share)), value_bytes)
+
+    def cluster(self, brokers: int = 1) -> LocalCluster:
+        """A cluster of so many brokers."""
+        spec = LocalClusterSpec(brokers=brokers, coordinators=1)
+        cluster: LocalCluster = self.kept(("cluster", brokers), lambda: LocalCluster(spec))
+        return cluster
+
+    def bare(self) -> BareServer:
+        """The bare server that bounds what gRPC moves."""
+        server: BareServer = self.kept("bare", bare_server)
+        return server
+
+    def directory(self) -> Path:
+        """A directory on the disk that brokers write to."""
+        return self.cluster().directory
+
+    @contextmanager
+    def topic(self, *, brokers: int = 1, partitions: int = 1, replication: int = 1, **config: str) -> Iterator[Target]:
+        """A new topic, removed at the end; acknowledged from the page cache if nothing else is said."""
+        self._topics += 1
+        target = Target(self.cluster(brokers), f"bench-{self._topics}")
+        settings = {"durability": "async", "file_delete_delay_ms": 0, **config}
+        with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
+            admin.create_topic(
+                target.topic,
+                partitions=partitions,
+                replication_factor=replication,
+                config=settings,
+                timeout=CREATION_SECONDS,
+            )
+            try:
+                yield target
+            finally:
+                _remove(admin, target)
+
+    def filled(self, load: Load, *, partitions: int = 1, codec: str = "none") -> Target:
+        """A topic of one broker that has the load, spread evenly; the same one every time."""
+
+        @contextmanager
+        def fill() -> Iterator[Target]:
+            with self.topic(partitions=partitions) as target:
+                values = load.values()
+                with headrace.Producer(
+                    bootstrap_servers=target.bootstrap_servers, acks=1, compression_type=codec
+                ) as sender:
+                    left = load.records
+                    while left:
+                        sender.send_many(target.topic, values[:left], partition=left % partitions)
+                        left -= min(left, len(values))
+                yield target
+
+        target: Target = self.kept(("filled", load, partitions, codec), fill)
+        return target
+
+
+def _remove(admin: headrace.Admin, target: Target) -> None:
+    """Delete a topic and wait until the brokers have removed its files."""
+    topic_id = admin.describe_topic(target.topic).topic_id
+    admin.delete_topic(target.topic, timeout=CREATION_SECONDS)
+    wait_until(lambda: not any(target.cluster.directory.rglob(f"{topic_id.hex()}-*")), f"{target.topic} removed")
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = REMOVAL_SECONDS) -> None:
+    """Return when `condition` holds.
+
+    Raises:
+        TimeoutError: not in time; says what was waited for.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.02)
+
+
+class Meter:
+    """Processor time and memory of servers, and of this process, between two moments."""
+
+    def __init__(self, pids: Sequence[int | None]) -> None:
+        self._servers = [psutil.Process(pid) for pid in pids if pid is not None]
+        for server in self._servers:
+            # Linux: 5 forgets the peak of the resident memory.
+            Path(f"/proc/{server.pid}/clear_refs").write_text("5")
+        self._server_seconds = self._seconds()
+        self._client_seconds = time.process_time()
+
+    def _seconds(self) -> float:
+        return sum(sum(server.cpu_times()[:2]) for server in self._servers)
+
+    def figures(
+        self, load: Load, seconds: float, batches: float, client_seconds: float | None = None
+    ) -> dict[str, float]:
+        """The figures of a load that was moved since the meter was made; `client_seconds` are of other processes."""
+        gigabytes = load.total_bytes / 1e9
+        used = time.process_time() - self._client_seconds if client_seconds is None else client_seconds
+        wire_bytes = load.total_bytes + load.records * RECORD_OVERHEAD_BYTES + batches * BATCH_HEADER_BYTES
+        return {
+            RATE: load.records / seconds,
+            MB: wire_bytes / seconds / 1e6,
+            BROKER_CPU: (self._seconds() - self._server_seconds) / gigabytes,
+            CLIENT_CPU: used / gigabytes,
+            "broker_peak_mb": sum(map(_peak_bytes, self._servers)) / 1e6,
+        }
+
+
+def _peak_bytes(process: psutil.Process) -> int:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def broker_pids(cluster: LocalCluster) -> list[int | None]:
+    """The brokers' processes."""
+    return [broker.pid for broker in cluster.brokers]
