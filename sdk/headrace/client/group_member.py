@@ -321,7 +321,9 @@ class GroupMember:
         """Ask what is stored of some partitions; None where nothing is."""
         wanted = [TopicPartition(*where) for where in partitions]
         request = groups_pb2.FetchOffsetsRequest(
-            client_id=self._config.client_id, group_id=self._config.group_id, min_revision=self.membership.revision
+            client_id=self._config.client_id,
+            group_id=self._config.group_id,
+            min_revision=max(self.membership.revision, self.session.commits.revision),
         )
         answer = yield from self.session.ask("FetchOffsets", request, timeout)
         stored = {

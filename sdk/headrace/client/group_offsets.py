@@ -83,6 +83,8 @@ class CommitQueue:
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         """What is known to be stored, of partitions that are owned."""
         self.last_error: HeadraceError | None = None
+        self.revision = 0
+        """A coordinator whose view is as new as this shows all that is known to be stored."""
 
     def put(self, ticket: CommitTicket, topic_ids: Mapping[TopicPartition, bytes]) -> None:
         """Queue the offsets of a ticket; `topic_ids` names the topics' lives."""
@@ -163,6 +165,7 @@ class CommitQueue:
         }
         flying, self._flying, self._request = self._flying, {}, None
         self.last_error = None
+        self.revision = max(self.revision, answer.revision)
         lost = []
         for where, wanted in flying.items():
             error = errors.get(where)

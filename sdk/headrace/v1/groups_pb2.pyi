@@ -149,10 +149,12 @@ class PartitionOffset(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., metadata: _Optional[str] = ..., committed_ms: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., is_added: bool = ...) -> None: ...
 
 class CommitOffsetsResponse(_message.Message):
-    __slots__ = ("topics",)
+    __slots__ = ("topics", "revision")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicOffsets]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ...) -> None: ...
+    revision: int
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class FetchOffsetsRequest(_message.Message):
     __slots__ = ("client_id", "group_id", "topics", "min_revision")

@@ -143,7 +143,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
             self._check_etcd(context)
             if self.commit_faults:
                 self._fail(context, self.commit_faults.popleft())
-            response = groups_pb2.CommitOffsetsResponse()
+            response = groups_pb2.CommitOffsetsResponse(revision=1_000 + len(self.commits))
             for topic in request.topics:
                 entry = response.topics.add(topic_id=topic.topic_id, name=topic.name)
                 for given in topic.partitions:

@@ -113,6 +113,18 @@ def test_a_stored_offset_is_where_reading_starts(clicks, groups):
         assert consumer.committed(P0, P1) == {P0: OffsetAndMetadata(13, 0, "mine"), P1: None}
 
 
+def test_what_was_committed_is_read_back_from_any_coordinator(clicks, groups):
+    """Another one may answer, and its view may be behind the commit."""
+    fill(clicks, 5)
+    groups.assign(("clicks", 0))
+    with consumer_for(clicks, enable_auto_commit=False) as consumer:
+        poll_until(consumer, lambda: consumer.assignment() == [P0])
+        consumer.commit({P0: 3})
+        stored_at = 1_000 + len(groups.commits)
+        assert consumer.committed(P0)[P0].offset == 3
+    assert groups.looked_up[-1].min_revision == stored_at > groups.revision
+
+
 def groups_offset(partition, offset):
     from headrace.v1 import groups_pb2
 

@@ -127,6 +127,7 @@ class Coordinator:
         for partition, offset in offsets.items():
             topic.partitions.add(partition=partition, offset=offset, leader_epoch=3, metadata="m")
         answer = await self.call("CommitOffsets", request)
+        self.stored_at = answer.revision
         return {
             each.partition: from_detail(each.error) for each in answer.topics[0].partitions if each.HasField("error")
         }

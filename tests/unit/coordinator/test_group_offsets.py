@@ -252,8 +252,13 @@ def test_a_read_is_at_least_as_new_as_asked_for(run):
         await one.beat(a)
         await b.see()
         await b.stand_still()
-        await a.commit(one, {0: 5})
-        revision = a.source.revision
+        await a.commit(one, {0: 5}, number=1)
+        revision = a.stored_at
+        assert revision > one.revision
+        await a.commit(one, {0: 5}, number=1)
+        assert a.stored_at == revision, "asked again, the answer was lost"
+        await a.commit(one, {3: 5}, number=2, epoch=0)
+        assert a.stored_at == 0, "nothing is stored of it"
         request = groups_pb2.FetchOffsetsRequest(group_id=GROUP, min_revision=revision)
         assert isinstance(await error_of(b.call("FetchOffsets", request, 0.2)), TimedOutError)
         reading = asyncio.create_task(b.committed(min_revision=revision))

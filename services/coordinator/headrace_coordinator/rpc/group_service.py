@@ -261,7 +261,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 if commit.partition in commits:
                     raise InvalidRequestError(f"partition {asked.partition} is named twice")
                 commits[commit.partition], places[commit.partition] = commit, place
-        refused = await self._offsets.commit(
+        outcome = await self._offsets.commit(
             request.group_id,
             request.member_id,
             request.member_epoch,
@@ -270,7 +270,8 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             commit_number=request.commit_number,
             expected_group_epoch=request.expected_group_epoch if request.HasField("expected_group_epoch") else None,
         )
-        for (topic_id, number), refusal in refused.items():
+        response.revision = outcome.revision
+        for (topic_id, number), refusal in outcome.refused.items():
             is_gone = self._view.topic_by_id(topic_id) is None
             self._answers.put_error(places[(topic_id, number)], _no_topic(topic_id) if is_gone else refusal)
         return response

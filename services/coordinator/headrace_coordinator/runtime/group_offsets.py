@@ -64,6 +64,15 @@ class Commit:
     metadata: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """What became of a commit."""
+
+    refused: dict[TopicPartition, HeadraceError]
+    revision: int
+    """A view as new as this shows what is stored; 0: nothing is."""
+
+
 @dataclass(slots=True)
 class _Attempt:
     """What is left to be stored of one transaction's offsets."""
@@ -74,6 +83,8 @@ class _Attempt:
     commit_number: int
     commits: dict[TopicPartition, Commit]
     expected_group_epoch: int | None = None
+    revision: int = 0
+    """Where what is stored of it stands, at the latest."""
 
     def drop_overtaken(self, entry: GroupEntry) -> None:
         """Forget offsets that are stored already, or were overtaken by a later commit of the same member."""
@@ -81,6 +92,7 @@ class _Attempt:
             stored = entry.offsets[partition].message
             if self.member_id and stored.member_id == self.member_id and stored.commit_number >= self.commit_number > 0:
                 del self.commits[partition]
+                self.revision = max(self.revision, entry.offsets[partition].mod_revision)
 
 
 class GroupOffsets:
@@ -110,8 +122,8 @@ class GroupOffsets:
         *,
         commit_number: int = 0,
         expected_group_epoch: int | None = None,
-    ) -> dict[TopicPartition, HeadraceError]:
-        """Store offsets; the partitions that were refused, with the reason. Empty `member_id`: an administrator.
+    ) -> CommitOutcome:
+        """Store offsets; some partitions may be refused. Empty `member_id`: an administrator.
 
         An administrator may say at which epoch he saw the group: any member that came or went since has raised it.
 
@@ -121,15 +133,17 @@ class GroupOffsets:
             MetastoreUnavailableError, TimedOutError: with the outcome.
         """
         refused: dict[TopicPartition, HeadraceError] = {}
+        revision = 0
         try:
             async with asyncio.timeout_at(deadline):
                 for first in range(0, len(commits), MAX_OFFSETS):
                     some = {commit.partition: commit for commit in commits[first : first + MAX_OFFSETS]}
                     attempt = _Attempt(group_id, member_id, member_epoch, commit_number, some, expected_group_epoch)
                     refused.update(await self._store(attempt))
+                    revision = max(revision, attempt.revision)
         except TimeoutError:
             raise TimedOutError("the offsets were not stored in time", outcome=Outcome.UNKNOWN) from None
-        return refused
+        return CommitOutcome(refused, revision)
 
     async def _store(self, attempt: _Attempt) -> dict[TopicPartition, HeadraceError]:
         """Store the offsets of one transaction, however often it takes."""
@@ -162,6 +176,7 @@ class GroupOffsets:
                 continue
             if result.succeeded:
                 self._metrics.group_commits.inc()
+                attempt.revision = result.revision
                 with contextlib.suppress(TimedOutError):  # It is stored, whether this view shows it or not.
                     await self._source.wait_for(result.revision, VIEW_SECONDS)
                 return refused
