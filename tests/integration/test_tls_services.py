@@ -1,6 +1,7 @@
 """The two listeners of a broker, and TLS among real processes: clients, command line, brokers, coordinators, etcd."""
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -149,11 +150,11 @@ def test_a_client_with_tls_is_told_that_a_server_has_none(tls_cluster, headrace_
             producer.send("topic", b"value").result(timeout=20)
 
 
-def run_command(cluster, **changed):
+def run_command(cluster, command=("cluster", "describe"), **changed):
     own = {f"HEADRACE_{name.upper()}": value for name, value in settings_of(cluster, **changed).items() if value}
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "GRPC_V"))}
-    command = [sys.executable, "-m", "headrace.cli", "cluster", "describe", "--output", "json"]
-    return subprocess.run(command, env={**environ, **own}, capture_output=True, text=True, timeout=60, check=False)
+    arguments = [sys.executable, "-m", "headrace.cli", *command, "--output", "json"]
+    return subprocess.run(arguments, env={**environ, **own}, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_command_line_speaks_tls_by_its_environment(tls_cluster):
@@ -164,6 +165,35 @@ def test_the_command_line_speaks_tls_by_its_environment(tls_cluster):
     assert refused.returncode == 3
     assert "Set ssl_cafile" in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+def certificate_findings(answered):
+    found = [row for row in json.loads(answered.stdout)["findings"] if row["check"] == "certificate"]
+    return {(row["where"], row["found"].partition(" ")[0]): row for row in found}
+
+
+def test_doctor_tells_when_the_certificates_of_every_process_end(tls_cluster):
+    """Of brokers and coordinators, for clients, each other and etcd, authorities too; one that ends soon is a warning
+    that names subject and file, and replaced it is none.
+    """
+    part = tls_cluster.coordinators[0]
+    issue = tls_cluster.certificates.services.issue
+    for other in tls_cluster.parts:
+        issue(other.name, until=datetime.now(UTC) + timedelta(days=90))
+    soon = issue(part.name, until=datetime.now(UTC) + timedelta(days=7, minutes=5))
+    where = (part.name, "tls_cert_file")
+
+    def look(status, words):
+        found = certificate_findings(run_command(tls_cluster, command=("doctor",)))
+        return found if found[where]["status"] == status and words in found[where]["found"] else None
+
+    found = until(lambda: look("warning", "(CN=coordinator-a) ends in 7 days"), "the certificate that ends soon")
+    assert str(soon.cert_file) in found[where]["action"]
+    for other in tls_cluster.parts:
+        uses = {use for name, use in found if name == other.name}
+        assert {"tls_cert_file", "tls_ca_file", "internal_tls_ca_file"} <= uses, uses
+    issue(part.name, until=datetime.now(UTC) + timedelta(days=90))
+    until(lambda: look("ok", "89 days"), "the certificate that was renewed")
 
 
 def test_the_internal_listener_serves_services_alone(tls_cluster):

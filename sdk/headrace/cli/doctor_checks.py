@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from headrace.cli.rendering import bytes_text, duration_text
@@ -33,7 +34,8 @@ ETCD_PRODUCTION = {(3, 5): 28, (3, 6): 9}
 ETCD_DEFAULT_QUOTA = 2 << 30
 QUOTA_WARNING, QUOTA_FAILURE = 0.7, 0.9
 FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.5, 256 << 20
-CERTIFICATE_WARNING_MS, CERTIFICATE_FAILURE_MS = 21 * 86_400_000, 3 * 86_400_000
+CERTIFICATE_WARNING_MS = 30 * 86_400_000
+"""Renewal by hand takes somebody who has time; by cert-manager it is over by then."""
 REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster")
 """What an fsync promises on these is not what a log needs."""
 FLEETING = ("tmpfs", "ramfs", "overlay")
@@ -190,10 +192,13 @@ def _check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
 
 def _check_certificate(where: str, certificate: CertificateDescription, now_ms: int) -> Finding:
     left_ms = certificate.not_after_ms - now_ms
-    status = _by_limits(-left_ms, -CERTIFICATE_WARNING_MS, -CERTIFICATE_FAILURE_MS)
-    shown = (
-        f"{certificate.use} ends in {left_ms // 86_400_000} days" if left_ms > 0 else f"{certificate.use} has expired"
-    )
+    whose = f"{certificate.use} ({certificate.subject or 'no subject'})"
+    day = datetime.fromtimestamp(certificate.not_after_ms / 1000, UTC).date()
+    if left_ms <= 0:
+        status, shown = Status.FAILURE, f"{whose} has expired, on {day}"
+    else:
+        status = Status.WARNING if left_ms < CERTIFICATE_WARNING_MS else Status.OK
+        shown = f"{whose} ends in {left_ms // 86_400_000} days, on {day}"
     return _finding("certificate", where, status, shown, f"Renew {certificate.path}; it is read again by itself.")
 
 

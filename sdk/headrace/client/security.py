@@ -16,7 +16,7 @@ import grpc
 
 from headrace.client.config import ClientConfig
 from headrace.client.errors import ConfigError
-from headrace.wire.certificates import CertificateFormatError, expiry_times
+from headrace.wire.certificates import CertificateFormatError, read_facts
 
 LOOK_S = 5.0
 """How long a changed file may go unnoticed."""
@@ -120,7 +120,7 @@ def _read_file(name: str, path: str) -> bytes | None:
 
 def _expiry(name: str, path: str, pem: bytes) -> datetime:
     try:
-        return min(expiry_times(pem))
+        return min(found.not_after for found in read_facts(pem))
     except CertificateFormatError as error:
         raise ConfigError(
             f"{name}={path} is no certificate in PEM: {error}",

@@ -1,8 +1,8 @@
-"""When an X.509 certificate ends: all that headrace reads of one itself. Pure; services and SDK use it.
+"""Whose an X.509 certificate is and when it ends: all that headrace reads of one itself. Pure; services and SDK use it.
 
 Handshakes are gRPC's business. That a certificate is about to expire must be known before a handshake fails, and the
 standard library does not tell it of a file. RFC 5280, 4.1: a certificate is `SEQUENCE { tbsCertificate SEQUENCE {
-[0] version, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfter }, ... }, ... }`, in DER.
+[0] version, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfter }, subject, ... }, ... }`, in DER.
 """
 
 from __future__ import annotations
@@ -10,17 +10,29 @@ from __future__ import annotations
 import binascii
 import re
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
-_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+_SEQUENCE, _SET, _OBJECT_ID, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0x31, 0x06, 0xA0, 0x17, 0x18
+_BMP_STRING = 0x1E
+_ATTRIBUTES = {3: "CN", 6: "C", 7: "L", 8: "ST", 10: "O", 11: "OU"}
+"""Last numbers of the object ids 2.5.4.n that names of certificates are made of (RFC 4514, 3)."""
 
 
 class CertificateFormatError(ValueError):
     """Not a certificate in PEM. Give a file that begins with `-----BEGIN CERTIFICATE-----`."""
 
 
-def expiry_times(pem: bytes) -> list[datetime]:
-    """The end of each certificate in a PEM file, in their order; text around them is passed over.
+class CertificateFacts(NamedTuple):
+    """What is read of one certificate."""
+
+    subject: str
+    """As `CN=broker-1,O=Example`, in the order of the certificate; parts that are rarely used are left out."""
+    not_after: datetime
+
+
+def read_facts(pem: bytes) -> list[CertificateFacts]:
+    """What stands in each certificate of a PEM file, in their order; text around them is passed over.
 
     Raises:
         CertificateFormatError: there is none, or one cannot be read.
@@ -29,12 +41,12 @@ def expiry_times(pem: bytes) -> list[datetime]:
     if not found:
         raise CertificateFormatError("there is no certificate in it")
     try:
-        return [_not_after(binascii.a2b_base64(body)) for body in found]
+        return [_facts(binascii.a2b_base64(body)) for body in found]
     except (ValueError, IndexError) as error:
         raise CertificateFormatError("a certificate in it is damaged") from error
 
 
-def _not_after(certificate: bytes) -> datetime:
+def _facts(certificate: bytes) -> CertificateFacts:
     fields, _ = _enter(certificate, 0, _SEQUENCE)
     position, _ = _enter(certificate, fields, _SEQUENCE)
     if certificate[position] == _VERSION:
@@ -42,7 +54,27 @@ def _not_after(certificate: bytes) -> datetime:
     for _field in ("serialNumber", "signature", "issuer"):
         position = _skip(certificate, position)
     not_before, _ = _enter(certificate, position, _SEQUENCE)
-    return _time(certificate, _skip(certificate, not_before))
+    not_after = _time(certificate, _skip(certificate, not_before))
+    return CertificateFacts(_name(certificate, _skip(certificate, position)), not_after)
+
+
+def _name(der: bytes, position: int) -> str:
+    """RFC 5280, 4.1.2.4: a SEQUENCE of SETs of `SEQUENCE { type OBJECT IDENTIFIER, value }`."""
+    parts = []
+    position, end = _enter(der, position, _SEQUENCE)
+    while position < end:
+        one, end_of_set = _enter(der, position, _SET)
+        while one < end_of_set:
+            kind, end_of_one = _enter(der, one, _SEQUENCE)
+            object_id = der[slice(*_enter(der, kind, _OBJECT_ID))]
+            value = _skip(der, kind)
+            start, stop = _enter(der, value, der[value])
+            if object_id[:2] == b"\x55\x04" and object_id[-1] in _ATTRIBUTES:
+                encoding = "utf-16-be" if der[value] == _BMP_STRING else "utf-8"
+                parts.append(f"{_ATTRIBUTES[object_id[-1]]}={der[start:stop].decode(encoding, 'replace')}")
+            one = end_of_one
+        position = end_of_set
+    return ",".join(parts)
 
 
 def _time(der: bytes, position: int) -> datetime:

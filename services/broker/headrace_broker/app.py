@@ -273,6 +273,7 @@ class Broker:
                 call_errors=self._metrics.common.call_errors,
                 describe_etcd=self._metastore.describe_members,
                 describe_disk=partial(self._describe_disk, assignments),
+                tls=self._tls,
             ),
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headrace.wire.certificates import CertificateFormatError, expiry_times
+from headrace.wire.certificates import CertificateFacts, CertificateFormatError, read_facts
 
 from headrace_server.settings import SettingsError
 from headrace_server.tls_settings import TlsFiles
@@ -35,6 +35,10 @@ class Certificates:
     authorities: bytes | None
     expires_at: datetime
     """The first end in the own chain; where there is none, the last one of the authorities."""
+    own: tuple[CertificateFacts, ...] = ()
+    """The chain's, the own one first."""
+    trusted: tuple[CertificateFacts, ...] = ()
+    """The authorities'."""
 
 
 def stamps_of(paths: Sequence[str]) -> tuple[Stamp | None, ...]:
@@ -57,8 +61,8 @@ def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
         TlsFilesError: they cannot be used.
     """
     chain, key, authorities = (_read(path) for path in (files.cert_file, files.key_file, files.ca_file))
-    ends = [_ends(path, pem) for path, pem in ((files.cert_file, chain), (files.ca_file, authorities)) if pem]
-    expires_at = min(ends[0]) if chain else max(ends[0])
+    own, trusted = _facts(files.cert_file, chain), _facts(files.ca_file, authorities)
+    expires_at = min(found.not_after for found in own) if own else max(found.not_after for found in trusted)
     if expires_at <= datetime.now(UTC):
         raise TlsFilesError(
             f"the certificate in {files.cert_file or files.ca_file} has expired, on {expires_at:%Y-%m-%d at %H:%M} UTC",
@@ -70,7 +74,7 @@ def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
         _load(files.cert_file, lambda context: _load_chain(context, files))
     if mutual:
         _shake_hands(files)
-    return Certificates(chain, key, authorities, expires_at)
+    return Certificates(chain, key, authorities, expires_at, own, trusted)
 
 
 def _read(path: str) -> bytes | None:
@@ -82,9 +86,11 @@ def _read(path: str) -> bytes | None:
         ) from error
 
 
-def _ends(path: str, pem: bytes) -> list[datetime]:
+def _facts(path: str, pem: bytes | None) -> tuple[CertificateFacts, ...]:
+    if pem is None:
+        return ()
     try:
-        return expiry_times(pem)
+        return tuple(read_facts(pem))
     except CertificateFormatError as error:
         raise TlsFilesError(
             f"{path} is no certificate in PEM: {error}",

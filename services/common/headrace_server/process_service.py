@@ -11,7 +11,7 @@ import platform
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from headrace_server.health import HEALTH_NAMES, Health
 from headrace_server.metastore.etcd_status import MemberStatus
 from headrace_server.rpc import RpcServer, unary
 from headrace_server.telemetry import LOG_LEVELS, log_level, set_log_level
+from headrace_server.tls import CertificateInForce, ServiceTls
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,8 @@ class ProcessParts:
     describe_etcd: Callable[[], Awaitable[Sequence[MemberStatus]]]
     describe_disk: Callable[[bool], Awaitable[process_pb2.DiskDescription]] | None = None
     """Of a process that has a disk; True: measure it."""
+    tls: ServiceTls = field(default_factory=ServiceTls)
+    """Whose certificates are told of."""
 
 
 class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
@@ -79,6 +82,7 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
                 process_pb2.HealthDescription(name=name, reasons=parts.health.reasons(name)) for name in HEALTH_NAMES
             ],
             etcd=[_etcd_member(found) for found in await parts.describe_etcd()],
+            certificates=[_certificate(found) for found in parts.tls.describe()],
         )
         if parts.describe_disk is not None:
             response.disk.CopyFrom(await parts.describe_disk(request.measure_disk))
@@ -134,6 +138,15 @@ def _etcd_member(found: MemberStatus) -> process_pb2.EtcdMemberDescription:
         has_leader=found.has_leader,
         is_learner=found.is_learner,
         alarms=found.alarms,
+    )
+
+
+def _certificate(found: CertificateInForce) -> process_pb2.CertificateDescription:
+    return process_pb2.CertificateDescription(
+        use=found.setting,
+        path=found.path,
+        subject=found.subject,
+        not_after_ms=round(found.not_after.timestamp() * 1000),
     )
 
 

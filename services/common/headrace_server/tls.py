@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 import grpc
@@ -31,6 +32,17 @@ LOOK_SECONDS = 2.0
 """How long a changed file may go unnoticed."""
 
 ChannelOptions = Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateInForce:
+    """One certificate that a process uses now."""
+
+    setting: str
+    """The setting that names it, or would if it had a file of its own."""
+    path: str
+    subject: str
+    not_after: datetime
 
 
 class TlsIdentity:
@@ -90,6 +102,20 @@ class TlsIdentity:
         now = self.current
         return grpc.ssl_channel_credentials(now.authorities, now.key, now.chain)
 
+    def describe(self) -> Iterator[CertificateInForce]:
+        """What is in force: the own certificate, as it ends with the first of its chain, and the authorities."""
+        now, files = self.current, self._files
+        if now.own:
+            yield CertificateInForce(
+                f"{self._prefix}tls_cert_file", files.cert_file, now.own[0].subject, now.expires_at
+            )
+        for found in now.trusted:
+            yield CertificateInForce(f"{self._prefix}tls_ca_file", files.ca_file, found.subject, found.not_after)
+
+    @property
+    def _prefix(self) -> str:
+        return "" if self.use == "clients" else f"{self.use}_"
+
     def _end(self) -> str:
         return self.current.expires_at.isoformat()
 
@@ -106,6 +132,14 @@ class ServiceTls:
     def identities(self) -> list[TlsIdentity]:
         """Those that are there."""
         return [identity for identity in (self.clients, self.internal, self.etcd) if identity is not None]
+
+    def describe(self) -> list[CertificateInForce]:
+        """Every certificate in force, each once where two uses share it."""
+        found: dict[tuple[str, str], CertificateInForce] = {}
+        for identity in self.identities:
+            for certificate in identity.describe():
+                found.setdefault((certificate.path, certificate.subject), certificate)
+        return list(found.values())
 
 
 def read_tls(settings: TlsSettings) -> ServiceTls:

@@ -204,6 +204,7 @@ class _Coordinator:
                 health=self._supervision.health,
                 call_errors=self._metrics.common.call_errors,
                 describe_etcd=self._metastore.describe_members,
+                tls=self._tls,
             ),
         )
         keeper = self._serve_groups(view)

@@ -33,6 +33,11 @@ def process(name, **fields):
     return ProcessDescription(name, f"{name}:7181", **(defaults | disk | fields))
 
 
+def certificate(days):
+    """One that ends in so many days."""
+    return CertificateDescription("tls_cert_file", f"/{days}.pem", "CN=broker-1", NOW_MS + days * DAY_MS)
+
+
 def cluster(**fields):
     """Three brokers and two coordinators; `fields` are the first broker's."""
     return [
@@ -79,18 +84,10 @@ def test_a_cluster_that_is_well_has_no_findings_but_good_ones():
         ({"disk": replace(DISK, filesystem="nfs4")}, {"filesystem": Status.FAILURE}),
         ({"disk": replace(DISK, filesystem="tmpfs")}, {"filesystem": Status.WARNING}),
         ({"disk": replace(DISK, offline_logs=2)}, {"offline_logs": Status.FAILURE}),
-        (
-            {"certificates": (CertificateDescription("tls_certificate", "/c.pem", "CN=b", NOW_MS + 10 * DAY_MS),)},
-            {"certificate": Status.WARNING},
-        ),
-        (
-            {"certificates": (CertificateDescription("tls_certificate", "/c.pem", "CN=b", NOW_MS - 1),)},
-            {"certificate": Status.FAILURE},
-        ),
-        (
-            {"certificates": (CertificateDescription("tls_certificate", "/c.pem", "CN=b", NOW_MS + 90 * DAY_MS),)},
-            {},
-        ),
+        ({"certificates": (certificate(29),)}, {"certificate": Status.WARNING}),
+        ({"certificates": (certificate(0),)}, {"certificate": Status.FAILURE}),
+        ({"certificates": (certificate(30), certificate(-3))}, {"certificate": Status.FAILURE}),
+        ({"certificates": (certificate(30),)}, {}),
     ],
 )
 def test_what_is_wrong_with_a_process_is_found(fields, expected):

@@ -1,9 +1,13 @@
-"""When a certificate ends, read from PEM; and what gRPC's words about handshakes mean."""
+"""Whose a certificate is and when it ends, read from PEM; and what gRPC's words about handshakes mean."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from headrace.wire.certificates import CertificateFormatError, expiry_times
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from headrace.wire.certificates import CertificateFacts, CertificateFormatError, read_facts
 from headrace.wire.handshakes import explain_handshake
 from headrace_devcluster.certificates import Authority
 
@@ -11,12 +15,25 @@ FAR = datetime(2080, 6, 1, 12, 0, tzinfo=UTC)
 SOON = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
 
 
-def test_the_end_of_every_certificate_in_a_file_is_read(tmp_path):
+def test_every_certificate_in_a_file_is_read(tmp_path):
     """Both forms of time: two digits of the year until 2049, four from then on; several certificates in their order."""
     authority = Authority(tmp_path, "authority")
     soon, far = (authority.issue(name, until=until) for name, until in (("soon", SOON), ("far", FAR)))
     pem = b"a chain:\n" + soon.cert_file.read_bytes() + far.cert_file.read_bytes()
-    assert expiry_times(pem) == [SOON, FAR]
+    assert read_facts(pem) == [CertificateFacts("CN=soon", SOON), CertificateFacts("CN=far", FAR)]
+
+
+def test_a_subject_of_several_parts_is_read_in_order():
+    """Each usual part by its short name, whatever its letters; an unusual one is left out."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    given = ((NameOID.ORGANIZATION_NAME, "Fünf & Söhne"), (NameOID.USER_ID, "7"), (NameOID.COMMON_NAME, "broker-1"))
+    subject = x509.Name([x509.NameAttribute(kind, value) for kind, value in given])
+    certificate = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), 1 << 130, SOON - timedelta(days=2), FAR)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    assert read_facts(certificate) == [CertificateFacts("O=Fünf & Söhne,CN=broker-1", FAR)]
 
 
 def test_what_is_no_certificate_is_refused(tmp_path):
@@ -26,7 +43,7 @@ def test_what_is_no_certificate_is_refused(tmp_path):
     cut = "\n".join([*lines[:3], lines[-1]]).encode()
     for pem in (b"", paths.key_file.read_bytes(), cut):
         with pytest.raises(CertificateFormatError):
-            expiry_times(pem)
+            read_facts(pem)
 
 
 @pytest.mark.parametrize(
