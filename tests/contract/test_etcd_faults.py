@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from headrace.wire.errors import ErrorCode, InvalidConfigError, MetastoreUnavailableError, Outcome
+from headrace_devcluster.certificates import Authority
 from headrace_devcluster.etcd import Etcd, free_port
 from headrace_server.clock import SystemClock
 from headrace_server.metastore.api import (
@@ -19,6 +20,8 @@ from headrace_server.metastore.api import (
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.lease import LeaseKeeper, LeaseState
 from headrace_server.metastore.view import PrefixView
+from headrace_server.tls import TlsIdentity
+from headrace_server.tls_settings import TlsFiles
 
 WAIT_SECONDS = 60
 KEY = "/faults/key"
@@ -130,6 +133,32 @@ def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
             with pytest.raises(MetastoreRolledBackError, match="restore"):
                 await task
             assert view.get(KEY).value == b"4"
+
+    run(scenario)
+
+
+def test_a_view_outlives_certificates_that_are_renewed_again_and_again(tmp_path):
+    """A connection is closed when it is two certificates old: what watches on it goes on with the newest."""
+    authority = Authority(tmp_path / "authority", "headrace services")
+    own = authority.issue("broker-1")
+    identity = TlsIdentity("etcd", TlsFiles(str(own.cert_file), str(own.key_file), str(own.ca_file)))
+
+    async def scenario():
+        with Etcd(tmp_path / "etcd", tls=authority.issue("etcd")) as etcd:
+            store = EtcdMetastore([etcd.endpoint], timeout_s=1, identity=identity)
+            view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=60)
+            await view.load()
+            following = asyncio.create_task(view.run())
+            for number in range(4):
+                written = await store.txn([], [Put(KEY, b"%d" % number)])
+                await view.wait_for(written.revision, 30)
+                authority.issue("broker-1")
+                identity.look()
+                while store._closing:
+                    await asyncio.sleep(0.02)
+            assert not following.done()
+            following.cancel()
+            await store.close()
 
     run(scenario)
 

@@ -211,6 +211,12 @@ class EtcdMetastore:
         except grpc.aio.AioRpcError as error:
             self._leave(endpoint)
             raise _unavailable("watch", endpoint, _reason(error)) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled this task: gRPC says so of a stream whose channel was closed, here by `_endpoint`.
+            raise _unavailable("watch", endpoint, "newer certificates are in force than its connection has") from None
         finally:
             call.cancel()
 
@@ -246,14 +252,15 @@ class EtcdMetastore:
     def _endpoint(self, index: int) -> _Endpoint:
         """The endpoint of that number, connected anew where certificates have come in force since.
 
-        Calls and watches that are under way end on the old connection, which is closed when it happens once more.
+        Calls that are under way end on the old connection, which is closed when it happens once more; then watches on it
+        break, and are made anew by who reads them.
         """
         endpoint = self._endpoints[index]
         if self._identity is None or endpoint.certificates is self._identity.current:
             return endpoint
         before = self._retired.pop(endpoint.address, None)
         if before is not None:
-            closing = asyncio.create_task(_disconnect(before))
+            closing = asyncio.create_task(_disconnect(before, self._timeout_s))
             self._closing[closing] = None
             closing.add_done_callback(lambda done: self._closing.pop(done, None))
         self._retired[endpoint.address] = endpoint
@@ -414,9 +421,10 @@ def _connect(address: str, identity: TlsIdentity | None) -> _Endpoint:
     )
 
 
-async def _disconnect(endpoint: _Endpoint) -> None:
+async def _disconnect(endpoint: _Endpoint, grace_s: float | None = None) -> None:
+    """Close a connection, once the calls on it have ended, where they have that much time."""
     await endpoint.keep_alive.close()
-    await endpoint.channel.close()
+    await endpoint.channel.close(grace_s)
 
 
 def _raise_definite(what: str, error: grpc.RpcError, *, read: bool) -> None:
