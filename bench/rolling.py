@@ -1,0 +1,262 @@
+"""`python -m bench.rolling CASE`: what clients notice while brokers are restarted. Prints JSON.
+
+Cases: `restart` (each of three brokers is drained, stopped and started again, one after the other, under a load that
+does not wait for answers) and `ready` (how long a broker takes from nothing to serving on an empty disk).
+
+The load is a process of its own (`send`), so that it does not share an interpreter with what looks on. Every value has
+a number, so that each record that was acknowledged is looked for at the end, and none may be there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import headrace
+import typer
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.service import ServiceProcess
+
+from bench.replication import TOPIC, cluster, create_topic, in_sync, show, wait_until
+
+NUMBER_BYTES = 8
+LOOK_SECONDS = 0.02
+TICK_SECONDS = 0.0005
+DRAIN_SECONDS = 60
+MAX_NAMED = 5
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+
+@app.command("restart")
+def restart(
+    rate: Annotated[int, typer.Option(help="Records a second.")] = 10_000,
+    partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 12,
+    value_bytes: Annotated[int, typer.Option(help="Bytes of a value.", min=NUMBER_BYTES)] = 200,
+    calm: Annotated[float, typer.Option(help="Seconds of load before, between and after the restarts.")] = 5.0,
+    durability: Annotated[str, typer.Option(help="fsync or async.")] = "fsync",
+) -> None:
+    """Restart every broker under load; failed, lost and doubled records, and what sends waited, from when due."""
+    with cluster() as running, tempfile.TemporaryDirectory() as directory:
+        create_topic(running, partitions, durability=durability)
+        wait_until(lambda: in_sync(running, 3))
+        with sending(running, rate, value_bytes, Path(directory)) as sender, looking(running) as behind:
+            time.sleep(2 * calm)
+            begun = time.monotonic()
+            restarts = []
+            for broker in running.brokers:
+                restarts.append(restart_one(running, broker))
+                time.sleep(calm)
+            ended = time.monotonic()
+            time.sleep(calm)
+            healed = wait_until(lambda: in_sync(running, 3))
+            sent = sender()
+        found = read_numbers(running)
+    calm_waits = [wait for due, wait in sent.waits if due < begun and due > sent.started + calm]
+    waits = [wait for due, wait in sent.waits if begun <= due < ended]
+    show(
+        {
+            "rate": rate,
+            "partitions": partitions,
+            "durability": durability,
+            "sent": sent.count,
+            "failed": len(sent.failures),
+            "failures": sent.failures[:MAX_NAMED],
+            "lost": sum(number not in found for number in sent.acknowledged),
+            "doubled": sum(times - 1 for times in found.values()),
+            "calm_ms": percentiles(calm_waits),
+            "during_restarts_ms": percentiles(waits),
+            "longest_s_by_restart": [
+                round(max(wait for due, wait in sent.waits if each["at"] <= due < each["at"] + each["took_s"]) / 1e3, 3)
+                for each in restarts
+            ],
+            "restarts": [{name: value for name, value in each.items() if name != "at"} for each in restarts],
+            "under_replicated_s": round(sum(behind), 2),
+            "under_replicated_left_s": round(healed, 2),
+        }
+    )
+
+
+def restart_one(running: LocalCluster, broker: ServiceProcess) -> dict[str, float]:
+    """As an upgrade does it: drained, stopped, started, and every replica in sync again. When it began, and seconds."""
+    at = time.monotonic()
+    command = [sys.executable, "-m", "headrace_broker", "drain", "--timeout", str(DRAIN_SECONDS)]
+    for name, value in broker.spec.settings.items():
+        command += ["--set", f"{name}={value}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    drained = time.monotonic()
+    code = broker.stop()
+    assert code == 0, f"{broker.name} ended with {code}: {broker.log_tail()}"
+    stopped = time.monotonic()
+    running.restart(broker)
+    ready = time.monotonic()
+    wait_until(lambda: in_sync(running, 3))
+    done = time.monotonic()
+    return {
+        "at": at,
+        "drain_s": round(drained - at, 2),
+        "stop_s": round(stopped - drained, 2),
+        "ready_s": round(ready - stopped, 2),
+        "in_sync_s": round(done - ready, 2),
+        "took_s": round(done - at, 2),
+    }
+
+
+@contextmanager
+def looking(running: LocalCluster) -> Iterator[list[float]]:
+    """Looks at the metadata all the time; gives the seconds of each spell with a replica that was not in sync."""
+    spells: list[float] = []
+    end = threading.Event()
+
+    def look() -> None:
+        since = 0.0
+        while not end.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            if in_sync(running, 3):
+                spells.extend([now - since] if since else [])
+                since = 0.0
+            else:
+                since = since or now
+        spells.extend([time.monotonic() - since] if since else [])
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        yield spells
+    finally:
+        end.set()
+        looker.join()
+
+
+# --- the load ---
+
+
+class Sent:
+    """What the sender says at its end."""
+
+    def __init__(self, path: Path) -> None:
+        facts = json.loads((path / "facts.json").read_text())
+        self.started: float = facts["started"]
+        self.count: int = facts["count"]
+        self.failures: list[str] = facts["failures"]
+        due, waits, numbers = (
+            read_array(path / name, kind) for name, kind in (("due", "d"), ("wait", "d"), ("n", "q"))
+        )
+        self.waits = list(zip(due, waits, strict=True))
+        """(when it was due, on the monotonic clock; milliseconds from then to the acknowledgement)."""
+        self.acknowledged = read_array(path / "numbers", "q")
+
+
+def read_array(path: Path, kind: str) -> array[Any]:
+    """What `array.tofile` wrote."""
+    found: array[Any] = array(kind)
+    found.frombytes(path.read_bytes())
+    return found
+
+
+@contextmanager
+def sending(running: LocalCluster, rate: int, value_bytes: int, directory: Path) -> Iterator[Any]:
+    """Runs the sender; gives what ends it and reads its account."""
+    arguments = [running.bootstrap_servers, str(rate), str(value_bytes), str(directory)]
+    process = subprocess.Popen([sys.executable, "-m", "bench.rolling", "send", *arguments], stdin=subprocess.PIPE)
+
+    def finish() -> Sent:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(180) == 0, "the sender failed"
+        return Sent(directory)
+
+    try:
+        yield finish
+    finally:
+        process.kill()
+        process.wait()
+
+
+@app.command("send", hidden=True)
+def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -> None:
+    """Send numbers at a fixed rate, whatever becomes of them, until stdin ends; then tell what became of them."""
+    ends = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ends.set()), daemon=True).start()
+    due_at, waits, numbers, failures = array("d"), array("d"), array("q"), []
+    rest = bytes(value_bytes - NUMBER_BYTES)
+    count = 0
+    with headrace.Producer(bootstrap_servers=bootstrap_servers, acks="all") as producer:
+
+        def watch(number: int, due: float) -> None:
+            def note(receipt: headrace.Receipt) -> None:
+                error = receipt.exception(0)
+                if error is not None:
+                    failures.append(f"{number}: {error}")
+                    return
+                # All on gRPC's one thread, so the three stay in step.
+                due_at.append(due)
+                waits.append((time.monotonic() - due) * 1e3)
+                numbers.append(number)
+
+            producer.send(TOPIC, number.to_bytes(NUMBER_BYTES, "little") + rest).add_done_callback(note)
+
+        watch(0, time.monotonic())
+        producer.flush(60)
+        started, count = time.monotonic(), 1
+        while not ends.is_set():
+            for number in range(count, int((time.monotonic() - started) * rate) + 1):
+                watch(number, started + number / rate)
+                count = number + 1
+            time.sleep(TICK_SECONDS)
+        producer.flush(120)
+    for name, values in (("due", due_at), ("wait", waits), ("numbers", numbers)):
+        (directory / name).write_bytes(values.tobytes())
+    facts = {"started": started, "count": count, "failures": failures}
+    (directory / "facts.json").write_text(json.dumps(facts))
+
+
+def read_numbers(running: LocalCluster) -> Counter[int]:
+    """How often each number stands in the topic."""
+    found: Counter[int] = Counter()
+    with headrace.Reader(TOPIC, bootstrap_servers=running.bootstrap_servers) as reader:
+        for record in reader:
+            found[int.from_bytes(record.value[:NUMBER_BYTES], "little")] += 1
+    return found
+
+
+def percentiles(waits_ms: list[float]) -> dict[str, float]:
+    """Rounded, in milliseconds."""
+    ordered = sorted(waits_ms)
+    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+    return {name: round(ordered[int(len(ordered) * share)], 1) for name, share in shares.items()} | {
+        "max": round(ordered[-1], 1)
+    }
+
+
+# --- from nothing to serving ---
+
+
+@app.command("ready")
+def ready(rounds: Annotated[int, typer.Option(help="Brokers, one after the other.")] = 10) -> None:
+    """Seconds from the start of a broker's process, on an empty disk, until it is registered and serves."""
+    with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as running:
+        broker, took = running.broker(2), []
+        for _ in range(rounds):
+            broker.stop()
+            shutil.rmtree(running.directory / "broker-2")
+            started = time.monotonic()
+            running.restart(broker)
+            took.append(time.monotonic() - started)
+    show({"rounds": rounds, "median_s": round(statistics.median(took), 2), "max_s": round(max(took), 2)})
+
+
+if __name__ == "__main__":
+    app()
