@@ -27,7 +27,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test sim sim-groups mutants check proto check-proto proto-baseline lock docs bench chaos clean
+.PHONY: help set-up demo up down status test test-containers sim sim-groups mutants check proto check-proto proto-baseline lock docs bench bench-peers chaos clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -51,6 +51,9 @@ status: set-up ## what runs, where, since when
 
 test: check ## the checks, then all tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
+
+test-containers: set-up ## Dockerfile and docker-compose.yml on a Docker engine of the run's own: needs root on Debian, takes minutes
+	@$(BIN)/python -m tests.containers tests/containers
 
 sim: set-up ## replication on a simulated network, disk, clock and etcd, all of which fail (SEED=, SEEDS=, STEPS=, JOBS=)
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) --steps $(STEPS) --jobs $(JOBS) $(SIM_FLAGS)
@@ -87,8 +90,11 @@ lock: set-up ## write the lock files (UPGRADE=1 takes the newest versions)
 docs: set-up ## write the reference pages that are generated from code and protos
 	$(BIN)/python tools/docs.py
 
-bench: set-up ## what headrace moves beside plain gRPC calls with the same bytes (BENCH_FLAGS=--help)
+bench: set-up ## what headrace moves beside plain gRPC calls with the same bytes, the paper's figures (BENCH_FLAGS=--help)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
+
+bench-peers: set-up ## the same beside Kafka, RabbitMQ, NATS, Redis, ActiveMQ; bench/peers/install.sh installs them
+	@$(BIN)/python -m bench.peers $(BENCH_FLAGS)
 
 chaos: set-up ## real processes under faults drawn by a seed, etcd away for a minute (CHAOS_SECONDS=60 CHAOS_SEED=1 CHAOS_GROUP_RUNS=20)
 	HEADRACE_TEST_CHAOS_SECONDS=$(CHAOS_SECONDS) HEADRACE_TEST_CHAOS_SEED=$(CHAOS_SEED) HEADRACE_TEST_OUTAGE_SECONDS=60 \

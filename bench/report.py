@@ -105,9 +105,9 @@ class Report:
 
     def show(self, console: Console) -> None:
         """Print the tables."""
-        console.print(self._rates())
-        console.print(self._others())
-        console.print(self._asked())
+        for table in (self._rates(), self._others(), self._asked()):
+            if table.row_count:
+                console.print(table)
         for name, reason in self.skipped.items():
             console.print(f"skipped: {name}: {reason}")
 

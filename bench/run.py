@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -32,37 +32,47 @@ Records = Annotated[int, typer.Option(help="Records of 200 bytes of a case; of o
 Output = Annotated[Path | None, typer.Option(help="A directory for JSON and figures; default: one a run.")]
 
 
-def measure(stage: Stage, cases: Sequence[Case], rounds: int, console: Console) -> tuple[Results, dict[str, str]]:
+def measure(
+    stage: Stage, cases: Sequence[Case], rounds: int, console: Console, *, warm_rounds: int = 0
+) -> tuple[Results, dict[str, str]]:
     """Measure every case `rounds` times; give the repetitions, and why cases have none.
 
-    A case that fails is told and measured no more; the others go on.
+    `warm_rounds` more come before and do not count. A case that fails is told and measured no more; the others go on.
     """
     results: Results = {}
     skipped = {case.name: reason for case in cases if (reason := case.missing())}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=rounds * len(cases))
-        for number in range(rounds):
+        task = progress.add_task("", total=(warm_rounds + rounds) * len(cases))
+        for number in range(-warm_rounds, rounds):
             for case in cases:
                 progress.update(task, description=case.name)
                 if case.name not in skipped and (not case.rounds or number < case.rounds):
                     try:
-                        results.setdefault(case.name, []).append(case.run(stage))
+                        sample = case.run(stage)
+                        if number >= 0:
+                            results.setdefault(case.name, []).append(sample)
                     except Exception as error:
-                        skipped[case.name] = f"failed in round {number + 1}: {type(error).__name__}: {error}"
+                        skipped[case.name] = f"failed: {type(error).__name__}: {error}"
                         console.print(traceback.format_exc())
                 progress.advance(task)
-    return {name: samples for name, samples in results.items() if samples}, skipped
+    return results, skipped
 
 
 def run(
-    catalogue: Catalogue, cases: Sequence[Case], *, rounds: int, records: int, output: Path | None, **settings: Any
+    catalogue: Catalogue,
+    cases: Sequence[Case],
+    *,
+    rounds: int,
+    records: int,
+    output: Path | None,
+    warm_rounds: int = 0,
 ) -> Report:
     """Measure cases, print the tables, write the JSON and the figures."""
     console, progress = Console(width=200 if not Console().is_terminal else None), Console(stderr=True)
     with Stage(records) as stage:
-        results, skipped = measure(stage, cases, rounds, progress)
-    told = {"rounds": rounds, "records": records, "cores_allowed": len(os.sched_getaffinity(0)), **settings}
+        results, skipped = measure(stage, cases, rounds, progress, warm_rounds=warm_rounds)
+    told = {"rounds": rounds, "records": records, "cores_allowed": len(os.sched_getaffinity(0))}
     report = Report(catalogue, results, told, skipped)
     directory = output or RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,33 @@
+"""`python -m bench.peers`: headrace beside what people use, in the same rounds; `bench/peers/install.sh` installs them.
+
+The first round is not counted: Java's virtual machines are slow until they have compiled what they run. Prints a table,
+draws the paper's two figures with a line for each, and writes every repetition as JSON. What is not installed is
+skipped, and why is said.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from bench.peers.catalogue import CATALOGUE
+from bench.run import All, List, Names, Output, Records, Rounds, choose, list_cases, run
+
+
+def main(
+    names: Names = None,
+    everything: All = False,
+    listing: List = False,
+    rounds: Rounds = 5,
+    records: Records = 2_000_000,
+    output: Output = None,
+) -> None:
+    """Measure headrace and its peers."""
+    if listing:
+        list_cases(CATALOGUE)
+        return
+    cases = choose(CATALOGUE, names, everything=everything)
+    run(CATALOGUE, cases, rounds=rounds, records=records, output=output, warm_rounds=1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,140 @@
+"""The peers' cases, and what is asked of headrace beside them. Each client is at the batch that is best for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench import catalogue
+from bench.case import Case, Catalogue, Figure, Target
+from bench.catalogue import ratio
+from bench.peers.measure import CONFLUENT, Client, PeerIn, PeerLatency, PeerOut
+from bench.peers.servers import ACTIVE, KAFKA, NATS, RABBIT, REDIS
+
+SLOW, SLOWER = 0.1, 0.05
+QUICK_FETCHES = {"fetch.queue.backoff.ms": 1}
+
+
+def confluent(batch: int = 0, share: float = 1.0, **settings: Any) -> Client:
+    """confluent-kafka with a linger of 5 ms, none at batch 1."""
+    linger = {"linger.ms": 0 if batch == 1 else 5}
+    return Client(KAFKA, "confluent", "kafka", share, batch, {**linger, **settings})
+
+
+def case_in(name: str, client: Client, operation: str = "in") -> Case:
+    """A case of producing."""
+    return Case(f"in/{name}", PeerIn(client, operation), daily=True, missing=client.missing)
+
+
+def case_out(name: str, client: Client, filler: Client, operation: str = "out", *, drains: bool = False) -> Case:
+    """A case of consuming."""
+    return Case(f"out/{name}", PeerOut(client, filler, operation, drains), daily=True, missing=client.missing)
+
+
+def kafka_cases() -> list[Case]:
+    """Clients in C, Java and Python."""
+    c, java, aio = "librdkafka (C)", "Java", "aiokafka"
+    python = Client(KAFKA, "python_kafka", "kafka", SLOW)
+    fast = confluent(10_000)
+    quick = Client(KAFKA, "confluent", "kafka", settings=QUICK_FETCHES)
+    return [
+        case_in(f"Kafka, {c}, batch 1", Client(KAFKA, "librdkafka", "kafka", SLOW, 1)),
+        case_in(f"Kafka, {c}, batch 50", Client(KAFKA, "librdkafka", "kafka", batch=50)),
+        case_in(f"Kafka, {c}, batch 10000", Client(KAFKA, "librdkafka", "kafka", batch=10_000)),
+        case_in(f"Kafka, {java}, batch 1", Client(KAFKA, "java", "kafka", SLOW, 1)),
+        case_in(f"Kafka, {java}, batch 50", Client(KAFKA, "java", "kafka", 0.5, 50)),
+        case_in(f"Kafka, {java}", Client(KAFKA, "java", "kafka", 0.5)),
+        case_in("Kafka, confluent-kafka, batch 1", confluent(1, SLOW)),
+        case_in("Kafka, confluent-kafka, batch 50", confluent(50, 0.5)),
+        case_in("Kafka, confluent-kafka, batch 10000", fast),
+        case_in("Kafka, confluent-kafka, batch 10000, callbacks", fast, "in-callbacks"),
+        case_in(f"Kafka, {aio}", Client(KAFKA, "aio_kafka", "kafka", 0.25)),
+        case_in("Kafka, kafka-python", python),
+        case_out(f"Kafka, {c}", Client(KAFKA, "librdkafka", "kafka"), fast),
+        case_out(f"Kafka, {java}", Client(KAFKA, "java", "kafka"), fast),
+        case_out("Kafka, confluent-kafka consume(500)", Client(KAFKA, "confluent", "kafka"), fast),
+        case_out("Kafka, confluent-kafka consume(500), fetch.queue.backoff.ms=1", quick, fast),
+        case_out("Kafka, confluent-kafka poll()", quick, fast, "out-poll"),
+        case_out("Kafka, kafka-python", Client(KAFKA, "python_kafka", "kafka", 0.25), fast),
+        Case(
+            "latency/Kafka, confluent-kafka, 10000 a second",
+            PeerLatency(confluent(**{"linger.ms": 0})),
+            daily=True,
+            missing=CONFLUENT.missing,
+        ),
+    ]
+
+
+def other_cases() -> list[Case]:
+    """RabbitMQ, NATS, Redis, ActiveMQ: on a bare socket, and by the usual client in Python."""
+    stream, rstream = Client(RABBIT, "wire_stream", "stream"), Client(RABBIT, "rabbit_rstream", "stream", SLOW)
+    queue = Client(RABBIT, "wire_amqp", "amqp", SLOWER)
+    nats, nats_py = Client(NATS, "wire_nats", "nats", 0.25), Client(NATS, "nats_client", "nats", 0.02)
+    redis, redis_py = Client(REDIS, "wire_redis", "redis", 0.5), Client(REDIS, "redis_py", "redis", SLOW)
+    stomp = Client(ACTIVE, "wire_stomp", "stomp", SLOWER)
+    return [
+        case_in("RabbitMQ streams, bare socket", stream),
+        case_in("RabbitMQ streams, rstream", rstream),
+        case_in("RabbitMQ queue, bare socket", queue),
+        case_in("NATS JetStream, bare socket", nats),
+        case_in("NATS JetStream, nats-py", nats_py),
+        case_in("Redis streams, bare socket", redis),
+        case_in("Redis streams, redis-py", redis_py),
+        case_in("ActiveMQ, bare socket", stomp),
+        case_out("RabbitMQ streams, bare socket", stream, stream),
+        case_out("RabbitMQ streams, rstream", rstream, stream),
+        case_out("RabbitMQ queue, bare socket", queue, queue, drains=True),
+        case_out("NATS JetStream, bare socket", nats, nats),
+        case_out("NATS JetStream, nats-py", nats_py, nats),
+        case_out("Redis streams, bare socket", redis, redis),
+        case_out("Redis streams, redis-py", redis_py, redis),
+        case_out("ActiveMQ, bare socket", stomp, stomp, drains=True),
+    ]
+
+
+CALLBACKS = "in/Kafka, confluent-kafka, batch 10000, callbacks"
+CONSUME = "out/Kafka, confluent-kafka consume(500), fetch.queue.backoff.ms=1"
+TARGETS = [
+    ratio("send with receipts: of confluent-kafka with callbacks", "produce/send", CALLBACKS, 3.0),
+    ratio("send with receipts: of librdkafka, batch 50", "produce/send", "in/Kafka, librdkafka (C), batch 50", 1.0),
+    ratio(
+        "send, receipts=False: of confluent-kafka without callbacks",
+        "produce/send, receipts=False",
+        "in/Kafka, confluent-kafka, batch 10000",
+        3.0,
+    ),
+    ratio(
+        "send_many: of librdkafka, batch 10,000 (stated)",
+        "produce/send_many",
+        "in/Kafka, librdkafka (C), batch 10000",
+        0.0,
+    ),
+    ratio("for record in consumer: of confluent-kafka", "consume/loop", CONSUME, 1.3),
+    ratio("for record in consumer: of Kafka's Java consumer", "consume/loop", "out/Kafka, Java", 1.0),
+    ratio("batches to Arrow: of librdkafka", "consume/arrow", "out/Kafka, librdkafka (C)", 1.0),
+    ratio(
+        "batch 1, acks 0: of librdkafka, batch 1",
+        "produce/send, batch 1, acks 0",
+        "in/Kafka, librdkafka (C), batch 1",
+        1.0,
+    ),
+    Target(
+        "p99 at 10,000/s: of Kafka's",
+        Figure("latency/10000 a second", "p99_ms"),
+        3.0,
+        Figure("latency/Kafka, confluent-kafka, 10000 a second", "p99_ms"),
+        at_most=True,
+    ),
+]
+"""What is asked of headrace beside its peers."""
+
+COMPARED = frozenset(target.figure.case for target in TARGETS)
+"""The cases of headrace that stand beside the peers'."""
+
+CATALOGUE = Catalogue(
+    [
+        *(case for case in catalogue.CATALOGUE.cases if case.name in COMPARED or case.name.startswith("limit/")),
+        *kafka_cases(),
+        *other_cases(),
+    ],
+    [*TARGETS, *(target for target in catalogue.TARGETS if target.figure.case in COMPARED and not target.at_most)],
+)

@@ -1,0 +1,19 @@
+"""Operations of asyncio clients as the generators that `task.main` wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from bench.peers.clients.task import Operation, Task
+
+
+def waited(steps_of: Callable[[Task], AsyncIterator[int]]) -> Operation:
+    """An operation that is written as an asynchronous generator."""
+
+    def run(task: Task) -> Iterator[int]:
+        loop, steps = asyncio.new_event_loop(), steps_of(task)
+        while (count := loop.run_until_complete(anext(steps, -1))) >= 0:
+            yield count
+
+    return run

@@ -1,0 +1,85 @@
+"""What every client program has in common: its task comes as JSON in its first argument, its figures go out as JSON.
+
+A program is a table of operations. An operation is a generator that yields 0 when it is connected, which starts the
+clock, and then, now and then, how many records it has sent or received; it ends when the last one is acknowledged, or
+received. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from bench.open_loop import percentiles
+
+CHUNK_RECORDS = 10_000
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be done."""
+
+    operation: str
+    """`in`, `out`, `latency-in` or `latency-out`, as the program names them."""
+    port: int
+    """On loopback."""
+    topic: str
+    """Or stream, or queue."""
+    records: int
+    value_bytes: int = 200
+    batch: int = 0
+    """Records a batch; 0: as many as the client likes."""
+    rate: int = 0
+    """Records a second of a latency measurement."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """More, by the client's own names."""
+
+    def values(self) -> list[bytes]:
+        """`CHUNK_RECORDS` values, half chance."""
+        chance = random.Random(self.value_bytes)
+        return [
+            (n.to_bytes(4, "big").hex() + chance.randbytes(self.value_bytes // 2).hex())[: self.value_bytes].encode()
+            for n in range(CHUNK_RECORDS)
+        ]
+
+    def chunks(self) -> Iterator[list[bytes]]:
+        """The values of all records, up to `CHUNK_RECORDS` at a time."""
+        values, left = self.values(), self.records
+        while left > 0:
+            yield values if left >= len(values) else values[:left]
+            left -= len(values)
+
+
+Operation = Callable[[Task], Iterator[int]]
+
+
+def main(operations: Mapping[str, Operation]) -> None:
+    """Do what the first argument says and print the figures."""
+    task = Task(**json.loads(sys.argv[1]))
+    running = operations[task.operation](task)
+    first = next(running)
+    assert first == 0, "an operation first says that it is connected"
+    before, started = _processor_seconds(), time.perf_counter()
+    marks = [(count, time.perf_counter() - started) for count in running]
+    seconds = time.perf_counter() - started
+    used = _processor_seconds() - before
+    print(json.dumps({"seconds": seconds, "cpu_seconds": used, "marks": [*marks, (task.records, seconds)]}), flush=True)
+    # Some clients wait long for threads of theirs; what they did is done.
+    os._exit(0)
+
+
+def report_waits(waits_ms: list[float]) -> None:
+    """Print the figures of a latency measurement and end."""
+    print(json.dumps(percentiles(waits_ms)), flush=True)
+    os._exit(0)
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

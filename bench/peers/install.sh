@@ -1,0 +1,51 @@
+#!/bin/sh
+# Installs what `make bench-peers` compares headrace with, by package name: Debian's packages (as root; their services
+# are not started), Apache Kafka's jars from Maven Central, and Python clients into an environment of their own.
+#
+#   bench/peers/install.sh                    everything
+#   bench/peers/install.sh debian kafka pip c   the same, or some of it
+#
+# Jars, the environment and what is compiled go to .peers/ beside the Makefile; remove that folder to be rid of them.
+# What is not installed is skipped by the bench, with the reason.
+set -eu
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-python3}
+
+from_debian() {
+    # A server that a package starts would take part in the measurements: tell dpkg to start none.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' > "$policy"
+        chmod +x "$policy"
+        trap 'rm -f "$policy"' EXIT
+    fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        rabbitmq-server nats-server redis-server activemq default-jre-headless maven gcc libc6-dev librdkafka-dev
+}
+
+kafka_jars() {
+    mvn -q -f bench/peers/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory="$PWD/.peers/kafka"
+}
+
+python_clients() {
+    "$python" -m venv .peers/venv
+    .peers/venv/bin/pip install -q -r bench/peers/requirements.txt
+}
+
+c_client() {
+    # Against the library that confluent-kafka brings, so that both are the same librdkafka; Debian's has the header.
+    libraries=$(echo "$PWD"/.peers/venv/lib/python3*/site-packages/confluent_kafka.libs)
+    gcc -O2 -Wall -Wextra -o .peers/librdkafka bench/peers/clients/librdkafka.c \
+        "$libraries"/librdkafka-*.so.1 -Wl,-rpath,"$libraries" -lpthread
+}
+
+for part in ${*:-debian kafka pip c}; do
+    case $part in
+        debian) from_debian ;;
+        kafka) kafka_jars ;;
+        pip) python_clients ;;
+        c) c_client ;;
+        *) echo "$0: no such part: $part (debian, kafka, pip, c)" >&2; exit 2 ;;
+    esac
+done

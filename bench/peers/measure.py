@@ -1,0 +1,231 @@
+"""One client of a peer as a case: its program is run in the peers' environment, beside a server started once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.case import MB, Sample
+from bench.latency import reader
+from bench.load import PAPER_BYTES, Load
+from bench.peers.servers import KAFKA, PEERS, Running, Server, java, needs, needs_all
+from bench.stage import Meter, Stage
+
+PYTHON = PEERS / "venv" / "bin" / "python"
+LIBRDKAFKA = PEERS / "librdkafka"
+ROOT = Path(__file__).parents[2]
+PROGRAM_SECONDS = 600
+ROUND_RECORDS = 10_000
+"""Loads are multiples of it, so that every client's blocks fit in."""
+
+Marks = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client of a peer."""
+
+    server: Server
+    program: str
+    """A module of `bench.peers.clients`, `librdkafka`, or `java`."""
+    protocol: str
+    """Which port of the server it speaks to."""
+    share: float = 1.0
+    """Of the usual load: less for what takes long."""
+    batch: int = 0
+    """Records a batch; 0: as the client likes."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """More, by the client's own names."""
+
+    def missing(self) -> str:
+        """Why it cannot be measured here; empty: it can."""
+        client = {"java": needs("java", "debian"), "librdkafka": needs(LIBRDKAFKA, "c")}
+        return needs_all(self.server.missing, needs(PYTHON, "pip"), client.get(self.program, lambda: ""))()
+
+    def load(self, stage: Stage) -> Load:
+        """What it moves."""
+        records = max(1, round(stage.records * self.share / ROUND_RECORDS)) * ROUND_RECORDS
+        return Load(records, PAPER_BYTES)
+
+    def run(self, operation: str, running: Running, topic: str, load: Load, rate: int = 0) -> dict[str, Any]:
+        """Run its program once; what it printed."""
+        port = running.ports[self.protocol]
+        match self.program:
+            case "java":
+                return run_java(operation, port, topic, load, self.batch)
+            case "librdkafka":
+                return run_librdkafka(operation, port, topic, load, self.batch)
+        output = output_of(self.command(operation, running, topic, load, rate))
+        found: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return found
+
+    def command(self, operation: str, running: Running, topic: str, load: Load, rate: int) -> list[str]:
+        """What runs a Python client."""
+        task = {
+            "operation": operation,
+            "port": running.ports[self.protocol],
+            "topic": topic,
+            "records": load.records,
+            "value_bytes": load.value_bytes,
+            "batch": self.batch,
+            "rate": rate,
+            "settings": dict(self.settings),
+        }
+        return ["env", f"PYTHONPATH={ROOT}", str(PYTHON), "-m", f"bench.peers.clients.{self.program}", json.dumps(task)]
+
+
+CONFLUENT = Client(KAFKA, "confluent", "kafka")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIn:
+    """Producing by a peer's client; called, it measures it once."""
+
+    client: Client
+    operation: str = "in"
+
+    def __call__(self, stage: Stage) -> Sample:
+        """Send the load to a topic of its own."""
+        load, running = self.client.load(stage), server_of(stage, self.client.server)
+        with topic_of(self.client, running, "bench-in") as topic:
+            meter = Meter(running.pids)
+            return sample_of(meter, load, self.client.run(self.operation, running, topic, load))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOut:
+    """Consuming by a peer's client what another has filled in; called, it measures it once."""
+
+    client: Client
+    filler: Client
+    operation: str = "out"
+    drains: bool = False
+    """Whether what is consumed is gone, so that every time it is filled in anew."""
+
+    def __call__(self, stage: Stage) -> Sample:
+        """Read the load from the beginning."""
+        load, running = self.client.load(stage), server_of(stage, self.client.server)
+
+        @contextmanager
+        def fill() -> Iterator[str]:
+            topic = f"bench-out-{self.filler.protocol}-{load.records}"
+            self.filler.run("in", running, topic, load)
+            yield topic
+
+        if self.drains:
+            with fill() as topic:
+                return self._measure(running, topic, load)
+        key = ("filled", self.client.server.name, self.filler.protocol, load)
+        return self._measure(running, stage.kept(key, fill), load)
+
+    def _measure(self, running: Running, topic: str, load: Load) -> Sample:
+        meter = Meter(running.pids)
+        return sample_of(meter, load, self.client.run(self.operation, running, topic, load))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLatency:
+    """From end to end at a rate, open loop; called, it measures it once."""
+
+    client: Client
+    rate: int = 10_000
+
+    def __call__(self, stage: Stage) -> Sample:
+        """A sender and a reader, a process each."""
+        running, load = server_of(stage, self.client.server), Load(ROUND_RECORDS, PAPER_BYTES)
+        with topic_of(self.client, running, "bench-latency") as topic:
+            with reader(self.client.command("latency-out", running, topic, load, self.rate)) as result:
+                self.client.run("latency-in", running, topic, load, self.rate)
+                return Sample(result())
+
+
+def server_of(stage: Stage, server: Server) -> Running:
+    """The server, started when it is first wanted."""
+    running: Running = stage.kept(("server", server.name), server.running)
+    return running
+
+
+@contextmanager
+def topic_of(client: Client, running: Running, name: str) -> Iterator[str]:
+    """A topic for one measurement. Kafka's are made and deleted; of others the programs empty one that stays."""
+    name = f"{name}-{client.protocol}"
+    if client.server is not KAFKA:
+        yield name
+        return
+    load = Load(0, PAPER_BYTES)
+    CONFLUENT.run("make", running, name, load)
+    try:
+        yield name
+    finally:
+        CONFLUENT.run("delete", running, name, load)
+
+
+def sample_of(meter: Meter, load: Load, found: Mapping[str, Any]) -> Sample:
+    """The figures of a run; MB are the values' alone, as what a peer wraps them in is not known."""
+    seconds = found["seconds"]
+    figures = meter.figures(load, seconds, 0, found.get("cpu_seconds", 0.0))
+    figures[MB] = load.total_bytes / seconds / 1e6
+    marks = [(records * load.value_bytes / 1e6, at) for records, at in found["marks"]]
+    return Sample(figures, marks)
+
+
+def output_of(command: Sequence[str]) -> str:
+    """What a program prints.
+
+    Raises:
+        RuntimeError: it failed; has what it said.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
+    if done.returncode or not done.stdout.strip():
+        said = (done.stderr.strip() or "nothing").splitlines()[-1]
+        raise RuntimeError(f"{' '.join(command[:5])} ended with {done.returncode} and said: {said}")
+    return done.stdout
+
+
+def run_librdkafka(operation: str, port: int, topic: str, load: Load, batch: int) -> dict[str, Any]:
+    """Run the program in C; batch 1 without linger, else 5 ms."""
+    command = [str(LIBRDKAFKA), operation, f"127.0.0.1:{port}", topic, str(load.records)]
+    if operation == "in":
+        command += [str(load.value_bytes), str(batch or 10_000), "0" if batch == 1 else "5", "1"]
+    seconds, used, *marks = output_of(command).split()
+    pairs = [(int(records), float(at)) for records, at in (mark.split(":") for mark in marks)]
+    return {"seconds": float(seconds), "cpu_seconds": float(used), "marks": [*pairs, (load.records, float(seconds))]}
+
+
+def run_java(operation: str, port: int, topic: str, load: Load, batch: int) -> dict[str, Any]:
+    """Run Kafka's own measuring programs; the clock is theirs, without the start of the virtual machine."""
+    servers = f"127.0.0.1:{port}"
+    before = os.times()
+    if operation == "in":
+        record_bytes = load.value_bytes + 8
+        sizes = {"batch.size": batch * record_bytes + 61 if batch else 1 << 19, "linger.ms": 0 if batch == 1 else 5}
+        settings = {"bootstrap.servers": servers, "acks": 1, "buffer.memory": 256 << 20, **sizes}
+        output = output_of(
+            [
+                *java("org.apache.kafka.tools.ProducerPerformance"),
+                *("--topic", topic, "--num-records", str(load.records), "--record-size", str(load.value_bytes)),
+                *("--throughput", "-1", "--producer-props", *(f"{name}={value}" for name, value in settings.items())),
+            ]
+        )
+        rates = re.findall(rf"^{load.records} records sent, ([\d.]+) records/sec", output, re.MULTILINE)
+        seconds = load.records / float(rates[-1])
+    else:
+        output = output_of(
+            [
+                *java("org.apache.kafka.tools.ConsumerPerformance"),
+                *("--bootstrap-server", servers, "--topic", topic, "--messages", str(load.records)),
+                *("--timeout", "60000", "--fetch-size", str(8 << 20)),
+            ]
+        )
+        names, values = (line.split(", ") for line in output.strip().splitlines()[-2:])
+        seconds = load.records / float(dict(zip(names, values, strict=True))["fetch.nMsg.sec"])
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"seconds": seconds, "cpu_seconds": used, "marks": [(load.records, seconds)]}

@@ -1,0 +1,258 @@
+"""The peers' servers: where each is found, how it is started, and how it is ended.
+
+Each runs on ports of loopback that the kernel chose, keeps its data in a temporary directory, acknowledges from the
+page cache as headrace does with `durability=async`, and ends with this process, however that ends. The page
+docs/performance.md gives the reasons for the settings.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace_devcluster import guarded_exec
+
+PEERS = Path(__file__).parents[2] / ".peers"
+"""Where `install.sh` puts what is no package of Debian's."""
+INSTALL = "bench/peers/install.sh"
+START_SECONDS = 90.0
+KAFKA_CLUSTER_ID = "aGVhZHJhY2UtYmVuY2gtMQ"
+RABBITMQ = Path("/usr/lib/rabbitmq/lib")
+ACTIVEMQ = Path("/usr/share/activemq/lib")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that takes clients."""
+
+    ports: Mapping[str, int]
+    """On loopback, by protocol."""
+    pids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A peer."""
+
+    name: str
+    missing: Callable[[], str]
+    """Why it cannot be started here; empty: it can."""
+    start: Callable[[Path, ExitStack], Running]
+    """Start it in an empty directory, to be ended by the stack."""
+
+    @contextmanager
+    def running(self) -> Iterator[Running]:
+        """Start it, and end it."""
+        with ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"bench-{self.name}-"))
+            yield self.start(Path(directory), stack)
+
+
+def needs(program: str | Path, part: str) -> Callable[[], str]:
+    """Say what to install where a program, or a file, is missing."""
+
+    def missing() -> str:
+        found = program.exists() if isinstance(program, Path) else shutil.which(program, path=_search_path())
+        return "" if found else f"{program} is not installed: {INSTALL} {part}"
+
+    return missing
+
+
+def needs_all(*checks: Callable[[], str]) -> Callable[[], str]:
+    """The first reason that any of them has."""
+    return lambda: next(filter(None, (check() for check in checks)), "")
+
+
+def free_ports(*names: str) -> dict[str, int]:
+    """Ports that were free a moment ago, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
+        return {name: taken.getsockname()[1] for name, taken in zip(names, sockets, strict=True)}
+
+
+def spawn(
+    command: Sequence[str | Path], directory: Path, stack: ExitStack, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that ends with the stack, and with this process; what it says goes to `log` in the directory."""
+    program = shutil.which(command[0], path=_search_path())
+    assert program is not None, f"{command[0]} was there when it was looked for"
+    guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [*guard, program, *map(str, command[1:])],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
+    stack.callback(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a program and all that it started: its data is thrown away anyway."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Return when something listens.
+
+    Raises:
+        RuntimeError: the program ended, or did not listen in time; has the end of its log.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            pass
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = (directory / "log").read_text(errors="replace")[-2_000:]
+            raise RuntimeError(f"{process.args!r} does not listen on {port}: {said}")
+        time.sleep(0.05)
+
+
+def _search_path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+def start_kafka(directory: Path, stack: ExitStack) -> Running:
+    """One node, broker and controller (KRaft); nothing is flushed, as its documentation advises."""
+    ports = free_ports("kafka", "controller")
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@127.0.0.1:{ports['controller']}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://127.0.0.1:{ports['kafka']},CONTROLLER://127.0.0.1:{ports['controller']}",
+        "log.dirs": directory / "data",
+        "num.partitions": 1,
+        "offsets.topic.replication.factor": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "group.initial.rebalance.delay.ms": 0,
+        "log.segment.delete.delay.ms": 0,
+        "socket.send.buffer.bytes": -1,
+        "socket.receive.buffer.bytes": -1,
+    }
+    file = directory / "server.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    format_storage = ["format", "-t", KAFKA_CLUSTER_ID, "-c", str(file)]
+    with (directory / "log").open("wb") as log:
+        command = [*java("kafka.tools.StorageTool"), *format_storage]
+        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=START_SECONDS)
+    process = spawn([*java("kafka.Kafka", "-Xms1g", "-Xmx1g"), file], directory, stack)
+    wait_for_port(ports["kafka"], process, directory)
+    return Running(ports, [process.pid])
+
+
+def java(main_class: str, *options: str) -> list[str]:
+    """The command that runs a class of Kafka's jars, quiet unless something is wrong."""
+    return ["java", *options, "-cp", f"{PEERS / 'kafka'}/*", main_class]
+
+
+def start_rabbitmq(directory: Path, stack: ExitStack) -> Running:
+    """One node with the stream plugin; epmd of its own."""
+    ports = free_ports("amqp", "stream", "distribution", "epmd")
+    (directory / "plugins").write_text("[rabbitmq_stream].\n")
+    (directory / "rabbitmq.conf").write_text(
+        f"listeners.tcp.1 = 127.0.0.1:{ports['amqp']}\n"
+        f"stream.listeners.tcp.1 = 127.0.0.1:{ports['stream']}\n"
+        "stream.advertised_host = 127.0.0.1\n"
+        f"stream.advertised_port = {ports['stream']}\n"
+        "loopback_users = none\n"
+        "disk_free_limit.absolute = 1GB\n"
+    )
+    environment = {
+        "HOME": str(directory),
+        "ERL_EPMD_PORT": str(ports["epmd"]),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": "bench@localhost",
+        "RABBITMQ_DIST_PORT": str(ports["distribution"]),
+        "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+        "RABBITMQ_LOG_BASE": str(directory / "logs"),
+        "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+        # Become the server, rather than stay its parent.
+        "RUNNING_UNDER_SYSTEMD": "1",
+    }
+    names = spawn(["epmd", "-port", str(ports["epmd"])], directory, stack, environment)
+    wait_for_port(ports["epmd"], names, directory)
+    server = next(RABBITMQ.glob("rabbitmq_server-*/sbin/rabbitmq-server"))
+    process = spawn([server], directory, stack, environment)
+    for name in ("amqp", "stream"):
+        wait_for_port(ports[name], process, directory)
+    return Running(ports, [process.pid])
+
+
+def start_nats(directory: Path, stack: ExitStack) -> Running:
+    """JetStream in files; they are synced every two minutes, as it comes."""
+    ports = free_ports("nats")
+    (directory / "nats.conf").write_text(
+        f'listen: "127.0.0.1:{ports["nats"]}"\nmax_payload: 8MB\nmax_pending: 256MB\n'
+        f'jetstream {{ store_dir: "{directory / "data"}", max_file: 100GB, max_mem: 1GB }}\n'
+    )
+    process = spawn(["nats-server", "-c", directory / "nats.conf"], directory, stack)
+    wait_for_port(ports["nats"], process, directory)
+    return Running(ports, [process.pid])
+
+
+def start_redis(directory: Path, stack: ExitStack) -> Running:
+    """Append-only file, written at once and synced by the kernel, no snapshots."""
+    ports = free_ports("redis")
+    options = {
+        "port": ports["redis"],
+        "bind": "127.0.0.1",
+        "dir": directory,
+        "appendonly": "yes",
+        "appendfsync": "no",
+        "auto-aof-rewrite-percentage": 0,
+        "save": "",
+    }
+    command: list[str | Path] = ["redis-server"]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    process = spawn(command, directory, stack)
+    wait_for_port(ports["redis"], process, directory)
+    return Running(ports, [process.pid])
+
+
+def start_activemq(directory: Path, stack: ExitStack) -> Running:
+    """Persistent messages in KahaDB, whose journal is not synced a message; STOMP."""
+    ports = free_ports("stomp")
+    uri = (
+        f"broker:(stomp://127.0.0.1:{ports['stomp']})?persistent=true&useJmx=false"
+        f"&dataDirectory={directory / 'data'}&brokerName=bench"
+    )
+    classes = f"{ACTIVEMQ}/*:{ACTIVEMQ}/optional/*:/usr/share/java/log4j-api.jar:/usr/share/java/log4j-core.jar"
+    command = ["java", "-Xms1g", "-Xmx1g", "-cp", classes, "org.apache.activemq.console.Main", "start", uri]
+    home = {"ACTIVEMQ_HOME": str(directory), "ACTIVEMQ_BASE": str(directory)}
+    options = [f"-Dactivemq.home={directory}", f"-Dactivemq.base={directory}"]
+    process = spawn([command[0], *options, *command[1:]], directory, stack, home)
+    wait_for_port(ports["stomp"], process, directory)
+    return Running(ports, [process.pid])
+
+
+KAFKA = Server(
+    "kafka", needs_all(needs("java", "debian"), needs(PEERS / "kafka" / "kafka-tools-3.9.1.jar", "kafka")), start_kafka
+)
+RABBIT = Server("rabbitmq", needs_all(needs(RABBITMQ, "debian"), needs("epmd", "debian")), start_rabbitmq)
+NATS = Server("nats", needs("nats-server", "debian"), start_nats)
+REDIS = Server("redis", needs("redis-server", "debian"), start_redis)
+ACTIVE = Server("activemq", needs_all(needs("java", "debian"), needs(ACTIVEMQ, "debian")), start_activemq)
+SERVERS = (KAFKA, RABBIT, NATS, REDIS, ACTIVE)
