@@ -151,10 +151,7 @@ class Sent:
         self.started: float = facts["started"]
         self.count: int = facts["count"]
         self.failures: list[str] = facts["failures"]
-        due, waits, numbers = (
-            read_array(path / name, kind) for name, kind in (("due", "d"), ("wait", "d"), ("n", "q"))
-        )
-        self.waits = list(zip(due, waits, strict=True))
+        self.waits = list(zip(read_array(path / "due", "d"), read_array(path / "wait", "d"), strict=True))
         """(when it was due, on the monotonic clock; milliseconds from then to the acknowledgement)."""
         self.acknowledged = read_array(path / "numbers", "q")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.v1 import broker_pb2, cluster_pb2, errors_pb2, groups_pb2, process_pb2, topics_pb2
+from headrace.v1 import broker_pb2, cluster_pb2, errors_pb2, groups_pb2, handshake_pb2, process_pb2, topics_pb2
 from headrace_server.internal_v1 import metadata_pb2
 
 from reference_pages.markdown import table
@@ -75,6 +75,7 @@ def rpcs_body() -> str:
         _read(PROTO / "v1" / "groups.proto", groups_pb2),
         _read(PROTO / "v1" / "process.proto", process_pb2),
         _read(PROTO / "v1" / "topics.proto", topics_pb2),
+        _read(PROTO / "v1" / "handshake.proto", handshake_pb2),
         _read(PROTO / "v1" / "errors.proto", errors_pb2),
     ]
     known = {declaration.name for file in files for declaration in file.declarations}

@@ -18,6 +18,7 @@ from headrace.client.admin_processes import (
     EtcdMemberDescription,
     ProcessDescription,
 )
+from headrace.wire.releases import are_close
 
 CLOCK_WARNING_MS, CLOCK_FAILURE_MS = 500, 5_000
 """Retention and look-ups by time go by the clock of whoever leads; leases do not."""
@@ -205,10 +206,13 @@ def _check_certificate(where: str, certificate: CertificateDescription, now_ms: 
 def _check_versions(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
     versions = sorted({process.version for process in reached})
     if versions:
-        status = Status.WARNING if len(versions) > 1 else Status.OK
-        yield _finding(
-            "versions", "cluster", status, ", ".join(versions), "Finish the upgrade: bring all to the same release."
+        status = Status.FAILURE if not are_close(versions) else Status.WARNING if len(versions) > 1 else Status.OK
+        action = (
+            "Finish the upgrade: bring all to the same release."
+            if are_close(versions)
+            else "Bring the older ones up, one minor release at a time: these do not work together."
         )
+        yield _finding("versions", "cluster", status, ", ".join(versions), action)
 
 
 def _check_clocks(ahead_ms: Mapping[str, int]) -> Iterator[Finding]:

@@ -15,9 +15,10 @@ from headrace.client.config import ClientConfig
 from headrace.client.errors import NoBrokersAvailableError
 from headrace.client.group_routing import coordinators_for
 from headrace.client.steps import Call, Steps
-from headrace.v1 import cluster_pb2
+from headrace.v1 import cluster_pb2, handshake_pb2
 from headrace.wire.errors import ConflictError, HeadraceError, Outcome, from_rpc_error
 from headrace.wire.handshakes import Explanation, explain_handshake
+from headrace.wire.releases import CAPABILITIES, CLIENT_NEEDS, RELEASE, check_peer
 
 PROBE_TIMEOUT_S = 5.0
 """How long one coordinator may take to answer while others are left to try."""
@@ -54,8 +55,10 @@ class ClusterCalls:
 
         Raises:
             NoBrokersAvailableError: none answered; lists each address with its own cause.
+            UnsupportedVersionError: the server's release and this one do not go together.
         """
         request.client_id = self._config.client_id
+        request.handshake.CopyFrom(own_handshake())
         first = [self._preferred] if self._preferred else []
         addresses = dict.fromkeys([*first, *self._config.addresses, *self._coordinators, *self._brokers])
 
@@ -127,10 +130,12 @@ class ClusterCalls:
             try:
                 answer = yield Call(address, kind, "GetMetadata", request, timeout)
             except grpc.RpcError as error:
-                if status_of(error)[0] == grpc.StatusCode.UNIMPLEMENTED and kind != kinds[-1]:
+                if _is_no_such_service(error) and kind != kinds[-1]:
                     continue
                 raise
             self._kinds[address] = kind
+            said = answer.handshake
+            check_peer(f"{answer.answered_by} at {address}", said.release, said.capabilities, CLIENT_NEEDS)
             return answer
         raise AssertionError("unreachable")
 
@@ -185,6 +190,17 @@ class ClusterCalls:
             speaks_tls=config.security_protocol == "SSL",
             shows_certificate=bool(config.ssl_certfile),
         )
+
+
+def own_handshake() -> handshake_pb2.Handshake:
+    """What this client says of itself."""
+    return handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
+
+
+def _is_no_such_service(error: grpc.RpcError) -> bool:
+    """Whether the server lacks the service; one that has it and refuses this release says so in a typed error."""
+    is_unimplemented = status_of(error)[0] == grpc.StatusCode.UNIMPLEMENTED
+    return is_unimplemented and from_rpc_error(error).outcome != Outcome.NOT_APPLIED
 
 
 def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool) -> bool:

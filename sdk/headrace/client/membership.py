@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from headrace.client.cluster_calls import own_handshake
 from headrace.client.config import ConsumerConfig
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import FencedMemberEpochError, HeadraceError, UnknownMemberError
@@ -158,6 +159,8 @@ class Membership:
             max_wait_ms=self.interval_ms if waits else 0,
             host=self._host,
         )
+        if self.member_epoch == 0:
+            request.handshake.CopyFrom(own_handshake())
         if self._is_to_speak or self._says_owned:
             request.owned.SetInParent()
             by_topic: dict[bytes, groups_pb2.GroupTopicPartitions] = {}

@@ -1,4 +1,5 @@
 from headrace.v1 import errors_pb2 as _errors_pb2
+from headrace.v1 import handshake_pb2 as _handshake_pb2
 from headrace.v1 import topics_pb2 as _topics_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -27,17 +28,19 @@ ELECTION_TYPE_PREFERRED: ElectionType
 ELECTION_TYPE_UNCLEAN: ElectionType
 
 class GetMetadataRequest(_message.Message):
-    __slots__ = ("client_id", "topics", "brokers_only")
+    __slots__ = ("client_id", "topics", "brokers_only", "handshake")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     BROKERS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     topics: _containers.RepeatedCompositeFieldContainer[_topics_pb2.TopicRef]
     brokers_only: bool
-    def __init__(self, client_id: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[_topics_pb2.TopicRef, _Mapping]]] = ..., brokers_only: bool = ...) -> None: ...
+    handshake: _handshake_pb2.Handshake
+    def __init__(self, client_id: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[_topics_pb2.TopicRef, _Mapping]]] = ..., brokers_only: bool = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ...) -> None: ...
 
 class GetMetadataResponse(_message.Message):
-    __slots__ = ("cluster_id", "revision", "age_ms", "brokers", "topics", "coordinators", "max_batch_bytes", "answered_by")
+    __slots__ = ("cluster_id", "revision", "age_ms", "brokers", "topics", "coordinators", "max_batch_bytes", "answered_by", "handshake")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +49,7 @@ class GetMetadataResponse(_message.Message):
     COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_BY_FIELD_NUMBER: _ClassVar[int]
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     revision: int
     age_ms: int
@@ -54,7 +58,8 @@ class GetMetadataResponse(_message.Message):
     coordinators: _containers.RepeatedScalarFieldContainer[str]
     max_batch_bytes: int
     answered_by: str
-    def __init__(self, cluster_id: _Optional[str] = ..., revision: _Optional[int] = ..., age_ms: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[str]] = ..., max_batch_bytes: _Optional[int] = ..., answered_by: _Optional[str] = ...) -> None: ...
+    handshake: _handshake_pb2.Handshake
+    def __init__(self, cluster_id: _Optional[str] = ..., revision: _Optional[int] = ..., age_ms: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[str]] = ..., max_batch_bytes: _Optional[int] = ..., answered_by: _Optional[str] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ...) -> None: ...
 
 class BrokerMetadata(_message.Message):
     __slots__ = ("broker_id", "address", "rack", "host", "broker_epoch", "draining", "version")

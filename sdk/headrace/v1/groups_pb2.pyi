@@ -1,4 +1,5 @@
 from headrace.v1 import errors_pb2 as _errors_pb2
+from headrace.v1 import handshake_pb2 as _handshake_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -21,7 +22,7 @@ GROUP_STATE_STABLE: GroupState
 GROUP_STATE_OBSERVED: GroupState
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("client_id", "group_id", "member_id", "member_epoch", "instance_id", "rack", "topics", "topic_pattern", "assignor", "session_timeout_ms", "rebalance_timeout_ms", "owned", "known_revision", "max_wait_ms", "host")
+    __slots__ = ("client_id", "group_id", "member_id", "member_epoch", "instance_id", "rack", "topics", "topic_pattern", "assignor", "session_timeout_ms", "rebalance_timeout_ms", "owned", "known_revision", "max_wait_ms", "host", "handshake")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +38,7 @@ class HeartbeatRequest(_message.Message):
     KNOWN_REVISION_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     group_id: str
     member_id: bytes
@@ -52,7 +54,8 @@ class HeartbeatRequest(_message.Message):
     known_revision: int
     max_wait_ms: int
     host: str
-    def __init__(self, client_id: _Optional[str] = ..., group_id: _Optional[str] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., instance_id: _Optional[str] = ..., rack: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., assignor: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., rebalance_timeout_ms: _Optional[int] = ..., owned: _Optional[_Union[OwnedPartitions, _Mapping]] = ..., known_revision: _Optional[int] = ..., max_wait_ms: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    handshake: _handshake_pb2.Handshake
+    def __init__(self, client_id: _Optional[str] = ..., group_id: _Optional[str] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., instance_id: _Optional[str] = ..., rack: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., assignor: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., rebalance_timeout_ms: _Optional[int] = ..., owned: _Optional[_Union[OwnedPartitions, _Mapping]] = ..., known_revision: _Optional[int] = ..., max_wait_ms: _Optional[int] = ..., host: _Optional[str] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ...) -> None: ...
 
 class OwnedPartitions(_message.Message):
     __slots__ = ("topics",)

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import structlog
@@ -22,9 +21,11 @@ from headrace.disk_probe import filesystem_of, measure_fsync
 from headrace.v1 import process_pb2
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
+from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.admission import PeerInterceptor, refuse_internal_calls
 from headrace_server.clock import Clock, SystemClock, read_boot_id
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import LiveKey
 from headrace_server.lifecycle import StopRequest, write_ready_file
@@ -78,7 +79,7 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
     """
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
-    metrics.common.info.labels(version("headrace-broker"), settings.cluster).set(1)
+    metrics.common.info.labels(RELEASE, settings.cluster).set(1)
     configure_logging(
         settings.log_level,
         settings.log_format,
@@ -198,6 +199,7 @@ class Broker:
         source = PrefixView(self._metastore, self._identity.keyspace.prefix, self._clock)
         await self._load(source, stop)
         view = ClusterView(self._identity, source)
+        check_registered(view, f"broker-{settings.broker_id}")
         services = PartitionServices(
             BrokerId(settings.broker_id), settings, self._clock, self._metrics, self._flusher, self._executor
         )
@@ -267,7 +269,7 @@ class Broker:
             self._server,
             ProcessParts(
                 name=f"broker-{self._settings.broker_id}",
-                version=version("headrace-broker"),
+                version=RELEASE,
                 clock=self._clock,
                 health=self._health,
                 call_errors=self._metrics.common.call_errors,
@@ -319,7 +321,8 @@ class Broker:
             rack=settings.rack,
             host=settings.host,
             boot_id=secrets.token_bytes(16),
-            version=version("headrace-broker"),
+            version=RELEASE,
+            capabilities=CAPABILITIES,
             max_batch_bytes=default,
         )
 

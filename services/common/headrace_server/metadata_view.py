@@ -25,6 +25,7 @@ from headrace.wire.errors import (
 from headrace.wire.ids import BrokerId, TopicId
 
 from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.handshakes import check_handshake, own_handshake
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import (
     ControllerKey,
@@ -196,7 +197,12 @@ class ClusterView:
         answered_by: str,
         max_batch_bytes: int,
     ) -> cluster_pb2.GetMetadataResponse:
-        """Answer `GetMetadata`; an unknown topic is an error beside the others, not of the call."""
+        """Answer `GetMetadata`; an unknown topic is an error beside the others, not of the call.
+
+        Raises:
+            UnsupportedVersionError: who asks does not go with this release.
+        """
+        check_handshake(f"client {request.client_id[:64]!r}", request.handshake)
         response = cluster_pb2.GetMetadataResponse(
             cluster_id=self.identity.cluster_id,
             revision=self.source.revision,
@@ -205,6 +211,7 @@ class ClusterView:
             coordinators=[self.coordinators[name].live.address for name in sorted(self.coordinators)],
             max_batch_bytes=max_batch_bytes,
             answered_by=answered_by,
+            handshake=own_handshake(),
         )
         if request.brokers_only:
             return response

@@ -11,14 +11,15 @@ import asyncio
 import gc
 import re
 import uuid
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import structlog
 from headrace.v1 import cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
@@ -76,7 +77,7 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
     """
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
-    metrics.common.info.labels(installed_version("headrace-coordinator"), settings.cluster).set(1)
+    metrics.common.info.labels(RELEASE, settings.cluster).set(1)
     configure_logging(
         settings.log_level,
         settings.log_format,
@@ -192,6 +193,7 @@ class _Coordinator:
             )
         await self._load()
         view = ClusterView(self._identity, self._prefix_view)
+        check_registered(view, f"coordinator-{self._settings.coordinator_id}")
         writes = SettledWrites(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(writes, view, self._metrics, self._clock)
         self._serve_calls(view, store, writes)
@@ -199,7 +201,7 @@ class _Coordinator:
             self._server,
             ProcessParts(
                 name=f"coordinator-{self._settings.coordinator_id}",
-                version=installed_version("headrace-coordinator"),
+                version=RELEASE,
                 clock=self._clock,
                 health=self._supervision.health,
                 call_errors=self._metrics.common.call_errors,
@@ -332,7 +334,8 @@ class _Coordinator:
         live = metadata_pb2.CoordinatorLive(
             coordinator_id=self._settings.coordinator_id,
             address=address,
-            version=installed_version("headrace-coordinator"),
+            version=RELEASE,
+            capabilities=CAPABILITIES,
         )
         return CoordinatorSession(
             self._metastore,

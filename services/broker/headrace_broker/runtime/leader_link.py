@@ -16,9 +16,16 @@ import grpc
 import structlog
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.envelopes import Buffers, Envelope
-from headrace.wire.errors import CorruptBatchError, HeadraceError, StorageFullError, from_detail
+from headrace.wire.errors import (
+    CorruptBatchError,
+    HeadraceError,
+    StorageFullError,
+    UnsupportedVersionError,
+    from_detail,
+)
 from headrace.wire.ids import BrokerId
-from headrace_server.internal_v1 import replication_pb2
+from headrace.wire.releases import REPLICA_NEEDS, check_peer
+from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.tls import TlsIdentity, open_channel
 
@@ -76,6 +83,7 @@ class LeaderLink:
         self._damaged: dict[PartitionId, None] = {}
         self._wake = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._refusal = ""
 
     @property
     def partitions(self) -> int:
@@ -107,7 +115,7 @@ class LeaderLink:
         pause = FIRST_PAUSE_SECONDS
         while True:
             broker, identity = self._view.brokers.get(BrokerId(self._leader_id)), self._identity()
-            if broker is not None and identity is not None and self._partitions:
+            if broker is not None and identity is not None and self._partitions and self._goes_with(broker.live):
                 try:
                     async with open_channel(broker.live.internal_address, _CHANNEL_OPTIONS, self._tls) as channel:
                         if await self._talk(channel, identity):
@@ -118,6 +126,18 @@ class LeaderLink:
                     self._end_fetches()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _goes_with(self, leader: metadata_pb2.BrokerLive) -> bool:
+        """Whether the leader's release goes with this one; the log says once why not."""
+        try:
+            check_peer(f"broker {self._leader_id}, which leads,", leader.version, leader.capabilities, REPLICA_NEEDS)
+        except UnsupportedVersionError as error:
+            if self._refusal != error.message:
+                log.error("leader_not_followed", leader=self._leader_id, reason=str(error))
+            self._refusal = error.message
+            return False
+        self._refusal = ""
+        return True
 
     def _end_fetches(self) -> None:
         for partition in self._partitions.values():

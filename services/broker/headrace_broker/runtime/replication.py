@@ -13,6 +13,8 @@ from typing import Any
 import structlog
 from headrace.wire.errors import FencedBrokerError, InvalidRequestError, Outcome
 from headrace.wire.ids import BrokerId
+from headrace.wire.releases import REPLICA_NEEDS
+from headrace_server.handshakes import check_handshake, own_handshake
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore
@@ -127,6 +129,7 @@ class Replication:
             generation=self._view.keyspace.generation,
             broker_id=self._services.broker_id,
             broker_epoch=self.broker_epoch,
+            handshake=own_handshake(),
         )
 
     # --- followers ---
@@ -139,6 +142,7 @@ class Replication:
         Raises:
             InvalidRequestError: it is of another cluster or generation, or is this broker itself.
             FencedBrokerError: a later session of it is known.
+            UnsupportedVersionError: its release does not go with this one.
         """
         if (identity.cluster_id, identity.generation) != (
             self._view.identity.cluster_id,
@@ -148,6 +152,7 @@ class Replication:
                 f"broker {identity.broker_id} is of cluster {identity.cluster_id!r}, generation {identity.generation}",
                 action="Start it with the etcd endpoints and the cluster name of its own cluster.",
             )
+        check_handshake(f"broker {identity.broker_id}, which follows here,", identity.handshake, REPLICA_NEEDS)
         if identity.broker_id == self._services.broker_id:
             raise InvalidRequestError(f"broker {identity.broker_id} is this broker: two share an id or an address")
         follower = Replica(identity.broker_id, identity.broker_epoch)

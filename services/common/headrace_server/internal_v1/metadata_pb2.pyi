@@ -16,7 +16,7 @@ class ClusterMeta(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ...) -> None: ...
 
 class BrokerLive(_message.Message):
-    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers", "storage_since")
+    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers", "storage_since", "capabilities")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class BrokerLive(_message.Message):
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     SUSPECTED_BROKERS_FIELD_NUMBER: _ClassVar[int]
     STORAGE_SINCE_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     address: str
     internal_address: str
@@ -43,7 +44,8 @@ class BrokerLive(_message.Message):
     max_batch_bytes: int
     suspected_brokers: _containers.RepeatedScalarFieldContainer[int]
     storage_since: int
-    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ..., storage_since: _Optional[int] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ..., storage_since: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BrokerSession(_message.Message):
     __slots__ = ("boot_id", "storage_id", "unbroken_since", "storage_since", "storage_era")
@@ -60,14 +62,16 @@ class BrokerSession(_message.Message):
     def __init__(self, boot_id: _Optional[bytes] = ..., storage_id: _Optional[bytes] = ..., unbroken_since: _Optional[int] = ..., storage_since: _Optional[int] = ..., storage_era: _Optional[bytes] = ...) -> None: ...
 
 class CoordinatorLive(_message.Message):
-    __slots__ = ("coordinator_id", "address", "version")
+    __slots__ = ("coordinator_id", "address", "version", "capabilities")
     COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     coordinator_id: str
     address: str
     version: str
-    def __init__(self, coordinator_id: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, coordinator_id: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Topic(_message.Message):
     __slots__ = ("name", "topic_id", "partitions", "replication_factor", "configs", "created_ms")

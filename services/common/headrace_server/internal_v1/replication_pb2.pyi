@@ -1,4 +1,5 @@
 from headrace.v1 import errors_pb2 as _errors_pb2
+from headrace.v1 import handshake_pb2 as _handshake_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -15,16 +16,18 @@ class ReplicaFetchRequest(_message.Message):
     def __init__(self, follower: _Optional[_Union[FollowerIdentity, _Mapping]] = ..., topics: _Optional[_Iterable[_Union[TopicReplicaFetch, _Mapping]]] = ...) -> None: ...
 
 class FollowerIdentity(_message.Message):
-    __slots__ = ("cluster_id", "generation", "broker_id", "broker_epoch")
+    __slots__ = ("cluster_id", "generation", "broker_id", "broker_epoch", "handshake")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     generation: int
     broker_id: int
     broker_epoch: int
-    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ...) -> None: ...
+    handshake: _handshake_pb2.Handshake
+    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ...) -> None: ...
 
 class TopicReplicaFetch(_message.Message):
     __slots__ = ("topic_id", "partitions")

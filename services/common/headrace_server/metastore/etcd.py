@@ -252,8 +252,8 @@ class EtcdMetastore:
     def _endpoint(self, index: int) -> _Endpoint:
         """The endpoint of that number, connected anew where certificates have come in force since.
 
-        Calls that are under way end on the old connection, which is closed when it happens once more; then watches on it
-        break, and are made anew by who reads them.
+        Calls that are under way end on the old connection, which is closed when it happens once more; then watches on
+        it break, and are made anew by who reads them.
         """
         endpoint = self._endpoints[index]
         if self._identity is None or endpoint.certificates is self._identity.current:

@@ -21,7 +21,9 @@ from headrace.wire.errors import (
     UnknownTopicError,
     UnknownTopicIdError,
 )
+from headrace.wire.releases import MEMBER_NEEDS
 from headrace_server.clock import Clock
+from headrace_server.handshakes import check_handshake
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import LeaseNotFoundError, Metastore, MetastoreRolledBackError
@@ -91,6 +93,8 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     @unary
     async def Heartbeat(self, request: groups_pb2.HeartbeatRequest, context: Any) -> groups_pb2.HeartbeatResponse:
         """See the proto."""
+        if request.member_epoch == 0:
+            check_handshake(f"client {request.client_id[:64]!r}", request.handshake, MEMBER_NEEDS)
         member = read_member(request)
         started = asyncio.get_running_loop().time()
         deadline = self._answers.deadline(0, context.time_remaining())

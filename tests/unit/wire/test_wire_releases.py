@@ -1,0 +1,50 @@
+"""Which releases work together, and that there is one release in the repository."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import headrace
+import pytest
+from headrace.wire.errors import UnsupportedVersionError
+from headrace.wire.releases import CAPABILITIES, RELEASE, are_close, check_peer
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_distribution_is_of_the_release_that_handshakes_name():
+    projects = [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml"), *ROOT.glob("services/*/pyproject.toml")]
+    found = {path: tomllib.loads(path.read_text())["project"]["version"] for path in projects}
+    assert set(found.values()) == {RELEASE, headrace.__version__}, found
+    assert len(found) >= 6
+    assert re.search(
+        rf'^appVersion: "?{re.escape(RELEASE)}', (ROOT / "deploy/helm/headrace/Chart.yaml").read_text(), re.M
+    )
+
+
+@pytest.mark.parametrize(
+    ("releases", "close"),
+    [
+        (("0.1.0", "0.2.7"), True),
+        (("0.2.0", "0.1.9", "0.2.1rc1"), True),
+        (("0.1.0", "0.2.0", "0.3.0"), False),
+        (("0.9.0", "1.0.0"), False),
+        (("", "0.1.0"), False),
+        (("nightly", "nightly"), True),
+    ],
+)
+def test_releases_are_close_up_to_one_minor(releases, close):
+    """Patch releases do not count; what is no release is close to itself alone."""
+    assert are_close(releases) is close
+
+
+def test_a_peer_that_says_nothing_is_taken_as_it_is():
+    """Programs that headrace did not write; and one that says all that is needed."""
+    check_peer("it", "", (), ("batches.1",))
+    check_peer("it", RELEASE, CAPABILITIES, CAPABILITIES)
+
+
+def test_a_long_release_is_told_shortly():
+    with pytest.raises(UnsupportedVersionError) as refused:
+        check_peer("it", "9" * 10_000, ())
+    assert len(str(refused.value)) < 300
