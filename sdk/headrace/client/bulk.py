@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.client.accumulator import HEADER_OVERHEAD, RECORD_OVERHEAD, Headers
+from headrace.client.accumulator import HEADER_OVERHEAD, Headers
 from headrace.client.errors import SerializationError
 from headrace.client.sequences import ProducerStamp
 from headrace.client.serializers import Serializer, serialize
@@ -21,6 +21,9 @@ from headrace.wire.encoding import ArrowBuffers, arrow_buffers
 
 Int64s = npt.NDArray[np.int64]
 
+ENTRY_OVERHEAD = 5
+"""Bytes that an entry of a column takes beside itself: its offset and, rounded up, its bit of validity."""
+TIME_BYTES = 8
 JOINED_BYTES = 64 * 1024 * 1024
 """Lists of more bytes than this are joined batch by batch."""
 
@@ -48,7 +51,9 @@ class Bulk:
         self._keys = keys
         self._headers = headers
         self._times = timestamps_ms
-        costs = _lengths(values) + RECORD_OVERHEAD
+        # To the byte and not by a bound: ten thousand rows of Spark make two full batches, and no third one of a few.
+        overhead = ENTRY_OVERHEAD * (1 + (keys is not None) + (headers is not None))
+        costs = _lengths(values) + overhead + (0 if timestamps_ms is None else TIME_BYTES)
         for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
             if column is not None and _count(column) != len(costs):
                 raise SerializationError(f"{_count(column)} {name} for {len(costs)} values", action="Give one a value.")

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 from headrace.client import config as settings
-from headrace.client.accumulator import PIECE_BYTES, Budget, PartitionBuffer, record_cost
+from headrace.client.accumulator import BATCH_OVERHEAD, PIECE_BYTES, Budget, PartitionBuffer, record_cost
 from headrace.client.bulk import bulk_of
 from headrace.client.errors import ConfigError, NoBrokersAvailableError, SerializationError
 from headrace.client.interrupts import Uninterrupted
@@ -262,7 +262,7 @@ def test_bulk_columns_are_cut_within_limits_and_encode_what_they_hold():
         end, cost = bulk.cut(start, 2000, 70)
         assert end > start
         assert end - start <= 70
-        assert cost == sum(len(value) + 24 for value in values[start:end])
+        assert cost == sum(len(value) + 5 for value in values[start:end])
         assert cost <= 2000
         ends.append(
             decode_batch(
@@ -271,6 +271,22 @@ def test_bulk_columns_are_cut_within_limits_and_encode_what_they_hold():
         )
         start = end
     assert [value for columns in ends for value in columns.values()] == values
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_what_bulk_columns_cost_bounds_their_batch_closely(count):
+    """A batch of that cost fits its limit, whatever columns it has; plain values leave at most a fiftieth unused."""
+    values = [None if number % 7 == 0 else b"x" * 200 for number in range(count)]
+    keys = [None if number % 5 == 0 else b"key" for number in range(count)]
+    headers = [[("name", b"1")] for _ in range(count)]
+    bulk = bulk_of(values, keys, headers, list(range(count)), None, None)
+    end, cost = bulk.cut(0, 1 << 20, count)
+    encoded = bulk.encode(0, end, 1, ProducerStamp(1, 0, 0), Codec.NONE, None)
+    assert len(encoded) <= cost + BATCH_OVERHEAD
+    plain = bulk_of(values, None, None, None, None, None)
+    _, cost = plain.cut(0, 1 << 20, count)
+    encoded = plain.encode(0, count, 1, ProducerStamp(1, 0, 0), Codec.NONE, None)
+    assert len(encoded) <= cost + BATCH_OVERHEAD <= len(encoded) * 1.02 + BATCH_OVERHEAD
 
 
 def test_bulk_splits_by_partition_and_keeps_the_order_of_each():
