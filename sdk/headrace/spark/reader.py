@@ -42,7 +42,9 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
         return
     from headrace.spark.arrow_columns import ArrowColumns
     from headrace.spark.range_reader import read_range
+    from headrace.wire.allocator import keep_large_buffers
 
+    keep_large_buffers()
     part = partition.part
     segments = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss)
     with closing(segments):

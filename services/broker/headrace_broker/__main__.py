@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from headrace.wire.allocator import keep_large_buffers
 from headrace.wire.errors import HeadraceError
 from headrace_server.lifecycle import ExitCode
 from headrace_server.lifecycle import run as run_service
 from headrace_server.settings import SettingsError, load_settings
 
-from headrace_broker.allocator import keep_large_buffers
 from headrace_broker.app import serve
 from headrace_broker.drain import drain as drain_broker
 from headrace_broker.settings import ENVIRON_PREFIX, BrokerSettings
