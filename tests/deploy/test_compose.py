@@ -38,7 +38,7 @@ def test_the_quickstart_is_the_cluster_alone(compose: dict[str, Any]) -> None:
         by_profile.setdefault(",".join(service.get("profiles", [])), []).append(name)
     assert sorted(by_profile[""]) == sorted([*CLUSTER, "etcd-volume"])
     assert sorted(by_profile["monitoring"]) == ["alertmanager", "grafana", "prometheus"]
-    assert by_profile["demo"] == ["demo"]
+    assert by_profile["demo"] == ["demo", "gateway"]
 
 
 def test_every_container_is_hardened(compose: dict[str, Any]) -> None:
@@ -102,6 +102,16 @@ def test_settings_are_taken_by_the_services(compose: dict[str, Any]) -> None:
     for settings in brokers:
         published = compose["services"][f"broker-{settings.broker_id}"]["ports"][0]["published"]
         assert settings.advertised_address == f"localhost:{published}"
+
+
+def test_clients_in_containers_find_what_they_are_told(compose: dict[str, Any]) -> None:
+    """The gateway, whose network the demo shares, passes each published port on to the service that publishes it."""
+    services = compose["services"]
+    published = {
+        f"{each['published']}={name}:{each['target']}" for name in CLUSTER for each in services[name].get("ports", [])
+    }
+    assert set(services["gateway"]["command"]) == published
+    assert services["demo"]["network_mode"] == "service:gateway"
 
 
 def test_prometheus_scrapes_every_service(compose: dict[str, Any]) -> None:

@@ -1,0 +1,86 @@
+"""Programs that the container tier needs, taken from Debian packages and unpacked, not installed.
+
+Asks apt for what this machine lacks, dependencies too, and unpacks it into a folder of ours; what is installed is used
+as it is. Called by `tests.containers.inside`, as root, where the registry of packages can be reached.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+# The engine, what builds images without one, and what makes a file system of Debian packages.
+TOOLS = (
+    "docker.io", "containerd", "runc", "tini", "iptables", "iproute2",
+    "buildah", "golang-github-containers-common", "mmdebstrap",
+)  # fmt: skip
+# What stands in the stand-ins of upstream's images.
+CONTENTS = ("prometheus", "prometheus-alertmanager", "busybox-static")
+
+APT = ("apt-get", "-q", "-y", "-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=60")
+
+
+class UnavailableError(Exception):
+    """The tier cannot run on this machine; the message says why and what would help."""
+
+
+def fetch_tools(cache: Path) -> Path:
+    """Unpack TOOLS below `cache`, once; return where."""
+    root = cache / "tools"
+    if not (cache / "tools.complete").exists():
+        shutil.rmtree(root, ignore_errors=True)
+        debs = _empty(cache / "debs")
+        (debs / "partial").mkdir()
+        _apt("install", "--download-only", "--no-install-recommends", "-o", f"Dir::Cache::archives={debs}", *TOOLS)
+        _unpack(debs, root)
+        for name in ("iptables", "ip6tables"):  # What update-alternatives would have made.
+            for suffix in ("", "-save", "-restore"):
+                if (root / "usr/sbin/xtables-nft-multi").exists():
+                    (root / f"usr/sbin/{name}{suffix}").symlink_to("xtables-nft-multi")
+        (cache / "tools.complete").touch()
+    return root
+
+
+def lay_over(root: Path) -> None:
+    """Let the unpacked tools appear in /usr, in this mount namespace alone: each finds its libraries where it looks.
+
+    Tools start others with environments of their own, so that a path in a variable would not reach all of them.
+    """
+    (root / "usr").mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "overlay", "tools", "-o", f"lowerdir={root / 'usr'}:/usr", "/usr"], check=True)
+
+
+def fetch_contents(cache: Path) -> Path:
+    """Unpack CONTENTS below `cache`, once, without what they depend on; return where."""
+    root = cache / "contents"
+    if not (cache / "contents.complete").exists():
+        shutil.rmtree(root, ignore_errors=True)
+        debs = _empty(cache / "debs")
+        _apt("download", *CONTENTS, directory=debs)
+        _unpack(debs, root)
+        (cache / "contents.complete").touch()
+    return root
+
+
+def _apt(*arguments: str, directory: Path | None = None) -> None:
+    """Call apt; where it knows no such package, renew its lists and call again."""
+    run = subprocess.run([*APT, *arguments], cwd=directory, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        subprocess.run([*APT, "update"], capture_output=True, check=False)
+        run = subprocess.run([*APT, *arguments], cwd=directory, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise UnavailableError(f"apt cannot fetch {' '.join((*TOOLS, *CONTENTS))}:\n{run.stderr.strip()}")
+
+
+def _unpack(debs: Path, root: Path) -> None:
+    root.mkdir()
+    for deb in sorted(debs.glob("*.deb")):
+        subprocess.run(["dpkg", "-x", deb, root], check=True)
+    shutil.rmtree(debs)
+
+
+def _empty(directory: Path) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory

@@ -1,0 +1,179 @@
+"""docker-compose.yml as it is on a real engine: healthy, written to and read, killed, taken down and up again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import headrace
+import pytest
+
+from tests.containers.conftest import Figure
+from tests.containers.engine import Engine
+
+SERVERS = "localhost:7170,localhost:7171"
+BROKERS = ("broker-1", "broker-2", "broker-3")
+RUNNING = ("etcd", "coordinator-1", "coordinator-2", *BROKERS)
+SECONDS = 60.0
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> float:
+    """Look again until it is so; return after how many seconds."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
+    return time.monotonic() - begun
+
+
+def create(topic: str) -> None:
+    """A topic of three partitions on all three brokers, of which two must have a record."""
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        admin.create_topic(topic, partitions=3, replication_factor=3)
+
+
+def values(topic: str) -> list[bytes]:
+    """All records that are there now, in no order."""
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        ends = sum(each.offset for each in admin.list_offsets(topic, at="latest").values())
+    found: list[bytes] = []
+    with headrace.Consumer(topic, bootstrap_servers=SERVERS, auto_offset_reset="earliest") as consumer:
+        deadline = time.monotonic() + SECONDS
+        while len(found) < ends and time.monotonic() < deadline:
+            found += [record.value or b"" for record in consumer.poll(timeout=1.0)]
+    assert len(found) == ends
+    return found
+
+
+def in_sync(topic: str) -> bool:
+    """All three replicas of each partition are in sync."""
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        return all(len(partition.in_sync_replicas) == 3 for partition in admin.describe_topic(topic).partitions)
+
+
+def test_the_quickstart_is_healthy(cluster: Engine) -> None:
+    """All are healthy, none of them as root, on a root file system that none can write to."""
+    for name in RUNNING:
+        found = cluster.container(name)
+        assert found["State"]["Health"]["Status"] == "healthy", name
+        assert found["RestartCount"] == 0, name
+        assert found["Config"]["User"] == "10001:10001", name
+        assert found["HostConfig"]["ReadonlyRootfs"] is True, name
+        with open(f"/proc/{found['State']['Pid']}/status", encoding="ascii") as status:
+            lines = dict(line.split(":\t", 1) for line in status.read().splitlines() if ":\t" in line)
+        assert lines["Uid"].split() == ["10001"] * 4, name
+        assert (int(lines["CapEff"], 16), lines["NoNewPrivs"]) == (0, "1"), name
+    assert cluster.container("etcd-volume")["State"]["ExitCode"] == 0
+
+
+def test_what_a_client_here_writes_it_reads(cluster: Engine, figure: Figure) -> None:
+    """By the addresses that clients are told, which are published on this machine's loopback alone."""
+    create("written-here")
+    begun = time.monotonic()
+    with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+        for number in range(20_000):
+            producer.send("written-here", b"%d" % number, key=b"%d" % number)
+    figure("20,000 records with acks=all from outside", f"{time.monotonic() - begun:.2f} s")
+    assert sorted(map(int, values("written-here"))) == list(range(20_000))
+
+
+def test_commands_in_a_container_reach_the_cluster(cluster: Engine) -> None:
+    """What the head of the file says: health, and the command line beside a service."""
+    assert cluster.compose("exec", "-T", "coordinator-1", "headrace-container", "health")
+    assert cluster.compose("exec", "-T", "broker-1", "headrace-container", "health", "liveness")
+
+
+def test_the_demo_works(cluster: Engine, figure: Figure) -> None:
+    """The load of profile `demo` writes and reads all that it wrote, as a container."""
+    cluster.compose("up", "-d", "--wait", "demo", profile="demo")
+
+    def counted() -> list[tuple[int, int]]:
+        lines = cluster.compose("logs", "--no-log-prefix", "demo", profile="demo").splitlines()
+        found = [re.fullmatch(r"sent ([\d,]+); read ([\d,]+)", line) for line in lines]
+        return [(int(m[1].replace(",", "")), int(m[2].replace(",", ""))) for m in found if m]
+
+    until(lambda: len(counted()) >= 2, "two lines of the demo")
+    (sent_first, read_first), (sent, read) = counted()[-2:]
+    figure("the demo's second line", f"sent {sent:,}, read {read:,}")
+    assert sent > sent_first > 0
+    assert read > read_first > 0
+    assert read > 0.8 * sent
+    cluster.compose("stop", "demo", profile="demo")
+    assert cluster.container("demo")["State"]["ExitCode"] == 0
+
+
+def test_a_killed_broker_loses_nothing(cluster: Engine, figure: Figure) -> None:
+    """SIGKILL under load with acks=all: each record acknowledged is there once, and it comes back by itself."""
+    topic, service = "killed", BROKERS[0]
+    create(topic)
+    acknowledged: list[bytes] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+            for begin in itertools.count(step=20):
+                if stop.wait(0.01):
+                    return
+                sent = [b"%d" % number for number in range(begin, begin + 20)]
+                for value, receipt in [(value, producer.send(topic, value, key=value)) for value in sent]:
+                    receipt.result(timeout=SECONDS)
+                    acknowledged.append(value)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        until(lambda: len(acknowledged) > 500, "records before")
+        before = cluster.container(service)["State"]["Pid"]
+        os.kill(before, signal.SIGKILL)
+        killed = len(acknowledged)
+        gap = until(lambda: len(acknowledged) > killed + 500, "records after")
+        figure("500 records after SIGKILL of a broker took", f"{gap:.1f} s")
+
+        def is_back() -> bool:
+            state = cluster.container(service)["State"]
+            return bool(state["Pid"] not in (0, before) and state["Health"]["Status"] == "healthy")
+
+        figure(f"{service} is healthy again after", f"{until(is_back, 'healthy again'):.1f} s")
+        figure("all replicas in sync after", f"{until(lambda: in_sync(topic), 'in sync'):.1f} s more")
+    finally:
+        stop.set()
+        writer.join(SECONDS)
+    assert cluster.container(service)["RestartCount"] == 1
+    assert sorted(values(topic)) == sorted(acknowledged)
+
+
+def test_volumes_survive_down_and_up(cluster: Engine, figure: Figure) -> None:
+    """After `down` and `up` with other containers: records, groups and the cluster's id are what they were."""
+    topic, group = "kept", "keepers"
+    create(topic)
+    with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+        for number in range(5_000):
+            producer.send(topic, b"%d" % number, key=b"%d" % number)
+    settings = {"group_id": group, "auto_offset_reset": "earliest"}
+    with headrace.Consumer(topic, bootstrap_servers=SERVERS, **settings) as consumer:
+        read = 0
+        while read < 5_000:
+            read += len(consumer.poll(timeout=5.0))
+        consumer.commit()
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        identity, offsets = admin.describe_cluster().cluster_id, admin.group_offsets(group)
+    containers = {name: cluster.container(name)["Id"] for name in RUNNING}
+    cluster.compose("stop")
+    codes = {name: cluster.container(name)["State"]["ExitCode"] for name in RUNNING}
+    assert codes == dict.fromkeys(RUNNING, 0)
+    cluster.compose("down")
+    begun = time.monotonic()
+    cluster.compose("up", "-d", "--wait")
+    figure("up -d --wait with data", f"{time.monotonic() - begun:.1f} s")
+    assert not {name for name, each in containers.items() if cluster.container(name)["Id"] == each}
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        assert admin.describe_cluster().cluster_id == identity
+        assert admin.group_offsets(group) == offsets
+    assert sorted(map(int, values(topic))) == list(range(5_000))
