@@ -1,4 +1,4 @@
-"""The command `headrace-broker`: `run` (the default), `drain` and `dump`."""
+"""The command `headrace-broker`: `run` (the default), `drain`, `inventory` and `dump`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from headrace_server.settings import SettingsError, load_settings
 
 from headrace_broker.app import serve
 from headrace_broker.drain import drain as drain_broker
+from headrace_broker.inventory import as_text, take_inventory
 from headrace_broker.settings import ENVIRON_PREFIX, BrokerSettings
 from headrace_broker.storage.dump import dump
 
@@ -49,6 +50,16 @@ def drain(
     """
     try:
         print(asyncio.run(drain_broker(_read_settings(config, set_), timeout)))
+    except HeadraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None
+
+
+@cli.command()
+def inventory(config: ConfigOption = None, set_: SetOption = []) -> None:  # noqa: B006
+    """Print what the disk of this broker, which does not run, holds: for `headrace-coordinator new-generation`."""
+    try:
+        print(as_text(take_inventory(_read_settings(config, set_))))
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None

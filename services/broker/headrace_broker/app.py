@@ -25,6 +25,7 @@ from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.admission import PeerInterceptor, refuse_internal_calls
 from headrace_server.clock import Clock, SystemClock, read_boot_id
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import LiveKey
@@ -95,10 +96,13 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
         metastore = EtcdMetastore(settings.etcd_endpoints, identity=tls.etcd)
         executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
         try:
-            identity = await _identify(metastore, settings, stop)
-            if identity is None:
+            found = await _identify(metastore, settings, stop)
+            if found is None:
                 return
-            directory = await asyncio.get_running_loop().run_in_executor(executor, _open_directory, settings, identity)
+            identity, adopts = found
+            directory = await asyncio.get_running_loop().run_in_executor(
+                executor, _open_directory, settings, identity, adopts
+            )
             broker = Broker(
                 settings,
                 metastore,
@@ -116,11 +120,18 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             await metastore.close()
 
 
-async def _identify(metastore: Metastore, settings: BrokerSettings, stop: StopRequest) -> ClusterIdentity | None:
-    """Read the cluster's identity, waiting for etcd as long as it takes; None where a stop came first."""
+async def _identify(
+    metastore: Metastore, settings: BrokerSettings, stop: StopRequest
+) -> tuple[ClusterIdentity, bytes] | None:
+    """Read the cluster's identity, and the storage id of this broker's last session, which a new generation may have
+    taken over; waits for etcd as long as it takes. None where a stop came first.
+    """
     while not stop.is_set():
         try:
-            return await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
+            identity = await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
+            found = (await metastore.get(identity.keyspace.session(settings.broker_id))).key_value
+            adopts = b"" if found is None else metadata_pb2.BrokerSession.FromString(found.value).storage_id
+            return identity, adopts
         except MetastoreRolledBackError:
             raise
         except MetastoreUnavailableError as error:
@@ -129,7 +140,7 @@ async def _identify(metastore: Metastore, settings: BrokerSettings, stop: StopRe
     return None
 
 
-def _open_directory(settings: BrokerSettings, identity: ClusterIdentity) -> DataDirectory:
+def _open_directory(settings: BrokerSettings, identity: ClusterIdentity, adopts: bytes) -> DataDirectory:
     return DataDirectory.open(
         settings.data_dir,
         cluster_id=identity.cluster_id,
@@ -137,6 +148,7 @@ def _open_directory(settings: BrokerSettings, identity: ClusterIdentity) -> Data
         broker_id=settings.broker_id,
         new_storage_id=secrets.token_bytes(16),
         boot_id=read_boot_id(),
+        adopts=adopts,
         limits=DiskLimits(
             reserve_bytes=settings.disk_reserve_bytes,
             refuse_below_bytes=settings.disk_refuse_below_bytes,
@@ -233,6 +245,7 @@ class Broker:
             view.subscribe(lambda _revision, keys: self._watch_own_key(view, keys))
             background += [
                 tasks.create_task(source.run()),
+                tasks.create_task(watch_generation(view)),
                 tasks.create_task(assignments.run()),
                 tasks.create_task(self._keep_registered(registration, assignments)),
                 tasks.create_task(replication.tick(lambda: assignments.partitions)),

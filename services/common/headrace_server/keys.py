@@ -38,10 +38,18 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         "meta",
         "/headrace/{cluster}/meta",
-        "the first process of the cluster, once; a restore tool bumps `generation`",
+        "the first process of the cluster, once; `headrace-coordinator new-generation` raises `generation`",
         metadata_pb2.ClusterMeta,
         "persistent",
         "Cluster id, generation and format version; read before anything else.",
+    ),
+    KeyFamily(
+        "ended",
+        "ended",
+        "`headrace-coordinator new-generation`, in the transaction that begins the next one",
+        metadata_pb2.ClusterMeta,
+        "persistent",
+        "This generation is over; the value is the next one's. Whoever still works in it ends.",
     ),
     KeyFamily(
         "live",
@@ -175,6 +183,11 @@ class SessionKey:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedKey:
+    """`ended`."""
+
+
+@dataclass(frozen=True, slots=True)
 class ControllerKey:
     """`ctl`."""
 
@@ -262,6 +275,7 @@ class PositionKey:
 ParsedKey = (
     LiveKey
     | SessionKey
+    | EndedKey
     | ControllerKey
     | CoordinatorKey
     | TopicKey
@@ -361,6 +375,10 @@ class Keyspace:
         """Key of an administrator's word that a broker is out of service."""
         return f"{self.prefix}drain/{broker_id}"
 
+    def ended(self) -> str:
+        """Key that ends this generation."""
+        return f"{self.prefix}ended"
+
     def controller(self) -> str:
         """Key of the elected controller."""
         return f"{self.prefix}ctl"
@@ -415,6 +433,8 @@ class Keyspace:
         if not key.startswith(self.prefix):
             return None
         match key[len(self.prefix) :].split("/"):
+            case ["ended"]:
+                return EndedKey()
             case ["ctl"]:
                 return ControllerKey()
             case ["pid"]:

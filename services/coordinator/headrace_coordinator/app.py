@@ -19,6 +19,7 @@ from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest, write_ready_file
@@ -242,6 +243,7 @@ class _Coordinator:
                     tasks.create_task(coroutine, name=name)
                     for name, coroutine in (
                         ("view", self._prefix_view.run()),
+                        ("generation", watch_generation(view)),
                         ("groups_view", self._groups_view.run()),
                         ("groups", keeper.run()),
                         ("session", session.run()),

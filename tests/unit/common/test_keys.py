@@ -10,6 +10,7 @@ from headrace_server.keys import (
     ControllerKey,
     CoordinatorKey,
     DrainKey,
+    EndedKey,
     GroupAssignmentKey,
     GroupKey,
     GroupMemberKey,
@@ -33,6 +34,7 @@ TOPIC_ID = bytes(range(16))
 BUILT = [
     (KEYS.live(3), "live/3", LiveKey(3), "live"),
     (KEYS.session(3), "sess/3", SessionKey(3), "sess"),
+    (KEYS.ended(), "ended", EndedKey(), "ended"),
     (KEYS.controller(), "ctl", ControllerKey(), "ctl"),
     (KEYS.coordinator("a"), "coord/a", CoordinatorKey("a"), "coord"),
     (KEYS.topic("page.views"), "topic/page.views", TopicKey("page.views"), "topic"),

@@ -6,6 +6,7 @@ import pytest
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
 from headrace_broker.storage import DataDirectory, DirectoryInUseError, LogSettings, WrongDirectoryError
+from headrace_broker.storage.directory import read_identity
 
 OWNER = {"cluster_id": "c", "generation": 1, "broker_id": 1, "new_storage_id": b"s" * 16}
 
@@ -34,6 +35,20 @@ def test_directory_of_another_is_refused_and_left_alone(tmp_path, other):
     again = DataDirectory.open(str(tmp_path / "data"), **OWNER)
     assert again.clean_broker_epoch == 5
     again.close(clean=True)
+
+
+def test_a_directory_goes_on_in_a_later_generation_that_names_it(tmp_path):
+    """After a restore of etcd the new generation says which disks it counted: only these are taken over, for good."""
+    path = str(tmp_path / "data")
+    DataDirectory.open(path, **OWNER).close(clean=True, broker_epoch=5)
+    later = OWNER | {"generation": 2}
+    with pytest.raises(WrongDirectoryError, match="generation 2 began without it") as refused:
+        DataDirectory.open(path, **later, adopts=b"another storage!")
+    assert "empty data directory" in str(refused.value)
+    DataDirectory.open(path, **later, adopts=OWNER["new_storage_id"]).close(clean=True)
+    assert read_identity(path)["generation"] == 2
+    with pytest.raises(WrongDirectoryError, match="generation 2, not 1"):
+        DataDirectory.open(path, **OWNER, adopts=OWNER["new_storage_id"])
 
 
 def test_a_directory_knows_whether_the_machine_was_started_anew(tmp_path):

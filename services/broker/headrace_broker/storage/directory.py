@@ -90,6 +90,7 @@ class DataDirectory:
         broker_id: int,
         new_storage_id: bytes,
         boot_id: str = "",
+        adopts: bytes = b"",
         limits: DiskLimits | None = None,
         filesystem: FileSystem | None = None,
     ) -> DataDirectory:
@@ -97,7 +98,7 @@ class DataDirectory:
 
         `new_storage_id` (16 random bytes) is used where the directory is new, and to name a new era. `boot_id` names
         the present boot of the machine; empty: not known, and then it is never the same one. Call `note_boot` once all
-        logs are open.
+        logs are open. `adopts` is the storage id of the directory of an earlier generation that goes on here.
         Raises DirectoryInUseError, WrongDirectoryError, StorageOfflineError.
         """
         filesystem = filesystem or OsFileSystem()
@@ -107,7 +108,7 @@ class DataDirectory:
             lock = _lock(filesystem, path)
             try:
                 wanted = {"cluster_id": cluster_id, "generation": generation, "broker_id": broker_id}
-                storage_id = _check_identity(filesystem, path, wanted, new_storage_id)
+                storage_id = _check_identity(filesystem, path, wanted, new_storage_id, adopts)
                 clean_broker_epoch = _take_clean_marker(filesystem, path)
                 noted_boot_id, era = _read_boot(filesystem, path)
                 same_boot = bool(boot_id) and noted_boot_id == boot_id
@@ -284,8 +285,35 @@ def _lock(filesystem: FileSystem, path: str) -> int:
     return descriptor
 
 
-def _check_identity(filesystem: FileSystem, path: str, wanted: dict[str, Any], new_storage_id: bytes) -> bytes:
-    """Return the storage id of a directory that is `wanted`'s, or make a new directory so."""
+def read_identity(path: str, filesystem: FileSystem | None = None) -> dict[str, Any]:
+    """Whose directory it is: format, cluster_id, generation, broker_id, storage_id (in hexadecimal).
+
+    Raises WrongDirectoryError: it has no identity, or one that cannot be read; StorageOfflineError.
+    """
+    filesystem = filesystem or OsFileSystem()
+    try:
+        return _read_identity(filesystem, path)
+    except OSError as error:
+        raise storage_offline(path, error) from error
+
+
+def _read_identity(filesystem: FileSystem, path: str) -> dict[str, Any]:
+    identity_path = f"{path}/identity"
+    if not filesystem.exists(identity_path):
+        raise _wrong(f"{path} holds no identity file")
+    payload = read_sealed(filesystem, identity_path)
+    if payload is None:
+        raise _wrong(f"{identity_path} is damaged")
+    identity: dict[str, Any] = json.loads(payload)
+    if identity["format"] != FORMAT_VERSION:
+        raise _wrong(f"{path} has format {identity['format']}; this release knows {FORMAT_VERSION}")
+    return identity
+
+
+def _check_identity(
+    filesystem: FileSystem, path: str, wanted: dict[str, Any], new_storage_id: bytes, adopts: bytes
+) -> bytes:
+    """Return the storage id of a directory that is `wanted`'s, or make a new directory, or one that goes on, so."""
     identity_path = f"{path}/identity"
     if not filesystem.exists(identity_path):
         strangers = [name for name in filesystem.list_directory(path) if _LOG_NAME.match(name)]
@@ -294,12 +322,18 @@ def _check_identity(filesystem: FileSystem, path: str, wanted: dict[str, Any], n
         identity = {"format": FORMAT_VERSION, **wanted, "storage_id": new_storage_id.hex()}
         replace_file(filesystem, path, "identity", seal(json.dumps(identity).encode()))
         return new_storage_id
-    payload = read_sealed(filesystem, identity_path)
-    if payload is None:
-        raise _wrong(f"{identity_path} is damaged")
-    identity = json.loads(payload)
-    if identity["format"] != FORMAT_VERSION:
-        raise _wrong(f"{path} has format {identity['format']}; this release knows {FORMAT_VERSION}")
+    identity = _read_identity(filesystem, path)
+    is_earlier = identity["generation"] < wanted["generation"]
+    if is_earlier and identity == {**identity, **wanted, "generation": identity["generation"]}:
+        if identity["storage_id"] != adopts.hex():
+            raise WrongDirectoryError(
+                f"{path} is of generation {identity['generation']}, and generation {wanted['generation']} began "
+                "without it: etcd was restored from a backup",
+                action="Set it aside and start with an empty data directory; the other replicas have the records.",
+                retriable=False,
+            )
+        identity["generation"] = wanted["generation"]
+        replace_file(filesystem, path, "identity", seal(json.dumps(identity).encode()))
     for name, value in wanted.items():
         if identity[name] != value:
             raise _wrong(f"{path} belongs to {name} {identity[name]}, not {value}")

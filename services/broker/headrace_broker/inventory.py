@@ -1,0 +1,83 @@
+"""The command `headrace-broker inventory`: what the disk of a stopped broker holds.
+
+`headrace-coordinator new-generation` reads it. The command owns the data directory meanwhile, recovers the logs as a
+start would, flushes them, and says of each where it ends. Nothing else is changed, so it may be asked again. Needs no
+etcd.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+from headrace_server.clock import read_boot_id
+
+from headrace_broker.settings import BrokerSettings
+from headrace_broker.storage.directory import DataDirectory, LogId, read_identity
+from headrace_broker.storage.errors import LogDamagedError
+from headrace_broker.storage.settings import LogSettings
+
+FORMAT_VERSION = 1
+
+
+def take_inventory(settings: BrokerSettings) -> dict[str, Any]:
+    """Look at every log below `data_dir`.
+
+    Raises:
+        DirectoryInUseError: the broker runs.
+        WrongDirectoryError: it is not this broker's, or has no readable identity.
+        StorageOfflineError: the disk fails.
+    """
+    identity = read_identity(settings.data_dir)
+    directory = DataDirectory.open(
+        settings.data_dir,
+        cluster_id=identity["cluster_id"],
+        generation=identity["generation"],
+        broker_id=settings.broker_id,
+        new_storage_id=secrets.token_bytes(16),
+        boot_id=read_boot_id(),
+    )
+    whole = directory.clean_broker_epoch is not None
+    try:
+        logs = [_describe(directory, log_id) for log_id in directory.log_ids()]
+        if not any("damage" in log for log in logs):
+            directory.note_boot()
+    finally:
+        directory.close(clean=whole)
+    return {
+        "format": FORMAT_VERSION,
+        "cluster_id": identity["cluster_id"],
+        "generation": identity["generation"],
+        "broker_id": settings.broker_id,
+        "storage_id": directory.storage_id.hex(),
+        "storage_era": directory.era.hex(),
+        "logs": logs,
+    }
+
+
+def as_text(inventory: dict[str, Any]) -> str:
+    """One line a log, so that two inventories can be compared by eye."""
+    head = {name: value for name, value in inventory.items() if name != "logs"}
+    lines = ",\n".join(f"    {json.dumps(log)}" for log in inventory["logs"])
+    return json.dumps(head, indent=2)[:-2] + f',\n  "logs": [\n{lines}\n  ]\n}}'
+
+
+def _describe(directory: DataDirectory, log_id: LogId) -> dict[str, Any]:
+    where: dict[str, Any] = {"topic_id": log_id.topic_id.hex(), "partition": log_id.partition}
+    try:
+        log = directory.open_log(log_id.topic_id, log_id.partition, LogSettings())
+    except LogDamagedError as error:
+        return {**where, "damage": str(error)}
+    end = log.end
+    try:
+        return {
+            **where,
+            "log_start_offset": log.log_start_offset,
+            "log_end_offset": end.offset,
+            "last_batch_epoch": end.epoch,
+            "last_crc": end.crc,
+            "last_epoch": log.last_epoch,
+        }
+    finally:
+        directory.close_log(log)

@@ -1,0 +1,182 @@
+"""What a cluster's metadata becomes after etcd was restored from a backup: the next generation (PROTOCOL H81). Pure.
+
+What the brokers' disks hold decides, not what the backup says of who was in sync: since then members may have left,
+and others may have acknowledged more. Of each partition the most complete log, by the epoch of its last batch and its
+end, has everything that was acknowledged, as long as fewer disks are lost than `min_insync_replicas`: on so many each
+record with `acks=all` is. Logs that are equal to it are in sync; leader epochs go on above all that any disk knows, so
+that nothing of the time since the backup can be mistaken for something newer.
+
+Topics that the backup does not know come back under a name made of their id. Groups keep the offsets of the backup and
+no member: who still lives joins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.partition_state import PartitionState, Replica, check_shape
+from headrace_server.topic_configs import effective_min_insync_replicas
+
+from headrace_coordinator.core.group_state import Group
+
+GROUP_EPOCHS_APART = 1 << 20
+"""How far a group's epochs jump: beyond any that were given out since the backup."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where one replica ends, as its disk says."""
+
+    last_batch_epoch: int
+    log_end_offset: int
+    last_crc: int
+    """Of the last batch; with the two above the same, the logs are."""
+    last_epoch: int
+    """The largest leader epoch that the log knows."""
+
+    @property
+    def completeness(self) -> tuple[int, int]:
+        """The larger, the more of what was acknowledged it has."""
+        return self.last_batch_epoch, self.log_end_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What one broker's disk holds."""
+
+    broker_id: int
+    generation: int
+    storage_id: bytes
+    storage_era: bytes
+    logs: Mapping[tuple[bytes, int], LogEnd]
+    """By topic id and partition."""
+    damaged: Mapping[tuple[bytes, int], str] = field(default_factory=dict)
+    """Logs that count for nothing, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The partitions of the new generation, topics that the backup lacks, and what a person should know."""
+
+    states: Mapping[tuple[bytes, int], PartitionState]
+    recovered_topics: Sequence[metadata_pb2.Topic]
+    notes: Sequence[str]
+
+
+def plan_partitions(
+    names: Mapping[bytes, str],
+    states: Mapping[tuple[bytes, int], PartitionState],
+    inventories: Sequence[Inventory],
+    broker_epoch: int,
+    now_ms: int,
+) -> Plan:
+    """Decide for every partition of the backup, and for every log that is of none.
+
+    Args:
+        names: topics of the backup by id.
+        states: their partitions as the backup has them.
+        inventories: of all brokers whose disks there are.
+        broker_epoch: of the sessions that the new generation begins with, the same for all these brokers.
+        now_ms: for `created_ms` of topics that come back.
+    """
+    present = {inventory.broker_id for inventory in inventories}
+    notes: list[str] = []
+    decided: dict[tuple[bytes, int], PartitionState] = {}
+    for key, state in sorted(states.items()):
+        ends = _ends_of(key, inventories)
+        name = f"{names.get(key[0], key[0].hex())}-{key[1]}"
+        decided[key] = _decide(name, state, ends, present, broker_epoch, notes)
+    recovered: list[metadata_pb2.Topic] = []
+    unknown = sorted({key for inventory in inventories for key in inventory.logs if key[0] not in names})
+    for topic_id in dict.fromkeys(key[0] for key in unknown):
+        count = 1 + max(number for found, number in unknown if found == topic_id)
+        topic, found = _recover_topic(topic_id, count, inventories, broker_epoch, now_ms)
+        decided.update(found)
+        recovered.append(topic)
+        notes.append(f"topic {topic.name}: made after the backup; its settings are the defaults")
+    notes += [
+        f"{names.get(topic_id, topic_id.hex())}-{number} at broker {inventory.broker_id}: not counted, {reason}"
+        for inventory in inventories
+        for (topic_id, number), reason in sorted(inventory.damaged.items())
+    ]
+    return Plan(decided, recovered, notes)
+
+
+def empty_group(group: Group, now_ms: int) -> Group:
+    """The group without members, above every epoch that it may have given out since the backup."""
+    epoch = group.group_epoch + GROUP_EPOCHS_APART
+    return Group(group_epoch=epoch, assignment_epoch=epoch, assignor=group.assignor, empty_since_ms=now_ms)
+
+
+def _ends_of(key: tuple[bytes, int], inventories: Sequence[Inventory]) -> dict[int, LogEnd]:
+    return {inventory.broker_id: inventory.logs[key] for inventory in inventories if key in inventory.logs}
+
+
+def _decide(
+    name: str,
+    state: PartitionState,
+    ends: Mapping[int, LogEnd],
+    present: set[int],
+    broker_epoch: int,
+    notes: list[str],
+) -> PartitionState:
+    best = max(ends.values(), key=lambda end: end.completeness, default=None)
+    known = [end for broker_id, end in ends.items() if broker_id in state.replicas]
+    best_known = max((end.completeness for end in known), default=(-2, -1))
+    # A move that ended after the backup, or a copy that one left: it counts where it has more than all others.
+    moved = [broker_id for broker_id, end in sorted(ends.items()) if end.completeness > best_known]
+    replicas = (*state.replicas, *(broker_id for broker_id in moved if broker_id not in state.replicas))
+    lost = [broker_id for broker_id in state.replicas if broker_id not in present]
+    if len(lost) >= max(1, state.min_insync_replicas):
+        notes.append(f"{name}: of the brokers {lost} nothing is known; records that only they had are lost")
+    members: list[int] = []
+    if best is not None:
+        members = [broker_id for broker_id in replicas if broker_id in ends and _is_same(ends[broker_id], best)]
+    elif first := next((broker_id for broker_id in replicas if broker_id in present), None):
+        notes.append(f"{name}: no disk has a log of it, as after its deletion; it begins empty")
+        members = [first]
+    else:
+        notes.append(f"{name}: no disk of its brokers is there; it has no leader until one is elected uncleanly")
+    epoch = 1 + max([state.leader_epoch, *(end.last_epoch for end in ends.values())])
+    after = replace(
+        state,
+        replicas=replicas,
+        leader=None,
+        leader_epoch=epoch,
+        in_sync=tuple(Replica(broker_id, broker_epoch) for broker_id in members),
+        eligible_leaders=(),
+        partition_epoch=state.partition_epoch + 1,
+        unclean=False,
+        # Logs of brokers that come back later may have more than what is left, and are cut to it.
+        unclean_epoch=epoch if lost else state.unclean_epoch,
+        durable=True,
+    )
+    check_shape(after)
+    return after
+
+
+def _is_same(one: LogEnd, other: LogEnd) -> bool:
+    return one.completeness == other.completeness and one.last_crc == other.last_crc
+
+
+def _recover_topic(
+    topic_id: bytes, count: int, inventories: Sequence[Inventory], broker_epoch: int, now_ms: int
+) -> tuple[metadata_pb2.Topic, dict[tuple[bytes, int], PartitionState]]:
+    holders = [inventory.broker_id for inventory in inventories if any(key[0] == topic_id for key in inventory.logs)]
+    states = {}
+    for number in range(count):
+        ends = _ends_of((topic_id, number), inventories)
+        replicas = tuple(ends) or (holders[0],)
+        minimum = effective_min_insync_replicas(0, len(replicas))
+        before = PartitionState(replicas, None, 0, (), min_insync_replicas=minimum)
+        states[(topic_id, number)] = _decide(topic_id.hex(), before, ends, set(holders), broker_epoch, [])
+    topic = metadata_pb2.Topic(
+        name=f"recovered-{topic_id.hex()}",
+        topic_id=topic_id,
+        partitions=count,
+        replication_factor=max(len(state.replicas) for state in states.values()),
+        created_ms=now_ms,
+    )
+    return topic, states

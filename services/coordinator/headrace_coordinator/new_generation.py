@@ -1,0 +1,286 @@
+"""The command `headrace-coordinator new-generation`: brings a cluster back under an etcd restored from a backup (H81).
+
+It belongs to the coordinator, which knows where etcd is, with which certificates, and how every key is written; the
+brokers' part is `headrace-broker inventory`. Everything of the new generation is written below a prefix that nobody
+reads yet, and one transaction makes it the cluster's; what broke off before is thrown away by the next run, and a run
+after one that went through begins one more. The old generation's keys stay for a person to look at, and its key `ended`
+ends whoever still works in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.wire.errors import InvalidConfigError
+from headrace_server.cluster_identity import FORMAT_VERSION, ClusterIdentity, read_or_create
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import (
+    CoordinatorKey,
+    DrainKey,
+    GroupKey,
+    GroupOffsetKey,
+    Keyspace,
+    LiveKey,
+    PartitionKey,
+    SessionKey,
+    TopicIdKey,
+    TopicKey,
+    meta_key,
+)
+from headrace_server.metastore.api import DeletePrefix, KeyValue, Metastore, ModRevisionIs, Put, VersionIs
+from headrace_server.metastore.etcd import EtcdMetastore
+from headrace_server.partition_state import PartitionState, decode, encode
+from headrace_server.settings import SettingsError
+from headrace_server.tls import read_tls
+
+from headrace_coordinator.core.group_state import decode_group, encode_group
+from headrace_coordinator.core.new_generation import Inventory, LogEnd, Plan, empty_group, plan_partitions
+from headrace_coordinator.settings import CoordinatorSettings
+
+INVENTORY_FORMAT = 1
+WAIT_SECONDS = 60.0
+"""How long registrations of processes that have ended may take to go: their leases were restored with them."""
+CHUNK_KEYS, CHUNK_BYTES = 100, 1 << 20
+
+
+class NotBegunError(InvalidConfigError):
+    """The new generation was not begun, and nothing that anybody reads was changed. The message says what to do."""
+
+
+def read_inventory(path: Path) -> tuple[str, Inventory]:
+    """The cluster id and the inventory in a file that `headrace-broker inventory` printed.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        if found["format"] != INVENTORY_FORMAT:
+            raise SettingsError(f"{path} has format {found['format']}, not {INVENTORY_FORMAT}")
+        logs, damaged = {}, {}
+        for log in found["logs"]:
+            key = bytes.fromhex(log["topic_id"]), int(log["partition"])
+            if "damage" in log:
+                damaged[key] = str(log["damage"])
+            else:
+                logs[key] = LogEnd(*(int(log[name]) for name in LogEnd.__slots__))
+        return str(found["cluster_id"]), Inventory(
+            int(found["broker_id"]),
+            int(found["generation"]),
+            bytes.fromhex(found["storage_id"]),
+            bytes.fromhex(found["storage_era"]),
+            logs,
+            damaged,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"{path} is no inventory of a broker: {error}", action="Let `headrace-broker inventory` write it."
+        ) from error
+
+
+async def begin_generation(
+    settings: CoordinatorSettings, inventory_files: Sequence[Path], lost: Sequence[int], *, apply: bool
+) -> Iterator[str]:
+    """Plan the next generation, begin it if `apply`, and give lines that say what was, or would be, done.
+
+    Raises:
+        SettingsError: an inventory cannot be read.
+        NotBegunError: a broker is not accounted for, something still runs, or the etcd is not the cluster's.
+        MetastoreUnavailableError: etcd did not answer; run it again.
+    """
+    read = [read_inventory(path) for path in inventory_files]
+    async with _connected(settings) as metastore:
+        if (await metastore.get(meta_key(settings.cluster))).key_value is None:
+            raise NotBegunError(
+                f"there is no cluster {settings.cluster} in this etcd", action="Restore a snapshot of it first."
+            )
+        identity = await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
+        inventories = [_check_inventory(identity, cluster_id, inventory) for cluster_id, inventory in read]
+        backup = await _read_backup(metastore, identity)
+        _check_complete(backup, inventories, lost)
+        plan = plan_partitions(backup.names, backup.states, inventories, 1, _now_ms())
+        if apply:
+            await _wait_until_alone(metastore, identity.keyspace)
+            plan = await _write(metastore, identity, backup, inventories)
+    return _report(identity, backup, plan, applied=apply)
+
+
+@asynccontextmanager
+async def _connected(settings: CoordinatorSettings) -> AsyncIterator[Metastore]:
+    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd)
+    try:
+        yield metastore
+    finally:
+        await metastore.close()
+
+
+def _check_inventory(identity: ClusterIdentity, cluster_id: str, inventory: Inventory) -> Inventory:
+    if cluster_id != identity.cluster_id:
+        raise NotBegunError(
+            f"the inventory of broker {inventory.broker_id} is of cluster {cluster_id}, etcd's is "
+            f"{identity.cluster_id}",
+            action="Give inventories of this cluster, or restore a snapshot of theirs.",
+        )
+    if inventory.generation > identity.generation:
+        raise NotBegunError(
+            f"the disk of broker {inventory.broker_id} is of generation {inventory.generation}, the backup of "
+            f"{identity.generation}",
+            action="Restore a snapshot that was taken after the last new generation.",
+        )
+    return inventory
+
+
+@dataclass(frozen=True, slots=True)
+class _Backup:
+    """What of the old generation goes on."""
+
+    names: dict[bytes, str]
+    states: dict[tuple[bytes, int], PartitionState]
+    brokers: frozenset[int]
+    """All that are named anywhere."""
+    copied: tuple[tuple[str, bytes], ...]
+    """Keys, of the new generation, and values that stay as they are."""
+    groups: tuple[tuple[str, bytes], ...]
+    """Keys and values of groups, of the new generation."""
+
+
+async def _read_backup(metastore: Metastore, identity: ClusterIdentity) -> _Backup:
+    old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
+    names: dict[bytes, str] = {}
+    states: dict[tuple[bytes, int], PartitionState] = {}
+    brokers: set[int] = set()
+    copied: list[tuple[str, bytes]] = []
+    groups: list[tuple[str, bytes]] = []
+    for key_value in (await metastore.range(old.prefix)).key_values:
+        renamed = new.prefix + key_value.key[len(old.prefix) :]
+        match old.parse(key_value.key):
+            case PartitionKey(topic_id, number):
+                state = states[(topic_id, number)] = decode(key_value.value)
+                brokers.update(state.replicas)
+            case TopicIdKey(topic_id):
+                names.setdefault(topic_id, metadata_pb2.Topic.FromString(key_value.value).name)
+                copied.append((renamed, key_value.value))
+            case TopicKey():
+                copied.append((renamed, key_value.value))
+            case DrainKey() if not key_value.lease_id:
+                copied.append((renamed, key_value.value))
+            case SessionKey(broker_id):
+                brokers.add(broker_id)
+    for key_value in (await metastore.range(old.groups_prefix)).key_values:
+        renamed = new.groups_prefix + key_value.key[len(old.groups_prefix) :]
+        match old.parse(key_value.key):
+            case GroupKey():
+                groups.append((renamed, encode_group(empty_group(decode_group(key_value.value), _now_ms()))))
+            case GroupOffsetKey():
+                groups.append((renamed, key_value.value))
+    return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups))
+
+
+def _check_complete(backup: _Backup, inventories: Sequence[Inventory], lost: Sequence[int]) -> None:
+    given = [inventory.broker_id for inventory in inventories]
+    if len(set(given)) < len(given) or set(given) & set(lost):
+        raise NotBegunError("a broker is named twice", action="Give one inventory, or --lost, for each broker.")
+    missing = sorted(backup.brokers - set(given) - set(lost))
+    if missing:
+        raise NotBegunError(
+            f"nothing is said of broker {', '.join(map(str, missing))}, which may hold records that nobody else has",
+            action="Give its inventory, or --lost with its id where its disk is gone for good.",
+        )
+
+
+async def _wait_until_alone(metastore: Metastore, keyspace: Keyspace) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while left := [*await _registered(metastore, keyspace)]:
+        if time.monotonic() > deadline:
+            raise NotBegunError(f"{', '.join(left)} still run", action="Stop all brokers and coordinators first.")
+        await asyncio.sleep(0.2)
+
+
+async def _registered(metastore: Metastore, keyspace: Keyspace) -> list[str]:
+    found: list[KeyValue] = []
+    for prefix in (keyspace.live_prefix(), keyspace.coordinator_prefix()):
+        found += (await metastore.range(prefix)).key_values
+    names = []
+    for key_value in found:
+        match keyspace.parse(key_value.key):
+            case LiveKey(broker_id):
+                names.append(f"broker-{broker_id}")
+            case CoordinatorKey(coordinator_id):
+                names.append(f"coordinator-{coordinator_id}")
+    return names
+
+
+async def _write(
+    metastore: Metastore, identity: ClusterIdentity, backup: _Backup, inventories: Sequence[Inventory]
+) -> Plan:
+    old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
+    meta = (await metastore.get(meta_key(identity.cluster))).key_value
+    assert meta is not None, "it was read a moment ago"
+    await metastore.txn([], [DeletePrefix(new.prefix), DeletePrefix(new.groups_prefix)])
+    sessions = [Put(new.session(one.broker_id), _session(one)) for one in inventories]
+    # What the brokers register now continues these sessions, whose epoch is this revision.
+    broker_epoch = (await metastore.txn([], sessions)).revision
+    plan = plan_partitions(backup.names, backup.states, inventories, broker_epoch, _now_ms())
+    topics = [
+        (key, topic.SerializeToString())
+        for topic in plan.recovered_topics
+        for key in (new.topic_by_id(topic.topic_id), new.topic(topic.name))
+    ]
+    partitions = [(new.partition(*key), encode(state)) for key, state in plan.states.items()]
+    for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups]):
+        await metastore.txn([], chunk)
+    value = metadata_pb2.ClusterMeta(
+        cluster_id=identity.cluster_id, generation=new.generation, format_version=FORMAT_VERSION
+    ).SerializeToString()
+    result = await metastore.txn(
+        [
+            ModRevisionIs(meta_key(identity.cluster), meta.mod_revision),
+            *(VersionIs(old.live(broker_id), 0) for broker_id in sorted(backup.brokers)),
+        ],
+        [Put(meta_key(identity.cluster), value), Put(old.ended(), value)],
+    )
+    if not result.succeeded:
+        raise NotBegunError("something was started meanwhile", action="Stop all brokers and coordinators first.")
+    return plan
+
+
+def _session(inventory: Inventory) -> bytes:
+    """Of nobody: the directory goes on, and whether all that was written is there its era says."""
+    return metadata_pb2.BrokerSession(
+        storage_id=inventory.storage_id, storage_era=inventory.storage_era
+    ).SerializeToString()
+
+
+def _chunks(pairs: Sequence[tuple[str, bytes]]) -> Iterator[list[Put]]:
+    chunk: list[Put] = []
+    size = 0
+    for key, value in pairs:
+        if chunk and (len(chunk) >= CHUNK_KEYS or size + len(key) + len(value) > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(Put(key, value))
+        size += len(key) + len(value)
+    if chunk:
+        yield chunk
+
+
+def _report(identity: ClusterIdentity, backup: _Backup, plan: Plan, *, applied: bool) -> Iterator[str]:
+    yield from plan.notes
+    led = sum(bool(state.in_sync) for state in plan.states.values())
+    yield (
+        f"generation {identity.generation + 1} of cluster {identity.cluster}: {len(backup.names)} topics of the "
+        f"backup, {len(plan.recovered_topics)} that it lacks; {led} of {len(plan.states)} partitions can be led"
+    )
+    yield "begun: start coordinators and brokers" if applied else "nothing was changed: say --apply to begin it"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,149 @@
+"""What the metadata becomes after a restore of etcd: the disks decide (H81); and the end of a generation is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from headrace_broker.inventory import as_text
+from headrace_coordinator.core.group_state import Group, GroupTopic, Member, Ownership
+from headrace_coordinator.core.new_generation import (
+    GROUP_EPOCHS_APART,
+    Inventory,
+    LogEnd,
+    empty_group,
+    plan_partitions,
+)
+from headrace_coordinator.new_generation import read_inventory
+from headrace_server.generations import watch_generation
+from headrace_server.metastore.api import MetastoreRolledBackError, Put
+from headrace_server.partition_state import PartitionState, Replica
+from headrace_server.settings import SettingsError
+
+TOPIC, OTHER = b"t" * 16, b"o" * 16
+EPOCH = 77
+BACKUP = PartitionState(
+    replicas=(1, 2, 3),
+    leader=Replica(3, 10),
+    leader_epoch=4,
+    in_sync=(Replica(1, 8), Replica(2, 9), Replica(3, 10)),
+    min_insync_replicas=2,
+    partition_epoch=6,
+)
+
+
+def end(epoch, offset, crc=1, last_epoch=None):
+    return LogEnd(epoch, offset, crc, epoch if last_epoch is None else last_epoch)
+
+
+def plan(ends, state=BACKUP, topic_id=TOPIC):
+    """Of one partition, whose replicas end as told: by broker id, None for a disk without a log of it."""
+    inventories = [
+        Inventory(broker_id, 1, b"s" * 16, b"", {} if found is None else {(topic_id, 0): found})
+        for broker_id, found in ends.items()
+    ]
+    return plan_partitions({TOPIC: "topic"}, {(TOPIC, 0): state}, inventories, EPOCH, 5)
+
+
+def members(state):
+    assert all(entry.broker_epoch == EPOCH for entry in state.in_sync)
+    return [entry.broker_id for entry in state.in_sync]
+
+
+@pytest.mark.parametrize(
+    ("ends", "in_sync"),
+    [
+        ({1: end(4, 50), 2: end(4, 50), 3: end(4, 50)}, [1, 2, 3]),
+        ({1: end(5, 40), 2: end(5, 40), 3: end(4, 90)}, [1, 2]),
+        ({1: end(5, 40), 2: end(5, 41), 3: end(5, 41)}, [2, 3]),
+        ({1: end(5, 41, crc=2), 2: end(5, 41), 3: end(4, 41)}, [1]),
+        ({1: None, 2: end(-1, 0, 0), 3: end(4, 1)}, [3]),
+    ],
+)
+def test_the_most_complete_logs_are_in_sync(ends, in_sync):
+    """A later epoch beats a longer log, then the end counts; whatever the backup says of who was in sync."""
+    state = plan(ends).states[(TOPIC, 0)]
+    assert members(state) == in_sync
+    assert state.leader is None
+    assert state.partition_epoch == BACKUP.partition_epoch + 1
+    assert state.durable
+
+
+def test_leader_epochs_go_on_above_all_that_a_disk_knows():
+    """Also above an epoch in which nothing was written, which a log knows of all the same."""
+    state = plan({1: end(5, 40, last_epoch=9), 2: end(5, 40), 3: end(5, 40)}).states[(TOPIC, 0)]
+    assert state.leader_epoch == 10
+    assert plan({1: end(2, 9), 2: None, 3: None}).states[(TOPIC, 0)].leader_epoch == BACKUP.leader_epoch + 1
+
+
+def test_a_replica_that_was_moved_since_counts():
+    """A broker that the backup does not name holds more than all that it names: it becomes a replica."""
+    found = plan({1: end(4, 50), 2: end(4, 50), 3: end(4, 50), 4: end(6, 70), 5: end(3, 99)})
+    state = found.states[(TOPIC, 0)]
+    assert (state.replicas, members(state)) == ((1, 2, 3, 4), [4])
+
+
+def test_what_lost_disks_may_mean_is_said():
+    """One of two in-sync members is enough to have everything; with fewer disks records may be lost, and it says so."""
+    assert plan({1: end(4, 5), 2: end(4, 5)}).notes == []
+    assert plan({1: end(4, 5), 2: end(4, 5)}).states[(TOPIC, 0)].unclean_epoch == 5
+    assert "of the brokers [2, 3] nothing is known" in plan({1: end(4, 5)}).notes[0]
+    none = plan({4: None})
+    assert none.states[(TOPIC, 0)].in_sync == ()
+    assert "elected uncleanly" in none.notes[1]
+
+
+def test_a_topic_that_the_backup_lacks_comes_back_under_its_id():
+    """With all the partitions that a disk has a log of."""
+    found = plan({1: end(3, 7), 2: end(3, 6)}, topic_id=OTHER)
+    (topic,) = found.recovered_topics
+    assert (topic.name, topic.partitions, topic.topic_id) == (f"recovered-{OTHER.hex()}", 1, OTHER)
+    state = found.states[(OTHER, 0)]
+    assert (state.replicas, members(state), state.leader_epoch) == ((1, 2), [1], 4)
+
+
+def test_a_group_goes_on_without_members_above_all_its_epochs():
+    """Members that live join again; what one of them says of before the restore is of a member that nobody knows."""
+    member = Member(b"m" * 16, member_epoch=9)
+    key = (TOPIC, 0)
+    group = Group(
+        9,
+        9,
+        members={member.member_id: member},
+        topics={TOPIC: GroupTopic(TOPIC, "topic", 1, 1)},
+        target={key: member.member_id},
+        owners={key: Ownership(member.member_id, 9)},
+    )
+    assert empty_group(group, 5) == Group(9 + GROUP_EPOCHS_APART, 9 + GROUP_EPOCHS_APART, empty_since_ms=5)
+
+
+def test_an_inventory_is_read_as_it_was_written(tmp_path):
+    """Damaged logs apart; what is no inventory is refused with the file's name."""
+    log = {"log_start_offset": 1, "log_end_offset": 9, "last_batch_epoch": 3, "last_crc": 4, "last_epoch": 5}
+    head = {"format": 1, "cluster_id": "c", "generation": 2, "broker_id": 7, "storage_id": "ab", "storage_era": ""}
+    logs = [{"topic_id": TOPIC.hex(), "partition": 0, **log}, {"topic_id": OTHER.hex(), "partition": 1, "damage": "x"}]
+    path = tmp_path / "one.json"
+    path.write_text(as_text({**head, "logs": logs}))
+    expected = Inventory(7, 2, b"\xab", b"", {(TOPIC, 0): LogEnd(3, 9, 4, 5)}, {(OTHER, 1): "x"})
+    assert read_inventory(path) == ("c", expected)
+    path.write_text(as_text({**head, "logs": []}))
+    assert read_inventory(path)[1].logs == {}
+    for wrong in ("", "[]", json.dumps({**head, "format": 2})):
+        path.write_text(wrong)
+        with pytest.raises(SettingsError, match=r"one\.json"):
+            read_inventory(path)
+
+
+def test_who_works_in_a_generation_that_has_ended_ends(run_with_parts):
+    """Also where the key was there before, and where it comes while the view is watched."""
+
+    async def scenario(parts):
+        watching = asyncio.create_task(watch_generation(parts.view))
+        await parts.metastore.txn([], [Put(parts.keyspace.ended(), b"")])
+        with pytest.raises(MetastoreRolledBackError, match="has ended: etcd was restored"):
+            await watching
+        with pytest.raises(MetastoreRolledBackError, match="Start this process again"):
+            await watch_generation(parts.view)
+
+    run_with_parts(scenario)
