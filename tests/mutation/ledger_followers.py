@@ -20,6 +20,19 @@ FOLLOWERS = (
         ),
     ),
     Mutant(
+        "cut-into-the-first-batch",
+        "H8",
+        FETCH,
+        "            return CutTo(target) if _end_after_cut(log, target) >= log.log_start_offset else StartOver(target, 0)\n",
+        "            return CutTo(target) if target >= log.log_start_offset else StartOver(target, 0)\n",
+        "A follower cuts into the batch that holds its log start: its log ends before it begins.",
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::"
+            "test_a_cut_inside_the_batch_that_holds_the_log_start_is_a_start_from_nothing",
+            "It takes an unclean election and a log start inside a batch: one seed in 15,000.",
+        ),
+    ),
+    Mutant(
         "cut-to-the-leaders-end",
         "H2",
         FETCH,

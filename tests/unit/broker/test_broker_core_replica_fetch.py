@@ -447,7 +447,10 @@ def test_committed_records_are_not_cut(verdict: object) -> None:
 
 
 def after_an_unclean_election(log_start: int) -> ThreeReplicas:
-    """Broker 3 leads uncleanly with two records; 1 and 2 had committed six, and deleted those before `log_start`."""
+    """Broker 3 leads uncleanly with two records; 1 and 2 had committed six, and deleted those before `log_start`.
+
+    The last four are one batch.
+    """
     partition = started(min_insync_replicas=1)
     partition[LEADER].produce(2)
     partition[LEADER].flush()
@@ -456,8 +459,7 @@ def after_an_unclean_election(log_start: int) -> ThreeReplicas:
     partition.kill(THIRD)
     partition.sweep()
     partition.see_all()
-    for _ in range(4):
-        partition[LEADER].produce()
+    partition[LEADER].produce(4)
     partition[LEADER].flush()
     partition.catch_up(FOLLOWER, LEADER)
     partition[LEADER].delete_records(log_start)
@@ -485,6 +487,19 @@ def test_after_an_unclean_election_committed_records_are_cut() -> None:
     assert (replica.log_end_offset, replica.high_watermark, replica.flushed_offset) == (2, 2, 2)
     partition.catch_up(FOLLOWER, THIRD)
     assert partition[FOLLOWER].batches() == partition[THIRD].batches()
+
+
+@pytest.mark.parametrize(("epoch", "end_offset", "offset"), [(0, 4, 4), (0, 9, 4), (1, 5, 5)])
+def test_a_cut_inside_the_batch_that_holds_the_log_start_is_a_start_from_nothing(
+    epoch: int, end_offset: int, offset: int
+) -> None:
+    """Seed 407585: a cut takes whole batches, and the log would end at 2, before the start at 4."""
+    partition = after_an_unclean_election(log_start=4)
+    node = partition[FOLLOWER]
+    assert node.log.first_batch()[0] == 2
+    step = node.take(answer_to(asked(partition), verdict=Diverged(epoch, end_offset)))
+    assert step == StartOver(offset, 0)
+    node.replica.validate_state()
 
 
 def test_a_cut_below_the_own_log_start_is_a_start_from_nothing() -> None:

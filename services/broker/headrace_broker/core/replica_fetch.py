@@ -253,7 +253,7 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
         case Diverged(leader_epoch, end_offset):
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
             _check_cut(replica, log, answer, target)
-            return CutTo(target) if target >= log.log_start_offset else StartOver(target, 0)
+            return CutTo(target) if _end_after_cut(log, target) >= log.log_start_offset else StartOver(target, 0)
         case Restart(offset, previous_crc):
             _check_cut(replica, log, answer, offset)
             return StartOver(offset, previous_crc)
@@ -261,6 +261,13 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
             return AppendBatches(
                 answer.batches, answer.high_watermark, answer.log_start_offset, answer.more, answer.next_offset
             )
+
+
+def _end_after_cut(log: ReplicaLog, target: int) -> int:
+    """Where the log ends when it is cut to `target`: at the batch before it, where that lies inside one."""
+    if not log.log_start_offset <= target < log.log_end_offset:
+        return target
+    return log.batch_with(target).base_offset
 
 
 def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, target: int) -> None:
