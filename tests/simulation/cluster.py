@@ -52,6 +52,8 @@ class Cluster:
         self.topic_id = TOPIC_ID
         self.partitions = tuple(range(plan.partitions))
         self.flushed_only = plan.durable
+        self.not_durable_from: dict[int, int] = {}
+        """The newest partition epoch that somebody proposed and that promises only what async does, by partition."""
         self.min_insync_replicas = plan.min_insync_replicas
         self.slow_disk_rate = 0.0
         self.relist_ms = 2_500 if plan.buggy_etcd else 8_000
@@ -84,6 +86,11 @@ class Cluster:
         state = self.checks.partitions[number].state
         assert state is not None, "prepare comes first"
         return state
+
+    def is_durable(self, number: int) -> bool:
+        """Whether a partition's key promises what fsync does, and no write on its way to etcd can end that any more."""
+        state = self.state(number)
+        return state.durable and self.not_durable_from.get(number, 0) <= state.partition_epoch
 
     # --- events ---
 

@@ -173,6 +173,8 @@ class Host:
                     self._refuse_parked()
                 case Propose():
                     self.world.count("proposals")
+                    if not action.state.durable:
+                        self.broker.cluster.not_durable_from[self.number] = action.state.partition_epoch
                     spawn(self.broker.process, self.broker.writer.write(self, action))  # type: ignore[arg-type]
                 case Follow(leader, leader_epoch):
                     self._note(f"follows b{leader.broker_id} in epoch {leader_epoch}")

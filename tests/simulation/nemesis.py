@@ -111,10 +111,10 @@ class Nemesis:
 
     def _may_lose(self, loss: Loss) -> bool:
         """Async durability stands one loss at a time: everybody else has to be whole (docs/protocols/simulation.md)."""
-        states = [self.cluster.state(number) for number in self.cluster.partitions]
-        if loss is Loss.NOTHING or all(state.durable for state in states):
+        lossy = [number for number in self.cluster.partitions if not self.cluster.is_durable(number)]
+        if loss is Loss.NOTHING or not lossy:
             return True
-        return all(state.durable or state.min_insync_replicas >= 2 for state in states) and self.cluster.is_whole()
+        return all(self.cluster.state(number).min_insync_replicas >= 2 for number in lossy) and self.cluster.is_whole()
 
     # --- processes ---
 
