@@ -23,8 +23,8 @@ FOLLOWERS = (
         "cut-into-the-first-batch",
         "H8",
         FETCH,
-        "            return CutTo(target) if _end_after_cut(log, target) >= log.log_start_offset else StartOver(target, 0)\n",
-        "            return CutTo(target) if target >= log.log_start_offset else StartOver(target, 0)\n",
+        "            return CutTo(target) if _end_after_cut(log, target) >= log.log_start_offset else",
+        "            return CutTo(target) if target >= log.log_start_offset else",
         "A follower cuts into the batch that holds its log start: its log ends before it begins.",
         Test(
             "tests/unit/broker/test_broker_core_replica_fetch.py::"
