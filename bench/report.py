@@ -64,6 +64,8 @@ class Report:
     """What the run was told."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Why cases were not measured, by name."""
+    machine: Mapping[str, Any] = field(default_factory=machine)
+    """Where, and how busy it was before."""
 
     def measured(self) -> list[Case]:
         """The cases that have repetitions, in the catalogue's order."""
@@ -85,7 +87,7 @@ class Report:
         """Everything, as JSON: machine, versions, settings and every repetition."""
         return {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
+            "machine": self.machine,
             "settings": dict(self.settings),
             "cases": {
                 case.name: {
@@ -96,7 +98,13 @@ class Report:
                 for case in self.measured()
             },
             "targets": [
-                {"text": target.text, "measured": target.measured(self.results), "bound": target.bound}
+                {
+                    "text": target.text,
+                    "measured": target.measured(self.results),
+                    "bound": target.bound,
+                    "at_most": target.at_most,
+                    "met": target.met(self.results),
+                }
                 for target in self.catalogue.targets
                 if target.measured(self.results) is not None
             ],
@@ -180,7 +188,7 @@ class Report:
         shares = {case.name: self.of_limit(case) for case in self.measured()}
         return {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
+            "machine": self.machine,
             "settings": dict(self.settings),
             "of_limit": {name: round(share, 4) for name, share in shares.items() if share is not None},
         }

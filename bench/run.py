@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench import figures
 from bench.case import Case, Catalogue, Results
 from bench.load import PAPER_BYTES
-from bench.report import Report
+from bench.report import Report, machine
 from bench.stage import Stage
 
 RESULTS = Path(__file__).parent / "results"
@@ -70,10 +70,11 @@ def run(
 ) -> Report:
     """Measure cases, print the tables, write the JSON and the figures."""
     console, progress = Console(width=200 if not Console().is_terminal else None), Console(stderr=True)
+    before = machine()
     with Stage(records) as stage:
         results, skipped = measure(stage, cases, rounds, progress, warm_rounds=warm_rounds)
     told = {"rounds": rounds, "records": records, "cores_allowed": len(os.sched_getaffinity(0))}
-    report = Report(catalogue, results, told, skipped)
+    report = Report(catalogue, results, told, skipped, before)
     directory = output or RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "report.json").write_text(json.dumps(report.document(), indent=1) + "\n")

@@ -23,7 +23,7 @@ class Occurrences:
     def __call__(self, data: bytes) -> int:
         """How often it is in this part."""
         data = self._rest + data
-        self._rest = data[len(data) - len(self._text) + 1 :]
+        self._rest = data[max(0, len(data) - len(self._text) + 1) :]
         return data.count(self._text)
 
 

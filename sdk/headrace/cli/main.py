@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from headrace.cli import broker, cluster, consume, doctor, group, local, partition, produce, topic
+from headrace.cli import bench, broker, cluster, consume, doctor, group, local, partition, produce, topic
 from headrace.cli.completion import PROGRAM, completion
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.help_topics import help_command
@@ -44,6 +44,7 @@ app.add_typer(group.app, name="group")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(broker.app, name="broker")
 app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
 app.add_typer(local.app, name="local")
 app.command("completion")(completion)
 app.command("help")(help_command)

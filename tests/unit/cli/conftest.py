@@ -358,14 +358,28 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
                 yield MetadataEntry(f"/headrace/c1/1/{key}", value, 1, 2, 3, 0)
 
 
+def listed(column: Any) -> list[bytes | None]:
+    """A column as a list, whether it is one or an Arrow array."""
+    return column if isinstance(column, list) else column.to_pylist()
+
+
 class FakeProducer(FakeContext):
     def send(self, topic: str, value: bytes | None, key: bytes | None = None, **fields: Any) -> None:
         partition = fields.pop("partition", None)
         self.held.append(topic, partition or 0, value, key=key, **fields)
 
-    def send_many(self, topic: str, values: Sequence[bytes], *, partition: int | None = None) -> None:
-        for value in values:
-            self.held.append(topic, partition or 0, value)
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Sequence[Any] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        for index, value in enumerate(listed(values)):
+            key = None if keys is None else listed(keys)[index]
+            self.held.append(topic, partition or 0, value, key=key, headers=headers[index] if headers else None)
 
     def flush(self, timeout: float | None = None) -> None:
         if self.held.failure is not None:

@@ -1,0 +1,215 @@
+"""`headrace bench`: the distributions, records by partition, pacing on a clock of the test's, and the command."""
+
+import json
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from headrace.cli.bench_pace import percentiles_ms, send_paced
+from headrace.cli.bench_records import Columns, KeyPool, MadeBlock, Timetable, made_blocks
+from headrace.cli.exit_codes import ExitCode
+from headrace.cli.record_json import OutgoingRecord
+from headrace.cli.workloads import (
+    SHORT_VALUES,
+    EtcWorkload,
+    PaperWorkload,
+    Popularity,
+    Requests,
+    etc_key_bytes,
+    etc_value_bytes,
+    gaps_us,
+    mean_gap_us,
+)
+from headrace.client.partitioner import partition_for_key
+from headrace.wire.ids import TopicPartition
+
+EVEN = (np.arange(200_000) + 0.5) / 200_000
+"""Every chance once: sizes of these are the distribution itself, without luck."""
+
+
+def test_values_follow_the_published_table_and_tail() -> None:
+    """Section 5 of the study: 0 to 14 bytes by its table, longer ones by a generalised Pareto from 15 on."""
+    sizes = etc_value_bytes(EVEN)
+    shares = np.bincount(sizes, minlength=16)[:15] / len(sizes)
+    assert np.abs(shares - SHORT_VALUES).max() < 1e-4
+    tail = np.sort(sizes[sizes >= 15])
+    for chance in (0.1, 0.5, 0.9, 0.99):
+        expected = 15 + 214.476 / 0.348238 * ((1 - chance) ** -0.348238 - 1)
+        assert tail[int(chance * len(tail))] == pytest.approx(expected, rel=0.01)
+
+
+def test_keys_and_gaps_follow_their_distributions() -> None:
+    """The quantiles of the generalised extreme value and Pareto distributions, by their closed forms."""
+    keys = etc_key_bytes(EVEN)
+    assert (keys.min(), keys.max()) >= (1, 100)
+    assert keys.max() <= 250
+    for chance in (0.1, 0.5, 0.9):
+        expected = 30.7984 + 8.20449 / 0.078688 * ((-math.log(chance)) ** -0.078688 - 1)
+        assert abs(keys[int(chance * len(keys))] - expected) <= 1
+    gaps = gaps_us(EVEN)
+    assert gaps[len(gaps) // 2] == pytest.approx(16.0292 / 0.154971 * (0.5**-0.154971 - 1), rel=0.001)
+    assert gaps.mean() == pytest.approx(mean_gap_us(), rel=0.01)
+
+
+@pytest.mark.parametrize(("keys", "exponent"), [(1, 0.99), (7, 0.0), (1_000, 0.99), (200_000, 1.2)])
+def test_the_guide_finds_what_a_search_finds(keys: int, exponent: float) -> None:
+    """Ranks by the guide table are those of the inverse of the distribution function."""
+    weights = np.arange(1, keys + 1) ** -exponent
+    ends = np.cumsum(weights) / weights.sum()
+    expected = np.minimum(np.searchsorted(ends, EVEN, side="right"), keys - 1)
+    found = Popularity(keys, exponent).ranks(EVEN)
+    assert np.count_nonzero(found != expected) <= 2  # The sums differ in their last bit.
+
+
+def test_a_rate_scales_the_gaps_and_a_seed_repeats_them() -> None:
+    """Requests go on where the last ones ended; ten times the rate has a tenth of the gaps."""
+    first, again = (EtcWorkload(100, 0.99, None, seed=5) for _ in range(2))
+    parts = [first.requests(1_000), first.requests(1_000)]
+    assert parts[0].due_s[-1] < parts[1].due_s[0]
+    for column, same in zip(parts[0], again.requests(1_000), strict=True):
+        assert np.array_equal(column, same)
+    quick = EtcWorkload(100, 0.99, 10e6 / mean_gap_us(), seed=5).requests(1_000)
+    assert quick.due_s * 10 == pytest.approx(parts[0].due_s)
+    assert PaperWorkload(200, 1_000.0, made=3).requests(2).due_s.tolist() == [0.003, 0.004]
+
+
+def test_columns_by_partition() -> None:
+    """Each key goes where the SDK's partitioner sends it, each value has its length, and order in a partition stays."""
+    pool = KeyPool(50, partitions=3, seed=1)
+    (block,) = made_blocks(EtcWorkload(50, 0.5, None, seed=2), 1_000, pool, seed=3)
+    assert isinstance(block, MadeBlock)
+    assert block.requests.keys is not None
+    texts = pool.texts.to_pylist()
+    found: dict[int, list[tuple[bytes, int]]] = {}
+    for part in block.columns(100, 900):
+        assert part.partition is not None
+        pairs = zip(part.keys.to_pylist(), map(len, part.values.to_pylist()), strict=True)
+        found.setdefault(part.partition, []).extend(pairs)
+    expected: dict[int, list[tuple[bytes, int]]] = {}
+    for key, size in zip(block.requests.keys[100:900], block.requests.value_bytes[100:900], strict=True):
+        expected.setdefault(partition_for_key(texts[key], 3), []).append((texts[key], size))
+    assert found == expected
+    assert block.bytes_of(100, 900) == sum(len(key) + size for pairs in found.values() for key, size in pairs)
+    assert len(set(texts)) == 50
+
+
+class Clock:
+    """A clock that goes on when somebody sleeps, or is slow."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert 0 < seconds <= 0.001
+        self.now += seconds
+
+
+def evenly(records: int, rate: float, block: int = 100) -> Iterator[MadeBlock]:
+    for start in range(0, records, block):
+        due = np.arange(start, min(start + block, records)) / rate
+        yield MadeBlock(Requests(due, None, np.full(len(due), 7)), None, b"x" * 1_000)
+
+
+def test_what_is_due_is_sent_and_a_stall_is_paid_for() -> None:
+    """1,000 a second: each is sent within the tick it is due in; after a stall of 50 ms all 50 go at once, late."""
+    clock, sent = Clock(), []
+
+    def send(part: Columns) -> None:
+        sent.append((clock.now - 100, part.records))
+        if sum(count for _, count in sent) == 201:
+            clock.now += 0.05
+
+    progress = send_paced(evenly(400, 1_000.0), send, clock, clock.sleep)
+    assert (progress.records, progress.bytes) == (400, 2_800)
+    assert progress.due_s == pytest.approx(0.399)
+    late = np.array(progress.late_s)
+    assert late.max() == pytest.approx(0.049, abs=0.002)
+    assert np.count_nonzero(late > 0.002) == 1
+    assert max(count for _, count in sent) in range(48, 52)
+
+
+def test_seconds_bound_what_is_due() -> None:
+    """All that is due within the seconds is sent, however late; at full rate sending ends with them."""
+    clock = Clock()
+    assert send_paced(evenly(1_000, 1_000.0), lambda _: None, clock, clock.sleep, 0.25).records == 250
+    clock = Clock()
+
+    def slow(part: Columns) -> None:
+        clock.now += 0.1
+
+    assert send_paced(evenly(1_000, math.inf), slow, clock, clock.sleep, 0.25).records == 300
+    assert percentiles_ms([]) == {"p50": None, "p99": None, "max": None}
+
+
+def test_times_of_a_file() -> None:
+    """Gaps of the time stamps, faster by the speed; an older record is due with the one before it."""
+    records = [OutgoingRecord(b"", timestamp_ms=at) for at in (5_000, 5_400, 5_200)]
+    timetable = Timetable(2.0, None)
+    assert timetable.due_s(records).tolist() == [0.0, 0.2, 0.2]
+    assert timetable.due_s([OutgoingRecord(b"", timestamp_ms=6_000)]).tolist() == [0.5]
+    assert Timetable(1.0, 10.0).due_s(records).tolist() == [0.0, 0.1, 0.2]
+    with pytest.raises(ValueError, match="record 2 has no timestamp_ms"):
+        Timetable(1.0, None).due_s([records[0], OutgoingRecord(b"")])
+
+
+def test_a_load_is_sent_and_told(headrace: Any, held: Any) -> None:
+    """Keys where they belong, and one document with what was sent and how late it was."""
+    held.add("clicks", partitions=2)
+    options = ("--workload", "etc", "--rate", "100000", "--records", "500", "--keys", "100", "--output", "json")
+    ended = headrace("bench", "clicks", *options)
+    document = json.loads(ended.out)
+    assert (ended.code, document["records"], document["asked_records_per_second"]) == (0, 500, 100_000)
+    assert 0 <= document["late_ms"]["p50"] <= document["late_ms"]["max"]
+    stored = [held.records[TopicPartition("clicks", partition)] for partition in range(2)]
+    assert [len(part) > 50 for part in stored] == [True, True]
+    assert sum(len(record.key) + len(record.value) for part in stored for record in part) == document["bytes"]
+    assert all(partition_for_key(record.key, 2) == where for where, part in enumerate(stored) for record in part)
+
+
+def test_a_file_is_replayed(headrace: Any, held: Any, tmp_path: Path) -> None:
+    """What `consume --output json` writes, with keys and headers, at many times its speed."""
+    held.add("clicks", partitions=1)
+    lines = [{"key": f"k{n}", "value": "v", "timestamp_ms": 1_000 * n, "headers": {"n": str(n)}} for n in range(20)]
+    (tmp_path / "log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ended = headrace("bench", "clicks", str(tmp_path / "log"), "--workload", "replay", "--speed", "1000")
+    assert (ended.code, "records:               20" in ended.out) == (0, True)
+    stored = held.records[TopicPartition("clicks", 0)]
+    assert [record.key for record in stored] == [b"k%d" % n for n in range(20)]
+    assert stored[7].headers == (("n", b"7"),)
+    assert all(before.offset < after.offset for before, after in pairwise(stored))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "says"),
+    [
+        (("--rate", "quick"), b"", ExitCode.USAGE, "--rate 'quick' is not a number of records a second, own or max"),
+        (("--speed", "2"), b"", ExitCode.USAGE, "--speed is for --workload replay at --rate own"),
+        (("file",), b"", ExitCode.USAGE, "files are for --workload replay"),
+        (("--workload", "replay", "--input", "lines"), b"x\n", ExitCode.USAGE, "plain lines have no times"),
+        (("--workload", "replay"), b'{"value": "x"}\n', ExitCode.FAILED, "record 1 has no timestamp_ms"),
+        (("--workload", "replay"), b'{"valu": 1}\n', ExitCode.FAILED, "standard input:1: unknown field 'valu'"),
+    ],
+)
+def test_bad_input(
+    headrace: Any, held: Any, arguments: tuple[str, ...], stdin: bytes, code: ExitCode, says: str
+) -> None:
+    """One line that says what is wrong; options that would do nothing are refused."""
+    held.add("clicks")
+    ended = headrace("bench", "clicks", *arguments, stdin=stdin)
+    assert (ended.code, says in ended.err) == (code, True), ended.err
+
+
+def test_a_dry_run_sends_nothing(headrace: Any, held: Any) -> None:
+    """Records are made and counted."""
+    held.add("clicks")
+    ended = headrace("bench", "clicks", "--records", "10000", "--dry-run", "--output", "json")
+    document = json.loads(ended.out)
+    assert (document["records"], document["bytes"], document["dry_run"]) == (10_000, 2_000_000, True)
+    assert not any(held.records.values())
