@@ -27,7 +27,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test test-containers sim sim-groups mutants check proto check-proto proto-baseline lock docs bench bench-peers chaos clean
+.PHONY: help set-up demo up down status test test-containers sim sim-groups mutants check proto check-proto proto-baseline golden lock docs bench bench-peers chaos clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -83,6 +83,9 @@ proto: set-up ## write the code generated from proto/
 
 proto-baseline: set-up ## at a release: what later protos must stay compatible with
 	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
+
+golden: set-up ## before a release: what it asks of its servers and what they answer, for the next ones to answer too
+	@$(BIN)/python -m tests.golden.conversation
 
 lock: set-up ## write the lock files (UPGRADE=1 takes the newest versions)
 	tools/lock.sh

@@ -1,0 +1,205 @@
+"""What this release asks of its servers, one or more requests for every RPC, in an order in which they make sense.
+
+`make golden` records them, with what a cluster answers, in `requests-<release>.json`; the next releases answer the
+recorded bytes (`test_golden_requests.py`). A new RPC, or a new field that clients send, gets its request here. Ids that
+a cluster draws stand as placeholders of the same length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+from headrace.v1 import (
+    broker_pb2,
+    cluster_pb2,
+    groups_pb2,
+    handshake_pb2,
+    process_pb2,
+    topics_pb2,
+)
+from headrace.wire.encoding import encode_batch
+from headrace.wire.releases import CAPABILITIES, RELEASE
+from headrace_server.internal_v1 import replication_pb2
+
+TOPIC_ID = b"golden topic id."
+CLUSTER_ID = "golden-cluster-id-of-36-characters.."
+MEMBER_ID = b"golden member id"
+TOPIC, GROUP = "golden", "golden-group"
+CLIENT_ID = "golden-client"
+NOW_MS = 1_700_000_000_000
+UNREGISTERED = 9
+"""A broker id that no broker of the cluster has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call."""
+
+    method: str
+    """As in the path of the call: `headrace.v1.BrokerService/Fetch`."""
+    note: str
+    """What is asked for, in a few words; with the method it names the request."""
+    request: Message
+
+
+def all_requests() -> Iterator[Asked]:
+    """In order."""
+    handshake = handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
+    by_name, by_id = topics_pb2.TopicRef(name=TOPIC), topics_pb2.TopicRef(topic_id=TOPIC_ID)
+    yield from _cluster(by_name, by_id, handshake)
+    yield from _broker(by_name, by_id, handshake)
+    yield from _groups(handshake)
+    yield from _process()
+    follower = replication_pb2.FollowerIdentity(
+        cluster_id=CLUSTER_ID, generation=1, broker_id=UNREGISTERED, broker_epoch=1 << 60, handshake=handshake
+    )
+    fetch = replication_pb2.PartitionReplicaFetch(partition=0, token=1, last_epoch=-1, partition_epoch=1)
+    topic = replication_pb2.TopicReplicaFetch(topic_id=TOPIC_ID, partitions=[fetch])
+    request = replication_pb2.ReplicaFetchRequest(follower=follower, topics=[topic])
+    yield Asked("headrace.internal.v1.ReplicaService/ReplicaFetch", "a follower's first", request)
+    names = [topics_pb2.TopicRef(name=TOPIC)]
+    delete = cluster_pb2.DeleteTopicsRequest(client_id=CLIENT_ID, topics=names)
+    yield Asked("headrace.v1.ClusterService/DeleteTopics", "by name", delete)
+
+
+def _cluster(
+    by_name: topics_pb2.TopicRef, by_id: topics_pb2.TopicRef, handshake: handshake_pb2.Handshake
+) -> Iterator[Asked]:
+    def ask(method: str, note: str, request: Message) -> Asked:
+        return Asked(f"headrace.v1.ClusterService/{method}", note, request)
+
+    new = cluster_pb2.NewTopic(
+        name=TOPIC,
+        configs={"min_insync_replicas": "1"},
+        assignments=[cluster_pb2.ReplicaList(broker_ids=[1, 2]), cluster_pb2.ReplicaList(broker_ids=[1, 2])],
+    )
+    create = cluster_pb2.CreateTopicsRequest(client_id=CLIENT_ID, topics=[new], timeout_ms=20_000)
+    yield ask("CreateTopics", "with its replicas", create)
+    yield ask("CreateTopics", "one that is there", create)
+    metadata = cluster_pb2.GetMetadataRequest(client_id=CLIENT_ID, topics=[by_name], handshake=handshake)
+    yield ask("GetMetadata", "by name", metadata)
+    yield ask("GetMetadata", "brokers", cluster_pb2.GetMetadataRequest(brokers_only=True, handshake=handshake))
+    yield ask("DescribeCluster", "all", cluster_pb2.DescribeClusterRequest(client_id=CLIENT_ID))
+    yield ask("DescribeConfigs", "of a topic", cluster_pb2.DescribeConfigsRequest(client_id=CLIENT_ID, topics=[by_id]))
+    alter = cluster_pb2.AlterConfigsRequest(
+        client_id=CLIENT_ID, topic=by_name, set={"retention_ms": "86400000"}, unset=["retention_bytes"]
+    )
+    yield ask("AlterConfigs", "set and unset", alter)
+    grow = cluster_pb2.CreatePartitionsRequest(client_id=CLIENT_ID, topic=by_name, total_partitions=3)
+    yield ask("CreatePartitions", "one more", grow)
+    yield ask("InitProducerId", "a new one", cluster_pb2.InitProducerIdRequest(client_id=CLIENT_ID))
+    move = cluster_pb2.PartitionReassignment(topic=by_name, partition=0, replicas=[1])
+    reassign = cluster_pb2.ReassignPartitionsRequest(client_id=CLIENT_ID, partitions=[move], validate_only=True)
+    yield ask("ReassignPartitions", "checked only", reassign)
+    yield ask("ListReassignments", "all", cluster_pb2.ListReassignmentsRequest(client_id=CLIENT_ID))
+    elect = cluster_pb2.ElectLeadersRequest(
+        client_id=CLIENT_ID,
+        type=cluster_pb2.ELECTION_TYPE_PREFERRED,
+        topics=[cluster_pb2.TopicPartitions(topic=by_name, partitions=[0])],
+    )
+    yield ask("ElectLeaders", "the preferred", elect)
+    yield ask("DrainBroker", "undrain", cluster_pb2.DrainBrokerRequest(client_id=CLIENT_ID, broker_id=2))
+    yield ask("DumpMetadata", "topics", cluster_pb2.DumpMetadataRequest(client_id=CLIENT_ID, prefix="topic/"))
+
+
+def _broker(
+    by_name: topics_pb2.TopicRef, by_id: topics_pb2.TopicRef, handshake: handshake_pb2.Handshake
+) -> Iterator[Asked]:
+    def ask(method: str, note: str, request: Message) -> Asked:
+        return Asked(f"headrace.v1.BrokerService/{method}", note, request)
+
+    metadata = cluster_pb2.GetMetadataRequest(client_id=CLIENT_ID, topics=[by_name], handshake=handshake)
+    yield ask("GetMetadata", "by name", metadata)
+    batch = encode_batch([b"one", b"two"], base_timestamp_ms=NOW_MS)
+    record = topics_pb2.Record(
+        key=b"key",
+        value=b"three",
+        headers=[topics_pb2.RecordHeader(key="header", value=b"content")],
+        timestamp_ms=NOW_MS,
+    )
+    for note, acks, topic, part in (
+        ("a batch", broker_pb2.ACKS_ALL, by_id, broker_pb2.PartitionProduce(partition=0, batches=[batch])),
+        ("a record", broker_pb2.ACKS_LEADER, by_name, broker_pb2.PartitionProduce(partition=0, records=[record])),
+        ("to no partition", broker_pb2.ACKS_ALL, by_id, broker_pb2.PartitionProduce(partition=99, batches=[batch])),
+    ):
+        topics = [broker_pb2.TopicProduce(topic=topic, partitions=[part])]
+        produce = broker_pb2.ProduceRequest(client_id=CLIENT_ID, acks=acks, timeout_ms=10_000, topics=topics)
+        yield ask("Produce", note, produce)
+    for note, as_records, part in (
+        ("batches", False, broker_pb2.PartitionFetch(partition=0, max_bytes=1 << 20)),
+        ("records", True, broker_pb2.PartitionFetch(partition=0, offset=1)),
+        ("beyond the end", False, broker_pb2.PartitionFetch(partition=0, offset=1_000)),
+        ("after an epoch", False, broker_pb2.PartitionFetch(partition=0, offset=3, last_epoch=0)),
+    ):
+        fetch = broker_pb2.FetchRequest(
+            client_id=CLIENT_ID,
+            max_wait_ms=100,
+            min_bytes=1,
+            max_bytes=1 << 20,
+            topics=[broker_pb2.TopicFetch(topic=by_id, partitions=[part])],
+            as_records=as_records,
+        )
+        yield ask("Fetch", note, fetch)
+    specs = [
+        broker_pb2.PartitionListOffsets(partition=0, spec=broker_pb2.OFFSET_SPEC_EARLIEST),
+        broker_pb2.PartitionListOffsets(partition=0, spec=broker_pb2.OFFSET_SPEC_LATEST),
+        broker_pb2.PartitionListOffsets(partition=0, spec=broker_pb2.OFFSET_SPEC_TIMESTAMP, timestamp_ms=NOW_MS),
+        broker_pb2.PartitionListOffsets(partition=0, spec=broker_pb2.OFFSET_SPEC_APPEND_TIMESTAMP, timestamp_ms=1),
+        broker_pb2.PartitionListOffsets(partition=0, spec=broker_pb2.OFFSET_SPEC_RECORD, offset=1),
+    ]
+    listed = [broker_pb2.TopicListOffsets(topic=by_name, partitions=specs)]
+    yield ask("ListOffsets", "by every rule", broker_pb2.ListOffsetsRequest(client_id=CLIENT_ID, topics=listed))
+    cut = broker_pb2.TopicDeleteRecords(
+        topic=by_name, partitions=[broker_pb2.PartitionDeleteRecords(partition=0, before_offset=1)]
+    )
+    delete = broker_pb2.DeleteRecordsRequest(client_id=CLIENT_ID, timeout_ms=10_000, topics=[cut])
+    yield ask("DeleteRecords", "the first", delete)
+    yield ask("DescribeLogs", "of a topic", broker_pb2.DescribeLogsRequest(client_id=CLIENT_ID, topics=[by_name]))
+
+
+def _groups(handshake: handshake_pb2.Handshake) -> Iterator[Asked]:
+    def ask(method: str, note: str, request: Message) -> Asked:
+        return Asked(f"headrace.v1.GroupService/{method}", note, request)
+
+    heartbeat = groups_pb2.HeartbeatRequest(
+        client_id=CLIENT_ID,
+        group_id=GROUP,
+        member_id=MEMBER_ID,
+        topics=[TOPIC],
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=60_000,
+        host="golden-host",
+        handshake=handshake,
+    )
+    heartbeat.owned.SetInParent()
+    yield ask("Heartbeat", "join", heartbeat)
+    yield ask("ListGroups", "all", groups_pb2.ListGroupsRequest(client_id=CLIENT_ID))
+    yield ask("DescribeGroup", "one", groups_pb2.DescribeGroupRequest(client_id=CLIENT_ID, group_id=GROUP))
+    offset = groups_pb2.PartitionOffset(partition=0, offset=2, leader_epoch=0, metadata="golden")
+    offsets = [groups_pb2.TopicOffsets(topic_id=TOPIC_ID, name=TOPIC, partitions=[offset])]
+    commit = groups_pb2.CommitOffsetsRequest(
+        client_id=CLIENT_ID, group_id=GROUP, member_id=MEMBER_ID, member_epoch=1, topics=offsets, commit_number=1
+    )
+    yield ask("CommitOffsets", "of a member", commit)
+    by_hand = groups_pb2.CommitOffsetsRequest(client_id=CLIENT_ID, group_id=f"{GROUP}-2", topics=offsets)
+    yield ask("CommitOffsets", "without a member", by_hand)
+    wanted = [groups_pb2.GroupTopicPartitions(topic_id=TOPIC_ID, name=TOPIC, partitions=[0, 1])]
+    fetch = groups_pb2.FetchOffsetsRequest(client_id=CLIENT_ID, group_id=f"{GROUP}-2", topics=wanted)
+    yield ask("FetchOffsets", "two partitions", fetch)
+    report = groups_pb2.ReportPositionsRequest(
+        client_id=CLIENT_ID, reader_id="golden-reader", topics=offsets, expire_ms=60_000
+    )
+    yield ask("ReportPositions", "of a reader", report)
+    leave = groups_pb2.LeaveGroupRequest(client_id=CLIENT_ID, group_id=GROUP, member_id=MEMBER_ID)
+    yield ask("LeaveGroup", "a member", leave)
+    delete = groups_pb2.DeleteGroupsRequest(client_id=CLIENT_ID, group_ids=[f"{GROUP}-2", "golden-none"])
+    yield ask("DeleteGroups", "one that is there and one that is not", delete)
+
+
+def _process() -> Iterator[Asked]:
+    describe = process_pb2.DescribeProcessRequest(client_id=CLIENT_ID, measure_disk=True)
+    yield Asked("headrace.v1.ProcessService/DescribeProcess", "all", describe)
+    level = process_pb2.SetLogLevelRequest(client_id=CLIENT_ID, level="info", duration_ms=1_000)
+    yield Asked("headrace.v1.ProcessService/SetLogLevel", "for a second", level)
