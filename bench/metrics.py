@@ -1,13 +1,14 @@
 """`python -m bench.metrics`: what metrics cost a broker.
 
 `scrape`: both pages of a broker with many partitions, by wall and processor time, and what answers to other calls wait
-meanwhile. `cost`: processor time of a produce call with and without counting, in pairs on two brokers of one cluster,
-so that a busy machine slows both. Both print JSON.
+meanwhile. `cost`: processor time of a produce call with and without counting, on two brokers of one cluster in turn, so
+that a busy machine slows both. Both print JSON.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import threading
 import time
@@ -23,6 +24,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
 from headrace.wire.encoding import encode_batch
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from bench.stage import wait_until
 
 SECONDS = 60.0
 WINDOW = 16
@@ -113,38 +116,73 @@ def call_waits(address: str, meanwhile: Any, seconds: float) -> dict[str, float]
 
 @app.command()
 def cost(
-    calls: Annotated[int, typer.Option(help="Produce calls of a measurement.")] = 1_500,
-    rounds: Annotated[int, typer.Option(help="Pairs of measurements.")] = 25,
+    calls: Annotated[int, typer.Option(help="Produce calls of a measurement; short ones see the same machine.")] = 400,
+    blocks: Annotated[int, typer.Option(help="Blocks of four measurements in a session.")] = 40,
+    sessions: Annotated[int, typer.Option(help="Pairs of brokers; each has fresh processes, roles change.")] = 4,
     value_bytes: Annotated[int, typer.Option(help="Bytes of the one record of a call.")] = 200,
+    control: Annotated[bool, typer.Option("--control", help="Let both count: what the method itself is off.")] = False,
 ) -> None:
-    """Processor time of the smallest produce calls, counted and uncounted in turn."""
+    """Processor time of the smallest produce calls, counted and uncounted, in blocks of A B B A.
+
+    A block's share is what its two counted measurements took more than its two uncounted ones: a machine that becomes
+    slower while it runs, however steadily, is in both sums. Two processes of one program differ by some percent all the
+    same, so each session has its own and the roles change. The interval is of the median of all blocks, at 95 %.
+    """
+    found = [session(number, calls, blocks, value_bytes, control=control) for number in range(sessions)]
+    shares = sorted(share for session_shares, _ in found for share in session_shares)
+    low, high = median_interval(shares)
+    used = [pair for _, pairs in found for pair in pairs]
+    report = {
+        "calls": calls,
+        "blocks": blocks,
+        "control": control,
+        "counted_us_a_call": round(statistics.median(pair[0] for pair in used) * 1e6, 1),
+        "uncounted_us_a_call": round(statistics.median(pair[1] for pair in used) * 1e6, 1),
+        "cost_percent": round(statistics.median(shares) * 100, 2),
+        "cost_percent_interval": [round(low * 100, 2), round(high * 100, 2)],
+        "cost_percent_by_session": [round(statistics.median(each) * 100, 2) for each, _ in found],
+    }
+    print(json.dumps(report, indent=2))
+
+
+def session(
+    number: int, calls: int, blocks: int, value_bytes: int, *, control: bool
+) -> tuple[list[float], list[tuple[float, float]]]:
+    """Two fresh brokers; the share of each block, and its processor seconds for a call, counted and uncounted."""
+    counted, bare = (0, 1) if number % 2 else (1, 0)
     with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as cluster:
-        uncounted = cluster.brokers[1]
-        uncounted.spec = replace(uncounted.spec, module="bench.uncounted")
-        uncounted.stop()
-        cluster.restart(uncounted)
-        cluster.wait_until_healthy()
+        if not control:
+            uncounted = cluster.brokers[bare]
+            uncounted.spec = replace(uncounted.spec, module="bench.uncounted")
+            uncounted.stop()
+            cluster.restart(uncounted)
+            cluster.wait_until_healthy()
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
             topic = admin.create_topic("cost", assignments=[[1], [2]], config={"durability": "async"}, timeout=SECONDS)
         batch = encode_batch([b"x" * value_bytes], base_timestamp_ms=time.time_ns() // 1_000_000)
         requests = [produce_request(topic.topic_id, number, batch) for number in (0, 1)]
-        for number in (0, 1):
-            send(cluster.brokers[number], requests[number], calls)
-        used: list[tuple[float, float]] = []
-        for round_ in range(rounds):
-            order = (0, 1) if round_ % 2 else (1, 0)  # whoever comes second finds warmer caches
-            took = {number: send(cluster.brokers[number], requests[number], calls) for number in order}
-            used.append((took[0], took[1]))
-    shares = [(counted - bare) / bare for counted, bare in used]
-    report = {
-        "calls": calls,
-        "rounds": rounds,
-        "counted_us_a_call": round(statistics.median(pair[0] for pair in used) * 1e6, 1),
-        "uncounted_us_a_call": round(statistics.median(pair[1] for pair in used) * 1e6, 1),
-        "cost_percent_median_of_pairs": round(statistics.median(shares) * 100, 2),
-        "cost_percent_of_pairs": [round(share * 100, 1) for share in shares],
-    }
-    print(json.dumps(report, indent=2))
+
+        def measure(which: int) -> float:
+            return send(cluster.brokers[which], requests[which], calls)
+
+        for which in (0, 1, 1, 0):
+            wait_until(lambda: is_taken(cluster.brokers[which], requests[which]), "the leader at work")  # noqa: B023
+            measure(which)
+        pairs = []
+        for block in range(blocks):
+            outer, inner = (counted, bare) if block % 2 else (bare, counted)
+            took = {outer: measure(outer), inner: 0.0}
+            took[inner] += measure(inner) + measure(inner)
+            took[outer] += measure(outer)
+            pairs.append((took[counted] / 2, took[bare] / 2))
+    return [(one - other) / other for one, other in pairs], pairs
+
+
+def median_interval(ordered: list[float]) -> tuple[float, float]:
+    """Between which of the ordered values the median lies at 95 %, whatever their distribution: by the binomial's."""
+    reach = 0.98 * math.sqrt(len(ordered))
+    middle = len(ordered) / 2
+    return ordered[max(0, math.floor(middle - reach))], ordered[min(len(ordered) - 1, math.ceil(middle + reach))]
 
 
 def processor_seconds(pid: int) -> float:
@@ -158,6 +196,13 @@ def produce_request(topic_id: bytes, partition: int, batch: bytes) -> broker_pb2
     part = broker_pb2.PartitionProduce(partition=partition, batches=[batch])
     topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[part])
     return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_LEADER, timeout_ms=30_000, topics=[topic])
+
+
+def is_taken(broker: Any, request: broker_pb2.ProduceRequest) -> bool:
+    """Whether the broker leads already: a topic is there a little earlier."""
+    with grpc.insecure_channel(broker.address, options=CHANNEL) as channel:
+        answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=SECONDS)
+    return not answer.topics[0].partitions[0].HasField("error")
 
 
 def send(broker: Any, request: broker_pb2.ProduceRequest, calls: int) -> float:
