@@ -137,6 +137,26 @@ def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
     run(scenario)
 
 
+def test_an_etcd_whose_quota_is_used_up_says_so_and_is_read_on(tmp_path):
+    """H83: writes end without a known outcome, reads go on, and each look at the members names the alarm."""
+
+    async def scenario():
+        quota = 16 << 20
+        with Etcd(tmp_path / "etcd", extra_arguments=(f"--quota-backend-bytes={quota}",)) as etcd:
+            async with connected(etcd.endpoint) as store:
+                (before,) = await store.describe_members()
+                assert before.alarms == ()
+                with pytest.raises(MetastoreUnknownOutcomeError, match="space"):
+                    for number in range(32):
+                        await store.txn([], [Put(f"{KEY}/{number}", bytes(1 << 20))])
+                (full,) = await store.describe_members()
+                assert full.alarms == ("NOSPACE",)
+                assert full.database_bytes > before.database_bytes
+                assert (await store.get(f"{KEY}/0")).key_value is not None
+
+    run(scenario)
+
+
 def test_a_view_outlives_certificates_that_are_renewed_again_and_again(tmp_path):
     """A connection is closed when it is two certificates old: what watches on it goes on with the newest."""
     authority = Authority(tmp_path / "authority", "headrace services")
@@ -154,8 +174,8 @@ def test_a_view_outlives_certificates_that_are_renewed_again_and_again(tmp_path)
                 await view.wait_for(written.revision, 30)
                 authority.issue("broker-1")
                 identity.look()
-                while store._closing:
-                    await asyncio.sleep(0.02)
+                if store._closing:
+                    await asyncio.wait(list(store._closing))
             assert not following.done()
             following.cancel()
             await store.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 from headrace.v1 import cluster_pb2_grpc, groups_pb2_grpc
-from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
@@ -64,6 +64,8 @@ log = structlog.get_logger(__name__)
 RETRY_SECONDS = 1.0
 STOP_GRACE_SECONDS = 5.0
 ETCD_LOOK_SECONDS = 15.0
+FIRST_RELEASE = (3, 5)
+"""Before it etcd may answer what this cluster relies on otherwise: it is not started on at all."""
 FIRST_PRODUCTION_RELEASES = {(3, 5): 28, (3, 6): 9}
 """The first patch release of each line of etcd that has the fixes a production cluster needs (PROTOCOL, decisions)."""
 
@@ -74,6 +76,7 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
     Raises:
         AddressInUseError: see `RpcServer.start`.
         ForeignMetadataError: etcd holds another format's metadata.
+        InvalidConfigError: etcd is too old, or a registered process is of a release that this one does not go with.
         MetastoreRolledBackError: etcd was restored or replaced under the running cluster; let an operator look.
     """
     registry = CollectorRegistry()
@@ -137,15 +140,35 @@ async def _reach(metastore: Metastore, settings: CoordinatorSettings) -> tuple[C
             log.warning("metastore_not_reached", etcd_endpoints=settings.etcd_endpoints, cause=error.message)
             await asyncio.sleep(RETRY_SECONDS)
         else:
+            check_etcd(status.version)
             return identity, status
+
+
+def check_etcd(version: str) -> None:
+    """Refuse an etcd that is too old; one whose version cannot be read is taken as it is.
+
+    Raises:
+        InvalidConfigError: see `FIRST_RELEASE`.
+    """
+    found = _parts(version)
+    if found is not None and found[:2] < FIRST_RELEASE:
+        raise InvalidConfigError(
+            f"this etcd is of release {version}, and headrace needs 3.5 or later",
+            action="Upgrade etcd, one minor release at a time, to 3.5.28, 3.6.9 or later; then start this again.",
+        )
+
+
+def _parts(version: str) -> tuple[int, int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
 
 
 def is_production_etcd(version: str) -> bool:
     """Say whether this release of etcd has the fixes that a production cluster needs."""
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if match is None:
+    found = _parts(version)
+    if found is None:
         return False
-    major, minor, patch = (int(part) for part in match.groups())
+    major, minor, patch = found
     first = FIRST_PRODUCTION_RELEASES.get((major, minor))
     return patch >= first if first is not None else (major, minor) > max(FIRST_PRODUCTION_RELEASES)
 

@@ -214,7 +214,7 @@ class MetastoreRolledBackError(MetastoreUnavailableError):
             "retriable": False,
             "fatal": True,
             "outcome": Outcome.UNKNOWN,
-            "action": "Check etcd_endpoints; after a restore of etcd begin a new generation with the restore tool.",
+            "action": "Check etcd_endpoints; after a restore of etcd run `headrace-coordinator new-generation`, with everything stopped.",
         }
         super().__init__(message, **(defaults | fields))
 
