@@ -214,7 +214,7 @@ class MetastoreRolledBackError(MetastoreUnavailableError):
             "retriable": False,
             "fatal": True,
             "outcome": Outcome.UNKNOWN,
-            "action": "Check etcd_endpoints; after a restore of etcd run `headrace-coordinator new-generation`, with everything stopped.",
+            "action": "Check etcd_endpoints; after a restore stop all, run `headrace-coordinator new-generation`.",
         }
         super().__init__(message, **(defaults | fields))
 
