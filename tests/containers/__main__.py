@@ -69,11 +69,17 @@ def _remove_control_groups(group: Path) -> None:
             below.rmdir()
 
 
+def end(number: int, _: object) -> None:
+    """Clear up and end. A second signal, as `timeout` sends one to each of a group, does not stop the clearing up."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Run the tier; return pytest's exit code, or UNAVAILABLE."""
     reason = why_not()
     if not reason:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        signal.signal(signal.SIGTERM, end)
         CACHE.mkdir(parents=True, exist_ok=True)
         with state_directory() as state:
             inside = [sys.executable, "-m", "tests.containers.inside", str(CACHE), str(state), *sys.argv[1:]]

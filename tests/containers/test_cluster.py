@@ -14,7 +14,8 @@ import headrace
 import pytest
 
 from tests.containers.conftest import Figure
-from tests.containers.engine import Engine
+from tests.containers.engine import PROJECT, Engine
+from tests.containers.images import HEADRACE
 
 SERVERS = "localhost:7170,localhost:7171"
 BROKERS = ("broker-1", "broker-2", "broker-3")
@@ -107,6 +108,17 @@ def test_the_demo_works(cluster: Engine, figure: Figure) -> None:
     assert read > 0.8 * sent
     cluster.compose("stop", "demo", profile="demo")
     assert cluster.container("demo")["State"]["ExitCode"] == 0
+
+
+def test_a_client_in_another_container_reaches_the_cluster(cluster: Engine) -> None:
+    """One that shares the gateway's network finds brokers and coordinators by the addresses that it is told."""
+    cluster.compose("up", "-d", "--wait", "gateway")
+    client = ("run", "--rm", f"--network=container:{PROJECT}-gateway-1", HEADRACE)
+    create("from-a-container")
+    assert "healthy" in cluster.docker(*client, "cluster", "health", "--exit-when-healthy", "--wait-timeout", "30")
+    for partition in range(3):
+        cluster.docker(*client, "produce", "from-a-container", "--partition", str(partition), "/etc/hostname")
+    assert len(values("from-a-container")) == 3
 
 
 def test_a_killed_broker_loses_nothing(cluster: Engine, figure: Figure) -> None:
