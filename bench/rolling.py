@@ -167,7 +167,8 @@ def read_array(path: Path, kind: str) -> array[Any]:
 def sending(running: LocalCluster, rate: int, value_bytes: int, directory: Path) -> Iterator[Any]:
     """Runs the sender; gives what ends it and reads its account."""
     arguments = [running.bootstrap_servers, str(rate), str(value_bytes), str(directory)]
-    process = subprocess.Popen([sys.executable, "-m", "bench.rolling", "send", *arguments], stdin=subprocess.PIPE)
+    command = [sys.executable, "-m", "bench.rolling", "send", *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def finish() -> Sent:
         assert process.stdin is not None
@@ -176,6 +177,8 @@ def sending(running: LocalCluster, rate: int, value_bytes: int, directory: Path)
         return Sent(directory)
 
     try:
+        assert process.stdout is not None
+        process.stdout.readline()  # It has sent its first record.
         yield finish
     finally:
         process.kill()
@@ -207,6 +210,7 @@ def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -
 
         watch(0, time.monotonic())
         producer.flush(60)
+        print("ready", flush=True)
         started, count = time.monotonic(), 1
         while not ends.is_set():
             for number in range(count, int((time.monotonic() - started) * rate) + 1):

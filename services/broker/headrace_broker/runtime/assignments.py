@@ -148,7 +148,7 @@ class Assignments:
                 raise InvalidConfigError(
                     f"the log of {topic.name}-{number} knows leader epoch {partition.replica.last_epoch}, etcd only "
                     f"{entry.state.leader_epoch}: etcd was restored from a backup",
-                    action="Stop all and run `headrace-coordinator new-generation`; see the guide to disaster recovery.",
+                    action="Stop all and run `headrace-coordinator new-generation`: see the guide disaster-recovery.",
                 )
         for topic in self._view.topics.values():
             self._mark_topic(topic)
