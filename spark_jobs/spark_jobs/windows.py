@@ -12,6 +12,9 @@ on in the next run.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,8 +40,6 @@ from spark_jobs.streams import Stream, StreamRun, read_stream, run_stream
 from spark_jobs.topic_frame import check_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame, SparkSession
 
 SHOWN_ROWS = 20
@@ -52,13 +53,54 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Output = Annotated[Path, typer.Option(file_okay=False, help="Where the results and the checkpoint lie.")]
-Watermark = Annotated[
-    str, typer.Option(metavar="DURATION", help="How much later than the newest record one may come and still count.")
-]
-Follow = Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, in place of ending with the topic.")]
-MaxRecords = Annotated[int, typer.Option(min=1, help="The most that one micro-batch takes.")]
-DEFAULT_MAX_RECORDS = 1_000_000
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOptions:
+    """What every command takes on the command line; see `command`."""
+
+    output: Annotated[Path, typer.Option(file_okay=False, help="Where the results and the checkpoint lie.")]
+    watermark: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="How much later than the newest record one may come and still count."),
+    ] = "1m"
+    event_time: EventTime = "timestamp"
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, in place of ending with the topic.")] = (
+        False
+    )
+    max_records: Annotated[int, typer.Option(min=1, help="The most that one micro-batch takes.")] = 1_000_000
+    bootstrap_servers: BootstrapServers = DEFAULT_SERVERS
+    master: Master = DEFAULT_MASTER
+    quiet: Quiet = False
+    as_json: AsJson = False
+
+    @property
+    def watermark_ms(self) -> int:
+        """The watermark as Spark takes it.
+
+        Raises:
+            JobError: it is no duration.
+        """
+        return milliseconds(self.watermark, "--watermark")
+
+    def stream(self, name: str) -> Stream:
+        """Give the query that goes on from run to run."""
+        return Stream(name, self.output.absolute(), self.bootstrap_servers, self.follow, self.max_records)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function of options of its own and, as `shared`, those that all commands have."""
+    own = [each for each in inspect.signature(function, eval_str=True).parameters.values() if each.name != "shared"]
+    common = list(inspect.signature(SharedOptions, eval_str=True).parameters.values())
+
+    def run(**given: Any) -> None:
+        shared = SharedOptions(**{option.name: given.pop(option.name) for option in common})
+        function(shared=shared, **given)
+
+    # What typer reads: the options one by one, under the name and the help of the function.
+    run.__dict__["__signature__"] = inspect.Signature([*own, *common])
+    run.__doc__ = function.__doc__
+    app.command(function.__name__)(run)
+    return function
 
 
 def counts_of(records: DataFrame, by: str, window_ms: int, watermark_ms: int) -> DataFrame:
@@ -106,63 +148,39 @@ def joined(
     return left.join(right, functions.expr(condition), "leftOuter").select(*columns)
 
 
-@app.command("counts")
+@command
 def counts(
+    *,
     topic: Annotated[str, typer.Option(help="The topic.")],
-    output: Output,
     by: Annotated[str, typer.Option(metavar="SQL", help="What is counted for itself.")] = "string(key)",
     window: Annotated[str, typer.Option(metavar="DURATION", help="The length of a window.")] = "1m",
-    watermark: Watermark = "1m",
-    event_time: EventTime = "timestamp",
-    follow: Follow = False,
-    max_records: MaxRecords = DEFAULT_MAX_RECORDS,
-    bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
-    master: Master = DEFAULT_MASTER,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    shared: SharedOptions,
 ) -> None:
     """Count records by window of event time and by key."""
-    window_ms, watermark_ms = milliseconds(window, "--window"), milliseconds(watermark, "--watermark")
-    stream = Stream("counts", output.absolute(), bootstrap_servers, follow, max_records)
-
-    def query(spark: SparkSession) -> DataFrame:
-        return counts_of(read_stream(spark, stream, topic, event_time), by, window_ms, watermark_ms)
-
-    _run(stream, (topic,), query, master, quiet=quiet, as_json=as_json)
+    window_ms, watermark_ms = milliseconds(window, "--window"), shared.watermark_ms
+    _run("counts", shared, (topic,), lambda records: counts_of(records, by, window_ms, watermark_ms))
 
 
-@app.command("sessions")
+@command
 def sessions(
+    *,
     topic: Annotated[str, typer.Option(help="The topic.")],
-    output: Output,
     by: Annotated[str, typer.Option(metavar="SQL", help="Whose sessions.")] = "string(key)",
     gap: Annotated[
         str, typer.Option(metavar="DURATION", help="A session ends when nothing comes for so long.")
     ] = "30m",
-    watermark: Watermark = "1m",
-    event_time: EventTime = "timestamp",
-    follow: Follow = False,
-    max_records: MaxRecords = DEFAULT_MAX_RECORDS,
-    bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
-    master: Master = DEFAULT_MASTER,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    shared: SharedOptions,
 ) -> None:
     """Put the records of a key together that follow each other without a long gap."""
-    gap_ms, watermark_ms = milliseconds(gap, "--gap"), milliseconds(watermark, "--watermark")
-    stream = Stream("sessions", output.absolute(), bootstrap_servers, follow, max_records)
-
-    def query(spark: SparkSession) -> DataFrame:
-        return sessions_of(read_stream(spark, stream, topic, event_time), by, gap_ms, watermark_ms)
-
-    _run(stream, (topic,), query, master, quiet=quiet, as_json=as_json)
+    gap_ms, watermark_ms = milliseconds(gap, "--gap"), shared.watermark_ms
+    _run("sessions", shared, (topic,), lambda records: sessions_of(records, by, gap_ms, watermark_ms))
 
 
-@app.command("join")
+@command
 def join(
+    *,
     impressions: Annotated[str, typer.Option(metavar="TOPIC", help="What was shown.")],
     clicks: Annotated[str, typer.Option(metavar="TOPIC", help="What was clicked.")],
-    output: Output,
     impression_id: Annotated[
         str, typer.Option(metavar="SQL", help="What an impression is known by.")
     ] = "get_json_object(string(value), '$.id')",
@@ -172,44 +190,29 @@ def join(
     within: Annotated[
         str, typer.Option(metavar="DURATION", help="How long after its impression a click counts.")
     ] = "1h",
-    watermark: Watermark = "1m",
-    event_time: EventTime = "timestamp",
-    follow: Follow = False,
-    max_records: MaxRecords = DEFAULT_MAX_RECORDS,
-    bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
-    master: Master = DEFAULT_MASTER,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    shared: SharedOptions,
 ) -> None:
     """Put clicks beside the impressions that they belong to."""
-    within_ms, watermark_ms = milliseconds(within, "--within"), milliseconds(watermark, "--watermark")
-    stream = Stream("join", output.absolute(), bootstrap_servers, follow, max_records)
+    within_ms, watermark_ms = milliseconds(within, "--within"), shared.watermark_ms
 
-    def query(spark: SparkSession) -> DataFrame:
-        left = read_stream(spark, stream, impressions, event_time)
-        right = read_stream(spark, stream, clicks, event_time)
-        return joined(left, right, impression_id, click_id, within_ms, watermark_ms)
+    def query(shown: DataFrame, clicked: DataFrame) -> DataFrame:
+        return joined(shown, clicked, impression_id, click_id, within_ms, watermark_ms)
 
-    _run(stream, (impressions, clicks), query, master, quiet=quiet, as_json=as_json)
+    _run("join", shared, (impressions, clicks), query)
 
 
-def _run(
-    stream: Stream,
-    topics: tuple[str, ...],
-    query: Callable[[SparkSession], DataFrame],
-    master: str,
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+def _run(name: str, shared: SharedOptions, topics: tuple[str, ...], query: Callable[..., DataFrame]) -> None:
+    """Run a query over a frame of each topic, and show what came of it."""
+    stream = shared.stream(name)
     check_topics(stream.bootstrap_servers, *topics)
-    progress = ProgressLine(quiet=quiet)
+    progress = ProgressLine(quiet=shared.quiet)
     with progress.shown():
         progress.step("starting Spark")
-        with spark_session(f"windows {stream.name}", master) as spark:
-            run = run_stream(spark, stream, query(spark), progress)
+        with spark_session(f"windows {name}", shared.master) as spark:
+            frames = [read_stream(spark, stream, topic, shared.event_time) for topic in topics]
+            run = run_stream(spark, stream, query(*frames), progress)
             document = _document(spark, stream, topics, run)
-    show(document, as_json, lambda console: _show(document, console))
+    show(document, shared.as_json, lambda console: _show(document, console))
 
 
 def _document(spark: SparkSession, stream: Stream, topics: tuple[str, ...], run: StreamRun) -> dict[str, Any]:
