@@ -223,6 +223,9 @@ class FetchConfig(ClientConfig):
     client_rack: str = _setting(
         "", "Where this client runs, as brokers name their racks: a replica there is read rather than the leader."
     )
+    use_transfer_port: bool = _setting(
+        True, "Fetch over a broker's transfer port where it has one, and over gRPC where not. Never with TLS."
+    )
     report_positions_as: str = _setting(
         "",
         "A name under which the positions are reported every few seconds, so that `headrace group list --observed` "

@@ -30,12 +30,20 @@ class FetchPlan:
 
     broker_id: int
     address: str
+    transfer_address: str
+    """Of its transfer port; empty: it has none."""
     partitions: tuple[Wanted, ...]
     request: broker_pb2.FetchRequest
 
 
 def fetch_plan(
-    config: FetchConfig, broker_id: int, address: str, parts: Sequence[Wanted], *, names_rack: bool
+    config: FetchConfig,
+    broker_id: int,
+    address: str,
+    parts: Sequence[Wanted],
+    *,
+    names_rack: bool,
+    transfer_address: str = "",
 ) -> FetchPlan:
     """Make the plan for one fetch of some partitions from one broker.
 
@@ -62,4 +70,4 @@ def fetch_plan(
             last_epoch=part.last_epoch if part.last_epoch >= 0 else None,
             found_damage=part.found_damage,
         )
-    return FetchPlan(broker_id, address, tuple(parts), request)
+    return FetchPlan(broker_id, address, transfer_address, tuple(parts), request)

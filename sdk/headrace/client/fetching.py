@@ -36,6 +36,7 @@ from headrace.client.request_ids import operation_metadata
 from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable
 from headrace.client.steps import Pause, Steps, drive
+from headrace.client.transfer import Transfers
 from headrace.v1 import cluster_pb2
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError
 from headrace.wire.ids import TopicPartition
@@ -85,6 +86,7 @@ class Fetcher:
         self._auto_offset_reset = auto_offset_reset
         self._on_metadata = on_metadata
         self._connections = Connections(what, config)
+        self._transfers = Transfers(what, config)
         self._cluster = ClusterCalls(config)
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
         self._lock = threading.Lock()
@@ -254,6 +256,7 @@ class Fetcher:
             for condition in (self._data, self._work, self._planned, self._report_due):
                 condition.notify_all()
         self._connections.close()
+        self._transfers.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for thread in threads:
             if thread is not threading.current_thread():
@@ -378,10 +381,16 @@ class Fetcher:
     def _fetch(self, plan: FetchPlan) -> None:
         """Make one call and take its answer in."""
         timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
-        fetch = self._connections.endpoint(plan.address).fetch
         answer, error = None, None
         try:
-            answer = fetch(plan.request, timeout=timeout, metadata=operation_metadata())
+            answer = self._transfers.fetch(plan.transfer_address, plan.request, timeout)
+            if answer is None:
+                fetch = self._connections.endpoint(plan.address).fetch
+                answer = fetch(plan.request, timeout=timeout, metadata=operation_metadata())
+        except ClosedError:
+            raise
+        except HeadraceError as failure:
+            error = failure
         except grpc.RpcError as failure:
             error = error_of_call(failure)
         except ValueError as failure:  # grpc says it of a channel that was closed meanwhile

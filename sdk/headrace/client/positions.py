@@ -170,7 +170,14 @@ class Positions:
             self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
             for part in parts:
                 self._partitions[part.where].in_flight = True
-            plan = fetch_plan(self._config, broker_id, address, parts, names_rack=names_rack)
+            plan = fetch_plan(
+                self._config,
+                broker_id,
+                address,
+                parts,
+                names_rack=names_rack,
+                transfer_address=routes.transfer_address(broker_id),
+            )
             self._flying[plan] = Overdue(now_ms, self._config.fetch_wait_ms)
             plans.append(plan)
         self._turn.rotate(-1)

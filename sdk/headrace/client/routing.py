@@ -53,6 +53,7 @@ class RoutingTable:
         self._topics: dict[str, TopicRoute] = {}
         self._errors: dict[str, HeadraceError] = {}
         self._addresses: dict[int, str] = {}
+        self._transfer_addresses: dict[int, str] = {}
         self.cluster_id = ""
 
     def update(self, response: cluster_pb2.GetMetadataResponse) -> None:
@@ -60,6 +61,7 @@ class RoutingTable:
         self.cluster_id = response.cluster_id
         for broker in response.brokers:
             self._addresses[broker.broker_id] = broker.address
+            self._transfer_addresses[broker.broker_id] = broker.transfer_address
         for topic in response.topics:
             if topic.HasField("error"):
                 if topic.name:
@@ -106,6 +108,10 @@ class RoutingTable:
     def address(self, broker_id: int) -> str:
         """Give a broker's address, or an empty string where it is not known."""
         return self._addresses.get(broker_id, "")
+
+    def transfer_address(self, broker_id: int) -> str:
+        """Give the address of a broker's transfer port, or an empty string where none is known."""
+        return self._transfer_addresses.get(broker_id, "")
 
     def learn_leader(self, where: TopicPartition, hint: LeaderHint) -> bool:
         """Take the leader that a NOT_LEADER names, if it is newer than the known one; whether it was."""

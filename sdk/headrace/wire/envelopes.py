@@ -9,8 +9,8 @@ The fields are `topics.partitions.batches` of `ProduceRequest`, `FetchResponse` 
 `ReplicaFetchResponse`; their numbers are looked up in the descriptors.
 """
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
@@ -21,6 +21,13 @@ SMALL_BYTES = 32 * 1024
 """Below this protobuf's copies cost less than looking for the fields."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+
+class Sized(Protocol):
+    """What stands for batches that somebody else sends."""
+
+    def __len__(self) -> int:
+        """Give their bytes."""
 
 
 class Envelope:
@@ -44,7 +51,7 @@ class BatchCarrier:
         batches = partitions.message_type.fields_by_name["batches"]
         self._path = (topics.number, partitions.number, batches.number)
 
-    def parse(self, data: bytes) -> Envelope:
+    def parse(self, data: ReadableBuffer) -> Envelope:
         """Parse a message; the batches of a partition are as many buffers as the field has values.
 
         Raises:
@@ -54,15 +61,17 @@ class BatchCarrier:
             lifted = _lift_all(data, self._path)
             if lifted is not None:
                 return Envelope(self._message_type.FromString(lifted[0]), lifted[1])
-        message = self._message_type.FromString(data)
+        message = self._message_type.FromString(bytes(data))
         in_order = (part.batches for topic in message.topics for part in topic.partitions)
         return Envelope(message, [[found] if isinstance(found, bytes) else list(found) for found in in_order])
 
     def write(self, envelope: Envelope) -> bytes:
         """Write a message."""
-        skeleton = memoryview(envelope.message.SerializeToString())
-        pieces, _ = _embed(skeleton, self._path, iter(envelope.batches))
-        return b"".join(pieces)
+        return b"".join(self.pieces(envelope.message, envelope.batches)[0])
+
+    def pieces(self, message: Any, batches: Sequence[Sequence[Any]]) -> tuple[list[Any], int]:
+        """Give what makes up a message, in order, and its size in bytes; `batches` need a length and nothing else."""
+        return _embed(memoryview(message.SerializeToString()), self._path, iter(batches))
 
 
 _PRODUCE = BatchCarrier(broker_pb2.ProduceRequest)
@@ -78,7 +87,7 @@ def parse_produce_request(data: bytes) -> Envelope:
     return _PRODUCE.parse(data)
 
 
-def parse_fetch_response(data: bytes) -> Envelope:
+def parse_fetch_response(data: ReadableBuffer) -> Envelope:
     """Parse a FetchResponse; each partition has one buffer, empty where there is nothing.
 
     Raises:
@@ -99,7 +108,14 @@ def fetch_response_bytes(envelope: Envelope) -> bytes:
     return _FETCH.write(envelope)
 
 
-def _lift_all(data: bytes, path: tuple[int, ...]) -> tuple[bytes, list[Buffers]] | None:
+def fetch_response_pieces(
+    message: broker_pb2.FetchResponse, batches: Sequence[Sequence[Sized]]
+) -> tuple[list[Any], int]:
+    """Give the bytes of a FetchResponse and, in their places, what stands for its batches; and the size in bytes."""
+    return _FETCH.pieces(message, batches)
+
+
+def _lift_all(data: ReadableBuffer, path: tuple[int, ...]) -> tuple[bytes, list[Buffers]] | None:
     """Split a message into itself without the fields at `path`, and those; None where it is no message."""
     lifted: list[Buffers] = []
     try:
@@ -142,10 +158,10 @@ def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers]) -> lis
     return pieces
 
 
-def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Buffers]) -> tuple[list[ReadableBuffer], int]:
+def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Sequence[Any]]) -> tuple[list[Any], int]:
     """The pieces of one message with the batches in their places, and their size."""
     if len(path) == 1:
-        pieces: list[ReadableBuffer] = [view]
+        pieces: list[Any] = [view]
         size = len(view)
         tag = _varint(path[0] << 3 | _LENGTH)
         for batch in next(batches):

@@ -49,6 +49,7 @@ from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.replica_service import register as register_replica_service
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
+from headrace_broker.rpc.transfer import TransferServer
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import PartitionServices
@@ -188,6 +189,8 @@ class Broker:
         limits = RpcLimits(max_concurrent_calls=settings.max_concurrent_calls)
         self._server = RpcServer(limits, health=supervision.health)
         self._internal_server = RpcServer(limits, health=supervision.health, interceptors=self._peer_checks())
+        self._transfer: TransferServer | None = None
+        self._transfer_address = ""
         self._lease_lost = asyncio.Event()
         self._clean = False
         self._closed = False
@@ -201,7 +204,7 @@ class Broker:
             async with asyncio.TaskGroup() as tasks:
                 await self._run(tasks, stop)
         except BaseException:
-            await asyncio.gather(self._server.stop(0), self._internal_server.stop(0))
+            await asyncio.gather(self._server.stop(0), self._internal_server.stop(0), self._stop_transfer())
             raise
         finally:
             await self._close_directory()
@@ -228,6 +231,7 @@ class Broker:
         self._internal_server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
         self._internal_server.add(register, service, SERVICE_NAME)
         self._server.add(register, service, SERVICE_NAME)
+        self._transfer = TransferServer(service, self._metrics, max_connections=settings.max_transfer_connections)
         refuse_internal_calls(self._server, REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
         self._add_process_service(assignments)
         await self._listen(live)
@@ -276,6 +280,9 @@ class Broker:
         live.address = settings.advertised_address or address
         told_host, _ = split_address(live.address)
         live.internal_address = settings.internal_advertised_address or f"{told_host}:{split_address(internal)[1]}"
+        if self._transfer is not None and settings.transfer_listen:
+            bound = self._transfer_address = await self._transfer.start(settings.transfer_listen)
+            live.transfer_address = settings.transfer_advertised_address or f"{told_host}:{split_address(bound)[1]}"
 
     def _add_process_service(self, assignments: Assignments) -> None:
         add_process_service(
@@ -421,6 +428,7 @@ class Broker:
             "serving",
             address=address,
             internal_address=internal_address,
+            transfer_address=self._transfer_address,
             metrics_address=metrics_address,
             tls=self._tls.clients is not None,
             internal_tls=self._tls.internal is not None,
@@ -432,6 +440,7 @@ class Broker:
                     "broker_id": self._settings.broker_id,
                     "address": address,
                     "internal_address": internal_address,
+                    "transfer_address": self._transfer_address,
                     "metrics_address": metrics_address,
                 },
             )
@@ -449,7 +458,9 @@ class Broker:
         await self._give_leaderships_away(assignments, registration)
         service.begin_stop()
         replication.close()
-        await asyncio.gather(self._server.stop(STOP_GRACE_SECONDS), self._internal_server.stop(STOP_GRACE_SECONDS))
+        await asyncio.gather(
+            self._server.stop(STOP_GRACE_SECONDS), self._internal_server.stop(STOP_GRACE_SECONDS), self._stop_transfer()
+        )
         for task in background:
             task.cancel()
         if background:
@@ -458,6 +469,10 @@ class Broker:
         await self._close_directory()
         await registration.end(revoke=True)
         log.info("stopped", clean=self._clean)
+
+    async def _stop_transfer(self) -> None:
+        if self._transfer is not None:
+            await self._transfer.stop()
 
     async def _give_leaderships_away(self, assignments: Assignments, registration: Registration) -> None:
         """Say that the broker stops, and serve on until others lead what they can lead (KIP-841)."""

@@ -50,6 +50,29 @@ class BrokerSettings(TlsSettings):
             "are told, and the port of `internal_listen`."
         ),
     ] = ""
+    transfer_listen: Annotated[
+        str,
+        Field(
+            description="Address of the transfer port, where readers fetch straight from the page cache, in plain "
+            "text, host:port; port 0: the kernel chooses; empty: none."
+        ),
+    ] = ""
+    transfer_advertised_address: Annotated[
+        str,
+        Field(
+            description="The address of the transfer port that clients are told, host:port; empty: the host that "
+            "clients are told, and the port of `transfer_listen`."
+        ),
+    ] = ""
+    max_transfer_connections: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=10_000,
+            description="Connections to the transfer port at once, each with a thread; others are closed, and their "
+            "clients go on over gRPC.",
+        ),
+    ] = 128
     internal_tls_allowed_names: Annotated[
         CommaList,
         Field(
@@ -178,6 +201,11 @@ class BrokerSettings(TlsSettings):
             )
         if self.internal_tls_allowed_names and self.internal_files is None:
             raise ValueError("internal_tls_allowed_names is set without tls_cert_file or internal_tls_cert_file")
+        if self.transfer_listen and self.clients_files is not None:
+            raise ValueError(
+                "transfer_listen is set, and clients have to speak TLS, which the transfer port does not: leave "
+                "transfer_listen empty, or tls_cert_file"
+            )
         if self.max_concurrent_calls <= self.max_waiting_fetches:
             raise ValueError("max_concurrent_calls must be more than max_waiting_fetches")
         if self.disk_resume_above_bytes < self.disk_refuse_below_bytes:

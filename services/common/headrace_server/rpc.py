@@ -229,8 +229,8 @@ class RpcServer:
             AddressInUseError: the address is taken, not ours, or malformed.
         """
         reflection.enable_server_reflection(self._service_names, self._server)
-        host, port = split_address(listen)
-        _check_free(listen, host, port)
+        check_free(listen)
+        host, _ = split_address(listen)
         try:
             if credentials is None:
                 bound = self._server.add_insecure_port(listen)
@@ -263,8 +263,13 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_free(listen: str, host: str, port: int) -> None:
-    """Bind for a moment, because gRPC does not say why it cannot."""
+def check_free(listen: str) -> None:
+    """Bind for a moment, because gRPC does not say why it cannot.
+
+    Raises:
+        AddressInUseError: the address is taken, not ours, or malformed.
+    """
+    host, port = split_address(listen)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

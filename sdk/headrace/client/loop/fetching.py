@@ -16,10 +16,12 @@ from headrace.client.errors import ClosedError
 from headrace.client.fetch_plan import FetchPlan
 from headrace.client.fetching import Fetcher, NextChunk, log, now_ms
 from headrace.client.loop.connection import LoopConnections
+from headrace.client.loop.transfer import LoopTransfers
 from headrace.client.position_reports import INTERVAL_S, PositionReports
 from headrace.client.read_position import Chunk
 from headrace.client.request_ids import operation_metadata
 from headrace.client.steps import Steps, drive_async
+from headrace.wire.errors import HeadraceError
 
 
 class LoopFetcher(Fetcher):
@@ -29,6 +31,7 @@ class LoopFetcher(Fetcher):
         """As `Fetcher`. Connects when first used."""
         super().__init__(config, what, **rest)
         self._channels = LoopConnections(what, config)
+        self._loop_transfers = LoopTransfers(config)
         self._work_there = asyncio.Event()
         self._data_there = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,6 +95,7 @@ class LoopFetcher(Fetcher):
     async def _end(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._loop_transfers.close()
         await self._channels.close()
 
     def _wake_engine(self) -> None:
@@ -151,11 +155,16 @@ class LoopFetcher(Fetcher):
         timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
         answer, error = None, None
         try:
-            fetch = self._channels.endpoint(plan.address).fetch
-            answer = await self._channels.answer(fetch(plan.request, timeout=timeout, metadata=operation_metadata()))
+            answer = await self._loop_transfers.fetch(plan.transfer_address, plan.request, timeout)
+            if answer is None:
+                fetch = self._channels.endpoint(plan.address).fetch
+                call = fetch(plan.request, timeout=timeout, metadata=operation_metadata())
+                answer = await self._channels.answer(call)
         except grpc.RpcError as failure:
             error = error_of_call(failure)
         except ClosedError:
             return
+        except HeadraceError as failure:
+            error = failure
         self._take(plan, answer, error, now_ms())
         self._wake_engine()

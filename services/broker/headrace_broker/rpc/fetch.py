@@ -1,7 +1,8 @@
 """Fetch: several partitions, a long poll over all of them, batches as they lie in the log or the simple form.
 
 First the slices are located, then, when there are enough bytes or the time is over, read. What is in the page cache is
-read on the event loop; the rest in threads. The answer's bytes stay in the budget until the call is done.
+read on the event loop; the rest in threads. The answer's bytes stay in the budget until the call is done. For the
+transfer port nothing is read: it takes the slices, and the kernel sends them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,32 @@ class _Wanted:
     diverged: Diverged | None = None
     error: HeadraceError | None = None
 
+    @property
+    def source(self) -> tuple[Partition, Slice] | None:
+        """Where the answer's batches are; None: it has none."""
+        if self.partition is None or self.found is None or self.diverged is not None or self.error is not None:
+            return None
+        return self.partition, self.found
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """An answer whose batches are still in their files. Its owner closes it; any thread."""
+
+    response: broker_pb2.FetchResponse
+    slices: list[list[Slice]]
+    """Of each partition of the response, in its order: one, or none."""
+
+    def was_cut(self) -> bool:
+        """Whether a log was truncated under it: what was sent is to be thrown away."""
+        return any(found.was_cut for slices in self.slices for found in slices)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for slices in self.slices:
+            for found in slices:
+                found.close()
+
 
 class FetchHandler:
     """Handles Fetch calls. Belongs to the event loop."""
@@ -65,34 +92,69 @@ class FetchHandler:
         max_bytes = self._check(request)
         response = broker_pb2.FetchResponse()
         wanted = self._resolve(request, response)
-        from_follower = bool(request.rack)
-        min_bytes = min(request.min_bytes, max_bytes)
-        waited = 0.0
         try:
-            found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
-            if found_bytes < min_bytes and request.max_wait_ms > 0 and not _any_news(wanted):
-                before = time.perf_counter()
-                found_bytes = await self._wait(
-                    wanted, max_bytes, min_bytes, request.max_wait_ms, from_follower=from_follower
-                )
-                waited = time.perf_counter() - before
-                self._services.metrics.fetch_wait_seconds.observe(waited)
+            found_bytes, waited = await self._find(wanted, request, max_bytes)
             if found_bytes:
                 self._budget.take(found_bytes)
                 when_done(lambda: self._budget.give_back(found_bytes))
             records_bytes = MAX_ANSWER_BYTES if request.as_records else 0
             for each in wanted:
-                if request.rack and each.partition is not None and each.error is None:
-                    each.result.preferred_replica = self._prefer_replica(
-                        each.partition, each.request.offset, request.rack
-                    )
-                records_bytes -= await self._fill(each, request.as_records, records_bytes)
+                self._describe(each, request.rack)
+                if each.source is not None:
+                    records_bytes -= await self._fill(each, each.source, request.as_records, records_bytes)
+                self._fill_error(each)
         finally:
-            for each in wanted:
-                if each.found is not None:
-                    each.found.close()
+            _close_all(wanted)
         self._services.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
         return Envelope(response, [each.batches for each in wanted])
+
+    async def locate(self, request: broker_pb2.FetchRequest) -> Located:
+        """Answer one request of the transfer port, which sends the files' ranges itself.
+
+        Raises:
+            InvalidRequestError: the request as a whole cannot be.
+        """
+        started = time.perf_counter()
+        if request.as_records:
+            raise InvalidRequestError(
+                "the transfer port answers batches as they are stored", action="Ask for records by Fetch over gRPC."
+            )
+        max_bytes = self._check(request)
+        response = broker_pb2.FetchResponse()
+        wanted = self._resolve(request, response)
+        slices: list[list[Slice]] = []
+        try:
+            _, waited = await self._find(wanted, request, max_bytes)
+            for each in wanted:
+                self._describe(each, request.rack)
+                slices.append([])
+                if each.source is not None:
+                    partition, found = each.source
+                    each.found = None
+                    slices[-1].append(found)
+                    self._count(partition, len(found))
+                    self._services.metrics.transferred_bytes.inc(len(found))
+                self._fill_error(each)
+        except BaseException:
+            Located(response, slices).close()
+            raise
+        finally:
+            _close_all(wanted)
+        self._services.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
+        return Located(response, slices)
+
+    async def _find(self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int) -> tuple[int, float]:
+        """Find the slices, waiting for them where the request says so; their bytes, and the seconds of the wait."""
+        from_follower = bool(request.rack)
+        min_bytes = min(request.min_bytes, max_bytes)
+        found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
+        if found_bytes >= min_bytes or request.max_wait_ms <= 0 or _any_news(wanted):
+            return found_bytes, 0.0
+        before = time.perf_counter()
+        found_bytes = await self._wait(wanted, max_bytes, min_bytes, request.max_wait_ms, from_follower=from_follower)
+        waited = time.perf_counter() - before
+        self._services.metrics.fetch_wait_seconds.observe(waited)
+        return found_bytes, waited
 
     def _check(self, request: broker_pb2.FetchRequest) -> int:
         """Check what concerns the whole request; the most bytes to answer."""
@@ -220,37 +282,47 @@ class FetchHandler:
             if event is not None:
                 self._waiters.leave(event, partitions)
 
-    async def _fill(self, each: _Wanted, as_records: bool, records_bytes: int) -> int:
-        """Write one partition's result; the bytes of records it took."""
+    def _describe(self, each: _Wanted, rack: str) -> None:
+        """Write what one partition's result says beside the batches."""
         result, partition = each.result, each.partition
-        taken = 0
-        if partition is not None:
-            replica = partition.replica
-            result.high_watermark = replica.high_watermark
-            result.log_start_offset = replica.log_start_offset
-            result.leader_epoch = replica.leader_epoch
-            result.next_offset = each.request.offset
-            if each.diverged is not None:
-                result.diverged.leader_epoch = each.diverged.leader_epoch
-                result.diverged.end_offset = each.diverged.end_offset
-            elif each.found is not None and each.error is None:
-                try:
-                    data = await partition.read(each.found)
-                    self._services.metrics.fetched_bytes.inc(len(data))
-                    partition.fetched_bytes += len(data)
-                    if as_records:
-                        taken = await self._fill_records(each, data, records_bytes)
-                    else:
-                        each.batches.append(data)
-                except HeadraceError as error:
-                    partition.note_read_error(error)
-                    each.error = error
-        if each.error is not None:
-            self._services.metrics.fetch_errors.labels(each.error.code.name).inc()
-            if each.error.leader is not None:
-                each.error.leader = self._assignments.with_address(each.error.leader)
-            result.error.CopyFrom(to_detail(each.error))
-        return taken
+        if partition is None:
+            return
+        replica = partition.replica
+        result.high_watermark = replica.high_watermark
+        result.log_start_offset = replica.log_start_offset
+        result.leader_epoch = replica.leader_epoch
+        result.next_offset = each.request.offset
+        if rack and each.error is None:
+            result.preferred_replica = self._prefer_replica(partition, each.request.offset, rack)
+        if each.diverged is not None:
+            result.diverged.leader_epoch = each.diverged.leader_epoch
+            result.diverged.end_offset = each.diverged.end_offset
+
+    async def _fill(self, each: _Wanted, source: tuple[Partition, Slice], as_records: bool, records_bytes: int) -> int:
+        """Read one partition's batches into its result; the bytes of records it took."""
+        partition, found = source
+        try:
+            data = await partition.read(found)
+            self._count(partition, len(data))
+            if as_records:
+                return await self._fill_records(each, data, records_bytes)
+            each.batches.append(data)
+        except HeadraceError as error:
+            partition.note_read_error(error)
+            each.error = error
+        return 0
+
+    def _count(self, partition: Partition, size_bytes: int) -> None:
+        self._services.metrics.fetched_bytes.inc(size_bytes)
+        partition.fetched_bytes += size_bytes
+
+    def _fill_error(self, each: _Wanted) -> None:
+        if each.error is None:
+            return
+        self._services.metrics.fetch_errors.labels(each.error.code.name).inc()
+        if each.error.leader is not None:
+            each.error.leader = self._assignments.with_address(each.error.leader)
+        each.result.error.CopyFrom(to_detail(each.error))
 
     async def _fill_records(self, each: _Wanted, data: bytes, records_bytes: int) -> int:
         if records_bytes <= 0:

@@ -27,7 +27,7 @@ from headrace_server.rpc import unary
 from headrace_server.topic_configs import CONFIGS
 
 from headrace_broker.core.replica import Role
-from headrace_broker.rpc.fetch import FetchHandler
+from headrace_broker.rpc.fetch import FetchHandler, Located
 from headrace_broker.rpc.produce import ProduceHandler
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
@@ -86,9 +86,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise FencedBrokerError("the broker is starting: it recovers its logs", outcome=Outcome.NOT_APPLIED)
         if self._stopping:
             raise ShuttingDownError("the broker is shutting down", outcome=Outcome.NOT_APPLIED)
-        self._check_lease(Outcome.NOT_APPLIED)
+        self.check_lease(Outcome.NOT_APPLIED)
 
-    def _check_lease(self, outcome: Outcome) -> None:
+    def check_lease(self, outcome: Outcome) -> None:
+        """Raise FencedBrokerError where the lease must be trusted and cannot be."""
         session = self._registration.session
         if self._services.settings.fence_on_lease_loss and (session is None or not session.keeper.alive_now()):
             raise FencedBrokerError("the broker's lease cannot be trusted now", outcome=outcome)
@@ -99,7 +100,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self.check_serving()
         started = time.perf_counter()
         response = await self._produce.produce(request)
-        self._check_lease(Outcome.UNKNOWN)
+        self.check_lease(Outcome.UNKNOWN)
         self._services.metrics.produce_seconds.observe(time.perf_counter() - started)
         return response
 
@@ -112,8 +113,13 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             context.add_done_callback(lambda _: callback())
 
         response = await self._fetch.fetch(request, when_done)
-        self._check_lease(Outcome.NOT_APPLIED)
+        self.check_lease(Outcome.NOT_APPLIED)
         return response
+
+    async def locate(self, request: broker_pb2.FetchRequest) -> Located:
+        """Fetch for the transfer port, behind the same gates; what it sends it checks again by `check_lease`."""
+        self.check_serving()
+        return await self._fetch.locate(request)
 
     @unary
     async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:

@@ -44,10 +44,19 @@ class Slice:
         self.position = position
         self.size_bytes = size_bytes
 
+    def __len__(self) -> int:
+        """Give the bytes of the batches."""
+        return self.size_bytes
+
     @property
     def path(self) -> str:
         """The segment's file."""
         return self._segment.path
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the log was truncated into the range since: what was read may be of another epoch."""
+        return self._segment.cuts != self._cuts
 
     def fileno(self) -> int:
         """Return the file descriptor for `sendfile`; valid until `close`.
@@ -81,12 +90,12 @@ class Slice:
         return data
 
     def _check_uncut(self, got_bytes: int) -> None:
-        if self._segment.cuts == self._cuts and got_bytes != self.size_bytes:
+        if not self.was_cut and got_bytes != self.size_bytes:
             raise LogDamagedError(
                 "the file is shorter than what was written", file=self._segment.path,
                 offset=self.base_offset, position=self.position + got_bytes,
             )  # fmt: skip
-        if self._segment.cuts != self._cuts:
+        if self.was_cut:
             raise SliceCutError(
                 f"{self._segment.path} was truncated below offset {self.end_offset} while it was read",
                 action="Read again at the log's new end.",

@@ -1,0 +1,254 @@
+"""The transfer port: Fetch answered by `sendfile`, whole batches straight from the page cache (the paper, section 3.1).
+
+gRPC has to have the bytes of an answer in this process; here only the message around them is. What is asked, what is
+answered and who may ask is as in `BrokerService.Fetch`: the same handler on the event loop decides it. Each connection
+has a thread, because a disk may block `sendfile` and a reader may be slow: both then hold up that reader alone. The
+frames are `headrace.wire.transfer`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any
+
+import structlog
+from google.protobuf.message import DecodeError
+from headrace.v1 import broker_pb2
+from headrace.wire.envelopes import fetch_response_pieces
+from headrace.wire.errors import HeadraceError, InternalError, InvalidRequestError, Outcome, to_detail
+from headrace.wire.transfer import (
+    ANSWER,
+    ANSWER_HEAD,
+    DISCARD,
+    MAX_REQUEST_BYTES,
+    PREFACE,
+    REFUSAL,
+    REQUEST_HEAD,
+    WHOLE,
+)
+from headrace_server.rpc import check_free, split_address
+
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.rpc.fetch import Located
+from headrace_broker.rpc.service import BrokerService
+from headrace_broker.storage.slices import Slice
+
+log = structlog.get_logger(__name__)
+
+IDLE_SECONDS = 300.0
+"""A connection without a request for so long is closed; its client opens another when it needs one."""
+STALL_SECONDS = 30.0
+"""A reader that takes nothing of an answer for so long, or sends half a request, is cut off."""
+LOOK_SECONDS = 0.5
+"""How soon a long poll ends whose reader is gone."""
+STOP_SECONDS = 2.0
+
+
+class TransferServer:
+    """Owned by the broker's app. Started and stopped on the event loop."""
+
+    def __init__(self, service: BrokerService, metrics: BrokerMetrics, *, max_connections: int) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._max_connections = max_connections
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: dict[socket.socket, threading.Thread] = {}  # changed on the event loop alone
+        metrics.transfer_connections.set_function(lambda: len(self._connections))
+
+    async def start(self, listen: str) -> str:
+        """Listen at host:port; the address bound.
+
+        Raises:
+            AddressInUseError: the address is taken, not ours, or malformed.
+        """
+        check_free(listen)
+        host, port = split_address(listen)
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        self._listener = socket.create_server((host.strip("[]"), port), family=family, backlog=128)
+        self._listener.setblocking(False)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(self._listener))
+        return f"{host}:{self._listener.getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Take no more connections, and end those that are there. Again: nothing."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+        if self._listener is not None:
+            self._listener.close()
+        threads = list(self._connections.values())
+        for connection in self._connections:
+            _shut(connection)
+        if threads:
+            await asyncio.to_thread(_join, threads)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # For example no file descriptor left: whoever asked tries gRPC.
+                log.warning("transfer_not_accepted", cause=str(error))
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
+            if len(self._connections) >= self._max_connections:
+                self._metrics.transfer_refused.inc()
+                connection.close()
+                continue
+            thread = threading.Thread(target=self._serve, args=(connection, loop), name="transfer", daemon=True)
+            self._connections[connection] = thread
+            thread.start()
+
+    # --- a connection's thread ---
+
+    def _serve(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            connection.setblocking(True)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _limit(connection, socket.SO_SNDTIMEO, STALL_SECONDS)
+            _limit(connection, socket.SO_RCVTIMEO, STALL_SECONDS)
+            if _receive(connection, len(PREFACE)) == PREFACE:
+                while (request := _receive_request(connection)) is not None:
+                    self._answer(connection, loop, request)
+        except OSError as error:
+            self._metrics.transfer_broken.inc()
+            log.info("transfer_broken", cause=str(error))
+        except Exception:
+            log.exception("transfer_failed")
+        finally:
+            connection.close()
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody counts any more.
+                loop.call_soon_threadsafe(self._connections.pop, connection, None)
+
+    def _answer(self, connection: socket.socket, loop: asyncio.AbstractEventLoop, request: bytes) -> None:
+        found: Located | None = None
+        try:
+            found = self._locate(connection, loop, request)
+            pieces, size = fetch_response_pieces(found.response, found.slices)
+            _send(connection, [ANSWER_HEAD.pack(ANSWER, size), *pieces])
+            connection.sendall(WHOLE if self._may_stand(found) else DISCARD)
+        except HeadraceError as error:
+            body = to_detail(error).SerializeToString()
+            connection.sendall(ANSWER_HEAD.pack(REFUSAL, len(body)) + body + WHOLE)
+        finally:
+            if found is not None:
+                found.close()
+
+    def _may_stand(self, found: Located) -> bool:
+        """Whether what was sent is what the log holds, and was this broker's to send."""
+        try:
+            self._service.check_lease(Outcome.NOT_APPLIED)
+        except HeadraceError:
+            return False
+        return not found.was_cut()
+
+    def _locate(self, connection: socket.socket, loop: asyncio.AbstractEventLoop, request: bytes) -> Located:
+        """Have the event loop find what to send; where the reader leaves meanwhile, nobody waits for more."""
+        try:
+            message = broker_pb2.FetchRequest.FromString(request)
+        except DecodeError as error:
+            raise InvalidRequestError("the request is no FetchRequest") from error
+        future: Future[Located] = asyncio.run_coroutine_threadsafe(self._service.locate(message), loop)
+        while True:
+            try:
+                return future.result(LOOK_SECONDS)
+            except NotYet:
+                if _has_left(connection):
+                    future.cancel()
+                    raise ConnectionResetError("the reader left") from None
+            except HeadraceError:
+                raise
+            except Exception as error:
+                log.exception("transfer_not_located")
+                raise InternalError(f"the fetch failed: {error!r}") from error
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    deadline = time.monotonic() + STOP_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _send(connection: socket.socket, pieces: list[Any]) -> None:
+    """Send bytes and ranges of files, in order; what lies between two ranges goes in one call.
+
+    Raises:
+        OSError: the reader left or takes nothing, or a file ended before its range did.
+    """
+    waiting: list[Any] = []
+    for piece in pieces:
+        if not isinstance(piece, Slice):
+            waiting.append(piece)
+            continue
+        connection.sendall(b"".join(waiting), socket.MSG_MORE)
+        waiting = []
+        sent, end = piece.position, piece.position + piece.size_bytes
+        while sent < end:
+            count = os.sendfile(connection.fileno(), piece.fileno(), sent, end - sent)
+            if count == 0:
+                raise OSError(f"{piece.path} ends at {sent}, before {end}")
+            sent += count
+    if waiting:
+        connection.sendall(b"".join(waiting), socket.MSG_MORE)
+
+
+def _receive_request(connection: socket.socket) -> bytes | None:
+    """Give the next request; None: there is none any more."""
+    _limit(connection, socket.SO_RCVTIMEO, IDLE_SECONDS)
+    try:
+        head = _receive(connection, REQUEST_HEAD.size)
+    except BlockingIOError:
+        return None
+    _limit(connection, socket.SO_RCVTIMEO, STALL_SECONDS)
+    if not head:
+        return None
+    (size,) = REQUEST_HEAD.unpack(head)
+    if size > MAX_REQUEST_BYTES:
+        raise OSError(f"a request of {size} bytes: the limit is {MAX_REQUEST_BYTES}")
+    return _receive(connection, size) if size else b""
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Give as many bytes; none where the connection ended before the first one.
+
+    Raises:
+        OSError: it ended in the middle, or nothing came for the time that is set.
+    """
+    received = bytearray()
+    while len(received) < size:
+        some = connection.recv(size - len(received))
+        if not some:
+            if not received:
+                return b""
+            raise ConnectionResetError("the connection ended in the middle of a request")
+        received += some
+    return bytes(received)
+
+
+def _has_left(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _limit(connection: socket.socket, option: int, seconds: float) -> None:
+    """Let the kernel end a call that moves nothing for so long: `sendfile` knows no other time-out."""
+    whole = int(seconds)
+    connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, int((seconds - whole) * 1_000_000)))
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # It has ended by itself.
+        connection.shutdown(socket.SHUT_RDWR)
