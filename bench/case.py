@@ -24,7 +24,7 @@ class Sample:
     figures: Mapping[str, float]
     """By name, the unit last."""
     marks: Sequence[tuple[float, float]] = ()
-    """(MB so far, seconds so far), for the paper's figures."""
+    """(MB acknowledged or received so far, seconds so far), for the paper's figures."""
 
 
 Results: TypeAlias = dict[str, list[Sample]]

@@ -52,8 +52,11 @@ class Produce:
                 sender.flush(FLUSH_SECONDS)
                 meter = Meter(broker_pids(target.cluster))
                 started = time.perf_counter()
-                sending = self.send_all(sender, target.topic, values, load)
-                marks = [(mb, time.perf_counter() - started) for mb in sending]
+                warm = sender.stats().sent_records
+                marks = []
+                for _ in self.send_all(sender, target.topic, values, load):
+                    acknowledged = sender.stats().sent_records - warm
+                    marks.append((acknowledged * self.value_bytes / 1e6, time.perf_counter() - started))
                 sender.flush(FLUSH_SECONDS)
                 seconds = time.perf_counter() - started
             figures = meter.figures(load, seconds, load.records / batch)
@@ -75,8 +78,8 @@ class Produce:
             **batch,
         )
 
-    def send_all(self, sender: headrace.Producer, topic: str, values: Any, load: Load) -> Iterator[float]:
-        """Send the load, `values` over and over; give the MB sent so far, `MARKS` times on the way."""
+    def send_all(self, sender: headrace.Producer, topic: str, values: Any, load: Load) -> Iterator[int]:
+        """Send the load, `values` over and over; give how many were sent so far, `MARKS` times on the way."""
         step, following, sent = load.records / MARKS, 0.0, 0
         turn = 0
         while sent < load.records:
@@ -94,7 +97,7 @@ class Produce:
             sent += len(part)
             if sent >= following and sent < load.records:
                 following += step
-                yield sent * load.value_bytes / 1e6
+                yield sent
 
     def values(self, load: Load) -> Any:
         """What one call gives, or one turn of the loop."""

@@ -45,7 +45,7 @@ def send(task: Task, callback: Any = None) -> Iterator[int]:
             sent += 1
             if sent % 1_000 == 0:
                 sender.poll(0)
-        yield sent
+        yield max(0, sent - len(sender))
     assert sender.flush(300) == 0, "not all was delivered"
 
 

@@ -89,7 +89,7 @@ static void in(char **arguments) {
         produce(kafka, topic, values + (size_t)(i % VALUES) * size, size);
         if (i % 1000 == 0) {
             rd_kafka_poll(kafka, 0);
-            mark(i, records, started);
+            mark(i - rd_kafka_outq_len(kafka), records, started);
         }
     }
     if (rd_kafka_flush(kafka, 5 * WAIT_MS)) fail("flush", "not all was delivered");

@@ -1,8 +1,8 @@
 """What every client program has in common: its task comes as JSON in its first argument, its figures go out as JSON.
 
 A program is a table of operations. An operation is a generator that yields 0 when it is connected, which starts the
-clock, and then, now and then, how many records it has sent or received; it ends when the last one is acknowledged, or
-received. Standard library only.
+clock, and then, now and then, how many records were acknowledged or received, or sent where the client does not say; it
+ends when the last one is acknowledged, or received. Standard library only.
 """
 
 from __future__ import annotations
