@@ -96,6 +96,30 @@ STORAGE_RULES = (
         Scenario("test_retries.py::test_a_record_that_was_cut_is_no_duplicate"),
     ),
     Mutant(
+        "snapshot-beyond-the-end-stays",
+        "H48",
+        LOG,
+        "        self._snapshots.drop_above(end.offset)\n",
+        "",
+        "After a loss of power a snapshot of the producers knows of records that are gone.",
+        Test(
+            "tests/unit/storage/test_storage_recovery.py::test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good",
+            "A log must grow past a snapshot that outlived its records: rare in a seed's 2,000 events.",
+        ),
+    ),
+    Mutant(
+        "producers-from-unchecked-headers",
+        "H33",
+        f"{BROKER}/runtime/producer_state.py",
+        "partition_log.checked_headers(start)",
+        "partition_log.headers(start)",
+        "A flipped bit in a header makes a producer's sequences wrong.",
+        Test(
+            "tests/unit/broker/test_broker_upkeep.py::test_producers_are_not_taken_from_a_rotten_header",
+            "Rot must meet a producer's id below the mark: one seed in 20,000.",
+        ),
+    ),
+    Mutant(
         "chain-not-checked",
         "H32",
         SCAN,

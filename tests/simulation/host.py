@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 FETCH_BYTES = 700
 READ_BYTES = 900
 LAG_MAX_MS = 1_500
+SNAPSHOT_MS = 2_500
 RETRY_MS = 120
 NEWS_MS = 40
 """A waiting follower hears of a new high watermark after so long."""
@@ -135,6 +136,7 @@ class Host:
         self._parked: dict[ReplicaLink, FetchRequest] = {}
         self._news_due = False
         self._flushing: Callable[[], None] | None = None
+        self._snapshot_at_ms = SNAPSHOT_MS
         self._flush_again = False
         self._sent_durable = -1
         self._found_damage = False
@@ -314,6 +316,10 @@ class Host:
             return
         try:
             self.log.checkpoint(at_ms, self.replica.high_watermark)
+            if at_ms >= self._snapshot_at_ms:
+                self._snapshot_at_ms = at_ms + SNAPSHOT_MS
+                self.log.store_producer_snapshot(self.log.log_end_offset, self.replica.producers.snapshot())
+                self.world.count("snapshots of producers")
         except HeadraceError as error:
             self._fail_on(error)
 

@@ -9,10 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from headrace.wire.errors import OutOfOrderSequenceError
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import StateSeen
+from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import Role
+from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.producer_state import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
 from headrace_broker.runtime.upkeep import scrub
+from headrace_broker.storage import LogDamagedError
+from headrace_server.clock import ManualClock
 from headrace_server.partition_state import PartitionState, Replica
 
 from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, committed, leading_partition
@@ -73,3 +79,70 @@ def test_a_cancelled_append_ends_before_the_next_begins(tmp_path: Path) -> None:
             assert partition.replica.log_end_offset == partition.open_log.log_end_offset == 2
 
     asyncio.run(scenario())
+
+
+PRODUCER_ID_POSITION = 64
+"""In the header of a batch."""
+
+
+def _rebuilt(partition: Partition) -> ProducerWindows:
+    producers = ProducerWindows(max_producers=10, expiry_ms=1_000_000)
+    rebuild_producers(producers, partition.open_log)
+    return producers
+
+
+def _rot_first_producer(path: Path) -> None:
+    with (path / f"{TOPIC_ID.hex()}-0" / f"{0:020d}.log").open("r+b") as file:
+        file.seek(PRODUCER_ID_POSITION)
+        file.write(bytes([6]))
+
+
+def test_producers_are_not_taken_from_a_rotten_header(tmp_path: Path) -> None:
+    """H33, H48, seed 422081: a flipped bit in a producer's id would have one refused, or a record taken twice."""
+
+    async def scenario() -> None:
+        async with leading_partition(tmp_path) as partition:
+            assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+            with pytest.raises(OutOfOrderSequenceError):
+                _rebuilt(partition).check(7, 0, 5, 1)
+            _rot_first_producer(tmp_path)
+            with pytest.raises(LogDamagedError):
+                _rebuilt(partition)
+
+    asyncio.run(scenario())
+
+
+def test_producers_are_kept_when_a_start_would_have_much_to_read(tmp_path: Path) -> None:
+    """Once a minute where something was appended; a start then reads only what is behind it."""
+
+    async def scenario() -> None:
+        async with leading_partition(tmp_path) as partition:
+            clock = partition.services.clock
+            assert isinstance(clock, ManualClock)
+            assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+            assert not await partition.keep_producers_if_due()
+            clock.advance(SNAPSHOT_MS)
+            assert await partition.keep_producers_if_due()
+            assert partition.open_log.load_producer_snapshot() == (1, partition.replica.producers.snapshot())
+            clock.advance(SNAPSHOT_MS)
+            assert not await partition.keep_producers_if_due()
+            assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
+            _rot_first_producer(tmp_path)
+            assert len(_rebuilt(partition)) == 2
+            await committed(partition, 2)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("end_offset", "size_bytes", "now_ms", "due"),
+    [
+        (0, 0, SNAPSHOT_MS, False),
+        (1, SNAPSHOT_BYTES - 1, SNAPSHOT_MS - 1, False),
+        (1, SNAPSHOT_BYTES, 0, True),
+        (1, 1, SNAPSHOT_MS, True),
+    ],
+)
+def test_a_snapshot_is_due(end_offset: int, size_bytes: int, now_ms: int, *, due: bool) -> None:
+    """By bytes or by time, and never where nothing was appended."""
+    assert SnapshotClock(0, 0, 0).is_due(end_offset, size_bytes, now_ms) is due

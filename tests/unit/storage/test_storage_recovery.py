@@ -391,3 +391,21 @@ def test_producer_snapshot_survives_and_a_damaged_one_gives_way(bench):
     assert log.load_producer_snapshot() == (6, b"six")
     log.truncate_to(5)
     assert log.load_producer_snapshot() is None
+
+
+def test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good(bench):
+    """What grows there again has other producers; a second crash must not bring it back (H48)."""
+    log = bench.open()
+    bench.append(4)
+    log.flush()
+    log.store_producer_snapshot(4, b"four")
+    bench.append(2)
+    log.store_producer_snapshot(6, b"six")
+    crash(bench, Loss.ALL)
+    assert bench.open().load_producer_snapshot() == (4, b"four")
+    bench.append(4)
+    bench.log.flush()
+    assert bench.log.load_producer_snapshot() == (4, b"four")
+    crash(bench, Loss.ALL)
+    assert bench.open().log_end_offset == 8
+    assert bench.log.load_producer_snapshot() == (4, b"four")

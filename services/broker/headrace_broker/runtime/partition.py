@@ -76,7 +76,7 @@ from headrace_broker.core.replica_fetch import (
 )
 from headrace_broker.runtime.batch_checks import AppendResult, check_run
 from headrace_broker.runtime.flusher import FlushState
-from headrace_broker.runtime.producer_state import rebuild_producers
+from headrace_broker.runtime.producer_state import SnapshotClock, rebuild_producers
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.runtime.uninterrupted import uninterrupted
 from headrace_broker.storage.errors import LogDamagedError
@@ -165,6 +165,7 @@ class Partition:
         self._acknowledgements: dict[int, asyncio.Future[HeadraceError | None]] = {}
         self._tokens = itertools.count()
         self._slow = False
+        self._kept = SnapshotClock(0, 0, services.clock.monotonic_ms())
         self._unflushed_records = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushes: deque[tuple[Offset, float]] = deque(maxlen=_FLUSHES_REMEMBERED)
@@ -775,12 +776,25 @@ class Partition:
             return
         async with self.log_lock:
             try:
+                await self.in_thread(self.open_log.flush)
                 await self.in_thread(self._keep_producers)
             except HeadraceError as error:
                 self.fail(error)
 
+    async def keep_producers_if_due(self) -> bool:
+        """Keep the producers where a start would have much to read; whether it was done. Appends wait meanwhile."""
+        partition_log, kept = self.open_log, self._kept
+        now_ms = self.services.clock.monotonic_ms()
+        if not kept.is_due(partition_log.log_end_offset, partition_log.size_bytes, now_ms):
+            return False
+        async with self.log_lock:
+            if self.replica.role in (Role.OFFLINE, Role.DELETED):
+                return False
+            self._kept = SnapshotClock(partition_log.log_end_offset, partition_log.size_bytes, now_ms)
+            await self.in_thread(self._keep_producers)
+        return True
+
     def _keep_producers(self) -> None:
-        self.open_log.flush()
         self.open_log.store_producer_snapshot(self.open_log.log_end_offset, self.replica.producers.snapshot())
 
     async def in_thread(self, call: Callable[[], ResultT]) -> ResultT:

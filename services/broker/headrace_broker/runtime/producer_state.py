@@ -1,9 +1,34 @@
-"""Filling the producer windows of a replica from its log, when it is opened (H48)."""
+"""Filling the producer windows of a replica from its log, when it is opened (H48).
+
+Batches are checked before they are believed: a rotten one would have a producer refused, or a record taken twice. So
+that a start reads no more than it must, `SnapshotClock` says when a snapshot is due.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.storage.log import PartitionLog
+
+SNAPSHOT_BYTES = 128 << 20
+SNAPSHOT_MS = 60_000
+
+
+@dataclass(slots=True)
+class SnapshotClock:
+    """When the producers were last kept, and how much a start would have to read. Belongs to the event loop."""
+
+    offset: int
+    """The log's end then."""
+    size_bytes: int
+    at_ms: int
+
+    def is_due(self, end_offset: int, size_bytes: int, now_ms: int) -> bool:
+        """Whether enough was appended since, or something and long ago."""
+        if end_offset == self.offset:
+            return False
+        return abs(size_bytes - self.size_bytes) >= SNAPSHOT_BYTES or now_ms - self.at_ms >= SNAPSHOT_MS
 
 
 def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -> None:
@@ -15,6 +40,6 @@ def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -
     start = int(partition_log.log_start_offset)
     if snapshot is not None and producers.restore(snapshot[1]):
         start = max(start, snapshot[0])
-    for header in partition_log.headers(start) if start < partition_log.log_end_offset else ():
+    for header in partition_log.checked_headers(start) if start < partition_log.log_end_offset else ():
         if header.base_offset >= start:
             producers.record_batch(header)

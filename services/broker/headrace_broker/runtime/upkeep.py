@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 
 SCRUB_BYTES = 1 << 20
 """Checked at a time."""
+SNAPSHOTS_A_ROUND = 20
+"""Snapshots of producers that one round of maintenance writes, each an fsync: a thousand partitions take a minute."""
 
 
 async def maintain(assignments: Assignments, directory: DataDirectory, services: PartitionServices) -> None:
@@ -39,8 +41,11 @@ async def maintain(assignments: Assignments, directory: DataDirectory, services:
         if usage.refusing != refusing:
             refusing = usage.refusing
             log.warning("disk_full" if refusing else "disk_has_room", free_bytes=usage.free_bytes)
+        kept = 0
         for partition in assignments.partitions:
             await _maintain_partition(partition)
+            if kept < SNAPSHOTS_A_ROUND:
+                kept += await _keep_producers(partition)
         await assignments.remove_doomed()
 
 
@@ -75,6 +80,16 @@ async def _maintain_partition(partition: Partition) -> None:
         await partition.in_thread(lambda: partition_log.checkpoint(now_ms, high_watermark))
     except HeadraceError as error:
         partition.fail(error)
+
+
+async def _keep_producers(partition: Partition) -> bool:
+    if _log_at_work(partition) is None:
+        return False
+    try:
+        return await partition.keep_producers_if_due()
+    except HeadraceError as error:
+        partition.fail(error)
+        return False
 
 
 async def _retain_partition(partition: Partition) -> RetentionResult | None:

@@ -129,6 +129,7 @@ class PartitionLog:
                 segment.dirty = segment.base_offset >= recovered.scanned_from
         if recovered.epochs_changed:
             self._durability.write_epochs()
+        self._snapshots.drop_above(end.offset)
         self._durability.settle_opened(recovered.stored)
         return file
 
@@ -417,9 +418,16 @@ class PartitionLog:
     def headers(self, offset: int) -> Iterator[BatchHeader]:
         """Headers of the batches from the one that holds `offset` to the log end at the time of the first step.
 
-        For rebuilding producer state (H48). Raises as `read`.
+        As they lie there: nothing is checked. Raises as `read`.
         """
         return self._reader.headers(offset)
+
+    def checked_headers(self, offset: int) -> Iterator[BatchHeader]:
+        """As `headers`, of batches that are read whole and checked, for rebuilding producer state (H48, H33).
+
+        What a header says of its producer is covered by the batch's checksum alone. Raises as `verify`.
+        """
+        return self._reader.checked_headers(offset)
 
     def batch_before(self, offset: int) -> BatchHeader | None:
         """The header of the batch that ends at `offset`; None at log start, or where no batch ends there."""
@@ -534,12 +542,12 @@ class PartitionLog:
     def store_producer_snapshot(self, offset: int, snapshot: bytes) -> None:
         """Keep `snapshot` (the broker's encoding) as the producer state at `offset`: atomic, fsynced, CRC'd.
 
-        Two are kept. An `offset` beyond `flushed_offset` may not survive a crash.
+        Two are kept. One beyond `flushed_offset` is removed by the opening after a crash that took those records.
         """
         self._snapshots.store(offset, snapshot)
 
     def load_producer_snapshot(self) -> tuple[Offset, bytes] | None:
-        """The newest valid snapshot at an offset within the log; rebuild from there with `headers`."""
+        """The newest valid snapshot at an offset within the log; rebuild from there with `checked_headers`."""
         return self._snapshots.load()
 
     # -- end -------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class LogEnd:
         """Make `cut` the end, in an order that a crash at any point leaves a whole log, perhaps the longer one."""
         state, segments, durability = self._state, self._segments, self._durability
         with segments.lock:
+            self._snapshots.drop_above(cut.offset)
             state.flushed = min(state.flushed, cut)
             state.high_watermark = min(state.high_watermark, cut.offset)
             state.log_start_offset = min(state.log_start_offset, cut.offset)
@@ -85,7 +86,6 @@ class LogEnd:
             durability.forget_removed()
             if self._epochs.cut_end(cut.offset):
                 durability.write_epochs()
-            self._snapshots.drop_above(cut.offset)
             durability.directory_dirty = True
             durability.flush_dirty()
             durability.write_checkpoint()
@@ -121,6 +121,7 @@ class LogEnd:
         state, segments = self._state, self._segments
         state.check_online()
         with self._durability.round_lock, segments.lock, state.disk():
+            self._snapshots.drop_above(-1)
             # The first step is an empty log where it starts now, the second one where it shall start.
             first = segments.items[0]
             self._files.unpin(segments.active_file)
@@ -138,4 +139,3 @@ class LogEnd:
                 self._discard(first)
                 segments.add(offset, 0)
                 segments.active_file = file
-            self._snapshots.drop_above(-1)

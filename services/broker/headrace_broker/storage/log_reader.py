@@ -27,6 +27,8 @@ from headrace_broker.storage.timestamps import (
 )
 
 _MAX_CURSORS = 64
+CHECKED_BYTES = 1 << 20
+"""Read at a time where much is checked."""
 
 
 class LogReader:
@@ -229,8 +231,20 @@ class LogReader:
                     self._segments.files.unpin(file)
         return Offset(end_offset)
 
+    def checked_headers(self, offset: int) -> Iterator[BatchHeader]:
+        """Read and check every batch from the one that holds `offset` to the end as it is at the call."""
+        end_offset = self._state.end.offset
+        while offset < end_offset:
+            offset, headers = self._check_slice(offset, CHECKED_BYTES)
+            yield from headers
+
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
         """Read and check the batches of one slice; the offset after it and its bytes."""
+        end_offset, headers = self._check_slice(offset, max_bytes)
+        return end_offset, sum(header.batch_bytes for header in headers)
+
+    def _check_slice(self, offset: int, max_bytes: int) -> tuple[Offset, list[BatchHeader]]:
+        headers: list[BatchHeader] = []
         end_offset = self._state.end.offset
         with self.read(offset, max_bytes, end_offset, nowait=False) as found:
             data, position, path = found.read(), found.position, found.path
@@ -248,10 +262,11 @@ class LogReader:
                         raise CorruptBatchError(wrong)
                     before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
                     position += header.batch_bytes
+                    headers.append(header)
             except CorruptBatchError as error:
                 at = found.base_offset if before is None else before.offset
                 raise LogDamagedError(error.message, file=path, offset=at, position=position) from error
-            return Offset(found.end_offset), len(data)
+            return Offset(found.end_offset), headers
 
     def _verify_segment(
         self, segment: Segment, read_at: ReadAt, size_bytes: int, offset: int, before: ChainPoint | None

@@ -45,10 +45,15 @@ class ProducerSnapshots:
         return None
 
     def drop_above(self, end_offset: int) -> None:
-        """Remove snapshots that know of records at or after `end_offset`. Raises OSError."""
-        for offset in self._offsets():
-            if offset > end_offset:
-                self._filesystem.unlink(self._path(offset))
+        """Remove for good the snapshots that know of records at or after `end_offset`. Raises OSError.
+
+        Before the log is cut, and when it is opened: what grows there again has other producers.
+        """
+        above = [offset for offset in self._offsets() if offset > end_offset]
+        for offset in above:
+            self._filesystem.unlink(self._path(offset))
+        if above:
+            self._filesystem.fsync_directory(self._state.directory)
 
     def _offsets(self) -> list[int]:
         names = self._filesystem.list_directory(self._state.directory)
