@@ -15,7 +15,7 @@ from typing import Any
 from bench.case import MB, Sample
 from bench.latency import reader
 from bench.load import PAPER_BYTES, Load
-from bench.peers.servers import KAFKA, PEERS, Running, Server, java, needs, needs_all
+from bench.peers.servers import KAFKA, PEERS, Running, Server, guarded, java, needs, needs_all
 from bench.stage import Meter, Stage
 
 PYTHON = PEERS / "venv" / "bin" / "python"
@@ -141,7 +141,8 @@ class PeerLatency:
         """A sender and a reader, a process each."""
         running, load = server_of(stage, self.client.server), Load(ROUND_RECORDS, PAPER_BYTES)
         with topic_of(self.client, running, "bench-latency") as topic:
-            with reader(self.client.command("latency-out", running, topic, load, self.rate)) as result:
+            command = self.client.command("latency-out", running, topic, load, self.rate)
+            with reader(guarded(command)) as result:
                 self.client.run("latency-in", running, topic, load, self.rate)
                 return Sample(result())
 
@@ -182,7 +183,7 @@ def output_of(command: Sequence[str]) -> str:
     Raises:
         RuntimeError: it failed; has what it said.
     """
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
+    done = subprocess.run(guarded(command), capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
     if done.returncode or not done.stdout.strip():
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
         raise RuntimeError(f"{' '.join(command[:5])} ended with {done.returncode} and said: {said}")

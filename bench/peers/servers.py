@@ -20,11 +20,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from headrace_devcluster import guarded_exec
 
 PEERS = Path(__file__).parents[2] / ".peers"
 """Where `install.sh` puts what is no package of Debian's."""
 INSTALL = "bench/peers/install.sh"
+DIRECTORY = "headrace-peer-"
+"""How a server's directory begins; the process id of its bench follows."""
 START_SECONDS = 90.0
 KAFKA_CLUSTER_ID = "aGVhZHJhY2UtYmVuY2gtMQ"
 RABBITMQ = Path("/usr/lib/rabbitmq/lib")
@@ -54,8 +57,18 @@ class Server:
     def running(self) -> Iterator[Running]:
         """Start it, and end it."""
         with ExitStack() as stack:
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"bench-{self.name}-"))
+            remove_leftovers()
+            prefix = f"{DIRECTORY}{os.getpid()}-{self.name}-"
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
             yield self.start(Path(directory), stack)
+
+
+def remove_leftovers() -> None:
+    """Remove what a bench that was killed could not."""
+    for path in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*"):
+        owner = path.name.removeprefix(DIRECTORY).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def needs(program: str | Path, part: str) -> Callable[[], str]:
@@ -80,16 +93,20 @@ def free_ports(*names: str) -> dict[str, int]:
         return {name: taken.getsockname()[1] for name, taken in zip(names, sockets, strict=True)}
 
 
+def guarded(command: Sequence[str | Path]) -> list[str]:
+    """The command, so that what it runs ends with this process, however that ends."""
+    program = shutil.which(command[0], path=_search_path())
+    assert program is not None, f"{command[0]} was there when it was looked for"
+    return [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid()), program, *map(str, command[1:])]
+
+
 def spawn(
     command: Sequence[str | Path], directory: Path, stack: ExitStack, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a program that ends with the stack, and with this process; what it says goes to `log` in the directory."""
-    program = shutil.which(command[0], path=_search_path())
-    assert program is not None, f"{command[0]} was there when it was looked for"
-    guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
     with (directory / "log").open("ab") as log:
         process = subprocess.Popen(
-            [*guard, program, *map(str, command[1:])],
+            guarded(command),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -73,7 +73,8 @@ def test_every_panel_has_data(monitored: Engine, figure: Figure) -> None:
 
 def test_alerts_reach_the_alertmanager(monitored: Engine) -> None:
     """Prometheus found it, it is ready, and on a healthy cluster the rules are evaluated and none fires."""
-    assert len(ask(PROMETHEUS, "/api/v1/alertmanagers")["data"]["activeAlertmanagers"]) == 1
+    found = ask(PROMETHEUS, "/api/v1/alertmanagers")["data"]["activeAlertmanagers"]
+    assert [each["url"] for each in found] == ["http://alertmanager:9093/api/v2/alerts"]
     assert ask(ALERTMANAGER, "/api/v2/status")["config"]["original"]
     rules = [rule for group in ask(PROMETHEUS, "/api/v1/rules")["data"]["groups"] for rule in group["rules"]]
     assert len(rules) >= 25

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from bench.open_loop import percentiles
 
 CHUNK_RECORDS = 10_000
+MARKS = 20
+"""How often on its way the time is noted, at most."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,10 @@ def main(operations: Mapping[str, Operation]) -> None:
     first = next(running)
     assert first == 0, "an operation first says that it is connected"
     before, started = _processor_seconds(), time.perf_counter()
-    marks = [(count, time.perf_counter() - started) for count in running]
+    marks, step = [], task.records / MARKS
+    for count in running:
+        if count >= (len(marks) + 1) * step:
+            marks.append((count, time.perf_counter() - started))
     seconds = time.perf_counter() - started
     used = _processor_seconds() - before
     print(json.dumps({"seconds": seconds, "cpu_seconds": used, "marks": [*marks, (task.records, seconds)]}), flush=True)

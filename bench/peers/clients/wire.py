@@ -65,6 +65,11 @@ class Connection:
 
         threading.Thread(target=run, daemon=True).start()
 
+    @property
+    def answered(self) -> int:
+        """How many answers there were."""
+        return self._answered
+
     def wait_for_answers(self, count: int) -> None:
         """Return when there were so many."""
         with self._changed:
@@ -81,5 +86,5 @@ def send_in_window(
         connection.send(blocks[sent // block_records % len(blocks)])
         sent += block_records
         connection.wait_for_answers(sent - window)
-        yield sent
+        yield connection.answered
     connection.wait_for_answers(records)
