@@ -38,15 +38,17 @@ class AdminGroupSteps:
         self._config = config
         self._calls = calls
         self._admin = admin
+        self._revision = 0
+        """Of etcd, after the last change: reads are at least as new, whichever coordinator answers."""
 
     def list_groups(self, *, observed: bool, timeout: float | None) -> Steps[list[GroupListing]]:
         """List the groups, and the readers that report positions."""
-        request = groups_pb2.ListGroupsRequest(observed=observed)
+        request = groups_pb2.ListGroupsRequest(observed=observed, min_revision=self._revision)
         return groups.listings((yield from self._calls.group("ListGroups", "", request, self._timeout(timeout))))
 
     def describe_group(self, group: str, timeout: float | None) -> Steps[GroupDescription]:
         """Describe one group or reader."""
-        request = groups_pb2.DescribeGroupRequest(group_id=group)
+        request = groups_pb2.DescribeGroupRequest(group_id=group, min_revision=self._revision)
         return groups.description(
             (yield from self._calls.group("DescribeGroup", group, request, self._timeout(timeout)))
         )
@@ -54,7 +56,7 @@ class AdminGroupSteps:
     def delete_groups(
         self, ids: Sequence[str], timeout: float | None, expected_group_epochs: Mapping[str, int] | None = None
     ) -> Steps[list[GroupResult]]:
-        """Delete groups, each at the coordinator that all ask about it: what is read next is after it."""
+        """Delete groups, each at the coordinator that all ask about it."""
         results: list[GroupResult] = []
         for group in ids:
             request = groups_pb2.DeleteGroupsRequest(group_ids=[group])
@@ -69,12 +71,13 @@ class AdminGroupSteps:
                     raise
                 results.append(GroupResult(group, error))  # What was done before is told.
                 continue
+            self._saw(response.revision)
             results += groups.group_results(response)
         return results
 
     def group_offsets(self, group: str, timeout: float | None) -> Steps[dict[TopicPartition, CommittedOffset]]:
         """Read a group's offsets."""
-        request = groups_pb2.FetchOffsetsRequest(group_id=group)
+        request = groups_pb2.FetchOffsetsRequest(group_id=group, min_revision=self._revision)
         response = yield from self._calls.group("FetchOffsets", group, request, self._timeout(timeout))
         return groups.committed_offsets(response)
 
@@ -89,6 +92,7 @@ class AdminGroupSteps:
         results: list[OffsetResult] = []
         for request, some in list(groups.commit_requests(group, offsets, expected_group_epoch)):
             response = yield from self._calls.group("CommitOffsets", group, request, self._timeout(timeout))
+            self._saw(response.revision)
             results += groups.commit_results(response, {where: offsets[where] for where in some})
         return results
 
@@ -97,7 +101,8 @@ class AdminGroupSteps:
     ) -> Steps[None]:
         """Say where a reader stands."""
         request = groups.report_request(reader_id, positions, expire_ms)
-        yield from self._calls.group("ReportPositions", reader_id, request, self._timeout(timeout))
+        response = yield from self._calls.group("ReportPositions", reader_id, request, self._timeout(timeout))
+        self._saw(response.revision)
 
     def group_lag(
         self, group: str | GroupDescription, *, times: bool, timeout: float | None
@@ -165,6 +170,9 @@ class AdminGroupSteps:
             )
             for number in partitions
         ]
+
+    def _saw(self, revision: int) -> None:
+        self._revision = max(self._revision, revision)
 
     def _timeout(self, timeout: float | None) -> float:
         return self._config.request_timeout_ms / 1000 if timeout is None else timeout

@@ -180,12 +180,14 @@ class FetchOffsetsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
-    __slots__ = ("client_id", "observed")
+    __slots__ = ("client_id", "observed", "min_revision")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    MIN_REVISION_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     observed: bool
-    def __init__(self, client_id: _Optional[str] = ..., observed: bool = ...) -> None: ...
+    min_revision: int
+    def __init__(self, client_id: _Optional[str] = ..., observed: bool = ..., min_revision: _Optional[int] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
     __slots__ = ("groups",)
@@ -210,12 +212,14 @@ class GroupListing(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., state: _Optional[_Union[GroupState, str]] = ..., members: _Optional[int] = ..., partitions: _Optional[int] = ..., assignor: _Optional[str] = ..., empty_since_ms: _Optional[int] = ...) -> None: ...
 
 class DescribeGroupRequest(_message.Message):
-    __slots__ = ("client_id", "group_id")
+    __slots__ = ("client_id", "group_id", "min_revision")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    MIN_REVISION_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     group_id: str
-    def __init__(self, client_id: _Optional[str] = ..., group_id: _Optional[str] = ...) -> None: ...
+    min_revision: int
+    def __init__(self, client_id: _Optional[str] = ..., group_id: _Optional[str] = ..., min_revision: _Optional[int] = ...) -> None: ...
 
 class DescribeGroupResponse(_message.Message):
     __slots__ = ("listing", "group_epoch", "assignment_epoch", "members", "offsets", "unowned", "revision")
@@ -285,10 +289,12 @@ class DeleteGroupsRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., group_ids: _Optional[_Iterable[str]] = ..., expected_group_epochs: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class DeleteGroupsResponse(_message.Message):
-    __slots__ = ("groups",)
+    __slots__ = ("groups", "revision")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[GroupResult]
-    def __init__(self, groups: _Optional[_Iterable[_Union[GroupResult, _Mapping]]] = ...) -> None: ...
+    revision: int
+    def __init__(self, groups: _Optional[_Iterable[_Union[GroupResult, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class GroupResult(_message.Message):
     __slots__ = ("group_id", "error")
@@ -311,5 +317,7 @@ class ReportPositionsRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., reader_id: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., expire_ms: _Optional[int] = ...) -> None: ...
 
 class ReportPositionsResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    def __init__(self, revision: _Optional[int] = ...) -> None: ...

@@ -416,3 +416,29 @@ def test_a_batch_that_cannot_be_read_has_no_time():
     assert timestamp_of(batch(90, [1] * 10) + good, 101) == 6
     assert timestamp_of(good[:-9], 100) is None
     assert timestamp_of(good[:90] + b"\xff" + good[91:], 100) is None
+
+
+def test_what_is_read_is_as_new_as_what_was_changed(servers):
+    """Each change's revision goes with the reads after it, whichever coordinator answers them."""
+    servers.answers |= {
+        "ReportPositions": groups_pb2.ReportPositionsResponse(revision=5),
+        "CommitOffsets": groups_pb2.CommitOffsetsResponse(revision=9),
+        "DeleteGroups": groups_pb2.DeleteGroupsResponse(revision=7),
+        "ListGroups": groups_pb2.ListGroupsResponse(),
+        "DescribeGroup": described(unowned=[0]),
+        "FetchOffsets": groups_pb2.FetchOffsetsResponse(),
+    }
+
+    def asked_for():
+        servers.run(servers.steps.list_groups(observed=True, timeout=None))
+        servers.run(servers.steps.describe_group("g", None))
+        servers.run(servers.steps.group_offsets("g", None))
+        return [call.request.min_revision for call in servers.asked[-3:]]
+
+    assert asked_for() == [0, 0, 0]
+    servers.run(servers.steps.report_positions("r", {TopicPartition("t", 0): 1}, 5_000, None))
+    assert asked_for() == [5, 5, 5]
+    servers.run(servers.steps.delete_groups(["g"], None))
+    assert asked_for() == [7, 7, 7]
+    servers.run(servers.steps.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None))
+    assert asked_for() == [9, 9, 9]

@@ -603,6 +603,31 @@ def test_readers_without_a_group_report_where_they_stand(run):
     run(scenario)
 
 
+def test_what_was_reported_or_deleted_is_seen_at_another_coordinator(run):
+    """Answers of changes carry a revision; a list or a description at least as new waits for it."""
+
+    async def scenario(parts, a, b):
+        one = Caller(1)
+        await one.beat(a, group_id="left")
+        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="left", member_id=one.id))
+        await b.see()
+        await b.stand_still()
+        report = groups_pb2.ReportPositionsRequest(reader_id="reader", expire_ms=5_000)
+        reported = await a.call("ReportPositions", report)
+        deleted = await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=["left"]))
+        assert deleted.revision > reported.revision > 0
+        described = groups_pb2.DescribeGroupRequest(group_id="reader", min_revision=reported.revision)
+        assert isinstance(await error_of(b.call("DescribeGroup", described, 0.2)), TimedOutError)
+        listing = groups_pb2.ListGroupsRequest(observed=True, min_revision=deleted.revision)
+        reading = asyncio.create_task(b.call("ListGroups", listing))
+        await asyncio.sleep(0)
+        b.follow()
+        assert [each.group_id for each in (await reading).groups] == ["reader"]
+        assert (await b.call("DescribeGroup", described)).listing.group_id == "reader"
+
+    run(scenario)
+
+
 def test_the_keeper_puts_out_dead_members_and_sees_topics_by_itself(run):
     """At once where the group is at home, a moment later elsewhere; and it stops its rounds when it is stopped."""
 

@@ -307,7 +307,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     ) -> groups_pb2.FetchOffsetsResponse:
         """See the proto."""
         check_group_id(request.group_id)
-        await self._offsets.wait_for(request.min_revision, self._answers.deadline(0, context.time_remaining()))
+        await self._see(request.min_revision, context)
         entry = self._groups.entry(request.group_id)
         response = groups_pb2.FetchOffsetsResponse(revision=self._groups.source.revision)
         if not request.topics:
@@ -337,6 +337,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     @unary
     async def ListGroups(self, request: groups_pb2.ListGroupsRequest, context: Any) -> groups_pb2.ListGroupsResponse:
         """See the proto."""
+        await self._see(request.min_revision, context)
         listings: list[groups_pb2.GroupListing] = [
             write_listing(group_id, entry.group) for group_id, entry in self._groups.groups.items()
         ]
@@ -359,6 +360,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     ) -> groups_pb2.DescribeGroupResponse:
         """See the proto."""
         check_group_id(request.group_id)
+        await self._see(request.min_revision, context)
         entry = self._groups.groups.get(request.group_id)
         revision = self._groups.source.revision
         if entry is None:
@@ -409,6 +411,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 await self._offsets.delete_group(group_id, deadline, expected_group_epoch=expected)
             except HeadraceError as error:
                 self._answers.put_error(answer, error)
+        response.revision = self._groups.source.revision
         return response
 
     @unary
@@ -426,8 +429,11 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             for each in topic.partitions:
                 reported.partitions.append(each.partition)
                 reported.offsets.append(each.offset)
-        await self._positions.report(request.reader_id, positions, request.expire_ms)
-        return groups_pb2.ReportPositionsResponse()
+        revision = await self._positions.report(request.reader_id, positions, request.expire_ms)
+        return groups_pb2.ReportPositionsResponse(revision=revision)
+
+    async def _see(self, min_revision: int, context: Any) -> None:
+        await self._offsets.wait_for(min_revision, self._answers.deadline(0, context.time_remaining()))
 
     def _names(self) -> dict[bytes, str]:
         return {bytes(topic.topic_id): topic.name for topic in self._view.topics.values()}

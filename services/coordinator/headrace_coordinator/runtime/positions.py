@@ -21,8 +21,8 @@ class ReportedPositions:
         self._view = view
         self._clock = clock
 
-    async def report(self, reader_id: str, positions: metadata_pb2.ReportedPositions, expire_ms: int) -> None:
-        """Store where a reader stands, until `expire_ms` after its last report.
+    async def report(self, reader_id: str, positions: metadata_pb2.ReportedPositions, expire_ms: int) -> int:
+        """Store where a reader stands, until `expire_ms` after its last report; returns etcd's revision of it.
 
         Raises:
             ConflictError: there is a group of that name.
@@ -48,6 +48,7 @@ class ReportedPositions:
             ) from error
         if not stored.succeeded:
             raise _is_a_group(reader_id)
+        return stored.revision
 
 
 def _is_a_group(reader_id: str) -> ConflictError:
