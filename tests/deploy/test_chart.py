@@ -24,7 +24,8 @@ from tests.deploy.matrix import EVERYTHING, MATRIX, REFUSED
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
 SET_BY_CHART = {
     "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
-    "internal_advertised_address", "internal_listen", "transfer_listen", "transfer_advertised_address", "internal_tls_allowed_names", "rack", "host", "log_level",
+    "internal_advertised_address", "internal_listen", "transfer_listen",
+    "transfer_advertised_address", "internal_tls_allowed_names", "rack", "host", "log_level",
     "log_format", "ready_file", "coordinator_id", *(field.name for field in dataclasses.fields(TlsSettings)),
 }  # fmt: skip
 
