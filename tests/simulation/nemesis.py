@@ -91,11 +91,13 @@ class Nemesis:
         self._act(number, name, chance, _PATIENCE.get(name, 0))
 
     def _act(self, number: int, name: str, chance: random.Random, patience: int) -> None:
-        """Do it, or wait for a cluster that it may meet."""
+        """Do it, or wait for a cluster that it may meet; never once all is to be healed."""
+        if not self._active:
+            return
         if self._acts[name](chance):
             self.done.append(number)
             self.world.count(f"fault: {name}")
-        elif patience and self._active:
+        elif patience:
             self._later(300, lambda: self._act(number, name, chance, patience - 1))
 
     def _later(self, delay_ms: int, call: Callable[[], object]) -> None:
