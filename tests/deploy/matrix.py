@@ -22,6 +22,7 @@ EVERYTHING: dict[str, Any] = {
             "loadBalancerClass": "example.org/lb",
             "loadBalancerSourceRanges": ["192.0.2.0/24"],
         },
+        "transfer": {"enabled": True},
         "podAntiAffinity": "hard",
         "nodeSelector": {"disk": "nvme"},
         "tolerations": [{"key": "log", "operator": "Exists"}],
@@ -63,6 +64,13 @@ EVERYTHING: dict[str, Any] = {
     ],
 }
 
+NODE_PORTS = {
+    "enabled": True,
+    "type": "NodePort",
+    "addressTemplate": "{nodeIP}:{nodePort}",
+    "nodePorts": [30181, 30182, 30183],
+}
+
 MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
@@ -96,14 +104,11 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "node ports": {
         "broker": {
-            "external": {
-                "enabled": True,
-                "type": "NodePort",
-                "addressTemplate": "{nodeIP}:{nodePort}",
-                "nodePorts": [30181, 30182, 30183],
-            }
+            "external": NODE_PORTS,
+            "transfer": {"enabled": True, "nodePorts": [30281, 30282, 30283]},
         }
     },
+    "transfers inside": {"broker": {"transfer": {"enabled": True}}, "networkPolicy": {"enabled": True}},
     "listed addresses": {
         "broker": {"external": {"enabled": True, "addresses": ["a.example.org:1", "b.example.org:2", "192.0.2.1:3"]}}
     },
@@ -188,6 +193,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"broker": {"external": {"enabled": True, "addressTemplate": "{id}:1", "addresses": ["a:1", "b:1", "c:1"]}}},
         "broker.external has addresses and an addressTemplate: give one of them",
+    ),
+    (
+        {"tls": {"enabled": True, "secretName": "s"}, "broker": {"transfer": {"enabled": True}}},
+        "broker.transfer.enabled and tls.enabled exclude each other: the transfer port speaks no TLS",
+    ),
+    (
+        {"broker": {"external": NODE_PORTS, "transfer": {"enabled": True}}},
+        "broker.transfer.nodePorts has 0 entries for 3 brokers",
+    ),
+    (
+        {"broker": {"external": NODE_PORTS, "transfer": {"enabled": True, "nodePorts": [30281, 30182, 30283]}}},
+        "port 30182 stands in broker.external.nodePorts and in broker.transfer.nodePorts",
+    ),
+    (
+        {"broker": {"transfer": {"enabled": True, "nodePorts": [30281, 30282, 30283]}}},
+        "broker.transfer.nodePorts needs broker.transfer.enabled=true, broker.external.enabled=true",
     ),
     (
         {"monitoring": {"prometheusRule": {"enabled": True, "alerts": {"HeadraceNoSuch": {"threshold": 1}}}}},

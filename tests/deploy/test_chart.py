@@ -335,7 +335,8 @@ def test_outside_addresses_are_told_by_number(render: Render) -> None:
         ("listed addresses", {"0": "a.example.org:1", "1": "b.example.org:2", "2": "192.0.2.1:3"}),
     ):
         objects = render(MATRIX[name])
-        assert one(objects, "ConfigMap", "-broker-addresses")["data"] == expected
+        told = one(objects, "ConfigMap", "-broker-addresses")["data"]
+        assert {number: address for number, address in told.items() if number.isdigit()} == expected
         services = select(objects, "Service", "-external")
         assert [each["spec"]["selector"]["apps.kubernetes.io/pod-index"] for each in services] == list(expected)
         (container,) = one(objects, "StatefulSet", "-broker")["spec"]["template"]["spec"]["containers"]
@@ -345,6 +346,40 @@ def test_outside_addresses_are_told_by_number(render: Render) -> None:
         )
         assert "-broker-headless.prod.svc." in environment["HEADRACE_BROKER_INTERNAL_ADVERTISED_ADDRESS"]
         assert "HEADRACE_BROKER_ADVERTISED_ADDRESS" not in environment
+
+
+def test_the_transfer_port_is_closed_until_asked_for(render: Render) -> None:
+    """Then it is listened on, published, named to clients and open to those who may fetch; else none of it is there."""
+    closed = {"everything": {"broker": {**EVERYTHING["broker"], "transfer": {"enabled": False}}}}
+    for name in ("defaults", "listed addresses", "everything"):
+        objects = render({**MATRIX[name], **closed.get(name, {})})
+        assert "transfer" not in json.dumps([each for each in objects if "grafana_dashboard" not in json.dumps(each)])
+    headless = "$(HEADRACE_POD_NAME).demo-headrace-broker-headless.prod.svc.cluster.local:7281"
+    for name, told in (
+        ("transfers inside", headless),
+        ("everything", "broker-1.example.org:7281"),
+        ("node ports", "${HEADRACE_NODE_IP}:30282"),
+    ):
+        objects = render(MATRIX[name])
+        (container,) = one(objects, "StatefulSet", "-broker")["spec"]["template"]["spec"]["containers"]
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        assert environment["HEADRACE_BROKER_TRANSFER_LISTEN"] == "0.0.0.0:7281"
+        assert {"name": "transfer", "containerPort": 7281} in container["ports"]
+        variable = "HEADRACE_BROKER_TRANSFER_ADVERTISED_ADDRESS"
+        if told != headless:
+            assert variable not in environment
+            path = "/etc/headrace-addresses/transfer-$(HEADRACE_BROKER_BROKER_ID)"
+            assert f"{variable}={path}" in environment["HEADRACE_FROM_FILES"].split(",")
+            assert one(objects, "ConfigMap", "-broker-addresses")["data"]["transfer-1"] == told
+        else:
+            assert environment[variable] == told
+        for service in (one(objects, "Service", "-broker-headless"), *select(objects, "Service", "-external")):
+            (port,) = (each for each in service["spec"]["ports"] if each["name"] == "transfer")
+            assert (port["port"], port["targetPort"]) == (7281, "transfer")
+            assert ("nodePort" in port) == (service["spec"].get("type") == "NodePort")
+        for policy in select(objects, "NetworkPolicy", "-broker"):
+            ports = [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["ingress"]]
+            assert ports == [[7181, 7281], [7381], [9464]]
 
 
 def test_nodes_are_readable_only_for_racks(render: Render) -> None:

@@ -76,9 +76,18 @@ spec:
         {{- if not $broker.external.enabled }}
         - {name: HEADRACE_BROKER_ADVERTISED_ADDRESS, value: {{ printf "%s:7181" $inside | quote }}}
         {{- end }}
+        {{- if $broker.transfer.enabled }}
+        - {name: HEADRACE_BROKER_TRANSFER_LISTEN, value: {{ printf "%s:7281" $root.Values.listenHost | quote }}}
+        {{- if not $broker.external.enabled }}
+        - {name: HEADRACE_BROKER_TRANSFER_ADVERTISED_ADDRESS, value: {{ printf "%s:7281" $inside | quote }}}
+        {{- end }}
+        {{- end }}
         {{- $files := list }}
         {{- if $broker.external.enabled }}
         {{- $files = append $files "HEADRACE_BROKER_ADVERTISED_ADDRESS=/etc/headrace-addresses/$(HEADRACE_BROKER_BROKER_ID)" }}
+        {{- if $broker.transfer.enabled }}
+        {{- $files = append $files "HEADRACE_BROKER_TRANSFER_ADVERTISED_ADDRESS=/etc/headrace-addresses/transfer-$(HEADRACE_BROKER_BROKER_ID)" }}
+        {{- end }}
         {{- end }}
         {{- if $broker.rack.fromNodeLabel }}
         {{- $files = append $files "HEADRACE_BROKER_RACK=/run/headrace/rack" }}
@@ -96,6 +105,9 @@ spec:
       ports:
         - {name: grpc, containerPort: 7181}
         - {name: internal, containerPort: 7381}
+        {{- if $broker.transfer.enabled }}
+        - {name: transfer, containerPort: 7281}
+        {{- end }}
         - {name: metrics, containerPort: 9464}
       {{- include "headrace.probes" . | nindent 6 }}
       {{- if $broker.drain.enabled }}

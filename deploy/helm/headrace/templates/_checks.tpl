@@ -5,6 +5,9 @@ Included once, by the broker's StatefulSet.
 {{- define "headrace.checks" -}}
 {{- $broker := .Values.broker -}}
 {{- $etcd := .Values.etcd -}}
+{{- if and $broker.transfer.enabled .Values.tls.enabled -}}
+{{- fail "broker.transfer.enabled and tls.enabled exclude each other: the transfer port speaks no TLS and would be the way around it; set broker.transfer.enabled=false" -}}
+{{- end -}}
 {{- if and $etcd.endpoints $etcd.bundled.enabled -}}
 {{- fail "etcd.endpoints are given and etcd.bundled.enabled is true: set etcd.bundled.enabled=false to use those endpoints, or empty etcd.endpoints. (Where the bundled etcd has run, its data does not move by itself: docs/guides/disaster-recovery.md.)" -}}
 {{- end -}}
@@ -80,6 +83,19 @@ Included once, by the broker's StatefulSet.
 {{- end -}}
 {{- if and (eq $external.type "NodePort") (lt (len $external.nodePorts) (int $broker.replicas)) -}}
 {{- fail (printf "broker.external.nodePorts has %d entries for %d brokers: clients are told these ports, so each broker needs a fixed one" (len $external.nodePorts) (int $broker.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- $transfer := $broker.transfer -}}
+{{- $nodes := and $external.enabled (eq $external.type "NodePort") -}}
+{{- if and $transfer.enabled $nodes (lt (len $transfer.nodePorts) (int $broker.replicas)) -}}
+{{- fail (printf "broker.transfer.nodePorts has %d entries for %d brokers: with broker.external.type=NodePort each broker needs a fixed one for the transfer port, too" (len $transfer.nodePorts) (int $broker.replicas)) -}}
+{{- end -}}
+{{- if and $transfer.nodePorts (not (and $transfer.enabled $nodes)) -}}
+{{- fail "broker.transfer.nodePorts needs broker.transfer.enabled=true, broker.external.enabled=true and broker.external.type=NodePort" -}}
+{{- end -}}
+{{- range $transfer.nodePorts -}}
+{{- if has . $external.nodePorts -}}
+{{- fail (printf "port %d stands in broker.external.nodePorts and in broker.transfer.nodePorts: a port of the nodes leads to one place" (int .)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
