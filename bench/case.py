@@ -72,7 +72,8 @@ class Target:
 
     text: str
     figure: Figure
-    bound: float
+    bound: float | None
+    """None: nothing is asked, the figure is stated."""
     against: Figure | None = None
     """What it is compared with, round by round; None: it stands alone."""
     at_most: bool = False
@@ -89,10 +90,14 @@ class Target:
             values = [mine - other if self.difference else mine / other for mine, other in pairs]
         return statistics.median(values) if values else None
 
+    def cases(self) -> list[str]:
+        """The names of the cases that it takes."""
+        return list(dict.fromkeys(figure.case for figure in (self.figure, self.against) if figure is not None))
+
     def met(self, results: Results) -> bool | None:
-        """Whether it is reached; None where it was not measured."""
+        """Whether it is reached; None where it was not measured, or nothing is asked."""
         value = self.measured(results)
-        if value is None:
+        if value is None or self.bound is None:
             return None
         return value <= self.bound if self.at_most else value >= self.bound
 

@@ -19,6 +19,10 @@ SIZES = {20: "20 B", 200: "200 B", 1_000: "1 kB", 10_000: "10 kB", 100_000: "100
 LOG_SIZES = {100_000_000: "100 MB", 1_000_000_000: "1 GB", 20_000_000_000: "20 GB"}
 SLOW = 0.05
 """The share of the load for what moves a record a batch."""
+LONG = 4.0
+"""The share of the load for what moves gigabytes a second."""
+PARTITION_BATCH = 1_000
+"""Records a batch where partitions are compared: the same for all, and every one of a thousand has some."""
 
 
 def grpc_limit(way: str) -> Callable[[Stage], Sample]:
@@ -41,7 +45,7 @@ def machine_limit(name: str) -> Callable[[Stage], Sample]:
     """What the machine moves without gRPC: `page cache`, `disk` or `sendfile`."""
 
     def run(stage: Stage) -> Sample:
-        load = stage.load(VALUE_BYTES)
+        load = stage.load(VALUE_BYTES, LONG if name == "sendfile" else 1.0)
         batch, calls = one_batch(load), load.records // records_a_batch(VALUE_BYTES)
         work = {
             "page cache": limit.measure_page_cache,
@@ -107,19 +111,30 @@ def producing() -> list[Case]:
     ]
     cases += [Case(f"produce/send_many, {codec}", Produce(codec=codec, share=0.5)) for codec in ("lz4", "zstd", "gzip")]
     cases += [
-        Case(f"produce/send_many, {count} partitions", Produce(partitions=count), daily=count in (10, 1_000))
+        Case(
+            f"produce/send_many, {count} partitions",
+            Produce(partitions=count, batch_records=PARTITION_BATCH),
+            daily=count in (10, 1_000),
+        )
         for count in (10, 100, 1_000)
     ]
     return cases
 
 
 def consuming() -> list[Case]:
-    """Ways, message sizes, codecs, partitions. Reading over the transfer port belongs here once brokers open one."""
+    """Ways, message sizes, codecs, partitions, and the transfer port."""
     cases = [
         Case("consume/loop", Consume("loop"), limit="limit/out", daily=True),
         Case("consume/drain", Consume("drain"), limit="limit/out"),
         Case("consume/poll", Consume("poll"), limit="limit/out"),
         Case("consume/arrow", Consume("arrow"), limit="limit/out", daily=True),
+        Case(
+            "consume/arrow, transfer port",
+            Consume("arrow", transfer_port=True, share=LONG),
+            limit="limit/sendfile",
+            daily=True,
+        ),
+        Case("consume/loop, transfer port", Consume("loop", transfer_port=True), limit="limit/sendfile"),
     ]
     cases += [
         Case(f"consume/{way}, {name}", Consume(way, value_bytes=size), limit="limit/out")
@@ -129,7 +144,11 @@ def consuming() -> list[Case]:
     ]
     cases += [Case(f"consume/arrow, {codec}", Consume(codec=codec, share=0.5)) for codec in ("lz4", "zstd", "gzip")]
     cases += [
-        Case(f"consume/arrow, {count} partitions", Consume(partitions=count), daily=count in (10, 1_000))
+        Case(
+            f"consume/arrow, {count} partitions",
+            Consume(partitions=count, batch_records=PARTITION_BATCH),
+            daily=count in (10, 1_000),
+        )
         for count in (10, 100, 1_000)
     ]
     return cases
@@ -166,7 +185,7 @@ LIMITS = [
 ]
 
 
-def ratio(text: str, case: str, other: str, bound: float, figure: str = RATE, other_figure: str = "") -> Target:
+def ratio(text: str, case: str, other: str, bound: float | None, figure: str = RATE, other_figure: str = "") -> Target:
     """A figure of a case over the same figure of another."""
     return Target(text, Figure(case, figure), bound, Figure(other, other_figure or figure))
 
@@ -182,11 +201,13 @@ def more_cpu(text: str, case: str, other: str, bound: float) -> Target:
 
 
 FULL, FSYNC = "produce/send_many, batch 5000", "produce/send_many, batch 5000, fsync"
+TRANSFERRED = "consume/arrow, transfer port"
 REPLICATED = "produce/send_many, replication 3, acks all"
 TARGETS = [
     ratio("send_many: of the gRPC limit", "produce/send_many", "limit/in", 0.75, MB),
     ratio("Arrow in: of the gRPC limit", "produce/arrow", "limit/in", 0.75, MB),
     ratio("batches to Arrow: of the gRPC limit", "consume/arrow", "limit/out", 0.75, MB),
+    ratio("transfer port to Arrow: of plain sendfile", TRANSFERRED, "limit/sendfile", 0.35, MB),
     Target("batch 1, acks 0: records/s (the paper's)", Figure("produce/send, batch 1, acks 0"), 50_000),
     ratio("fsync: of async, batch 5,000", FSYNC, FULL, 0.6),
     ratio("replication 3, acks all: of replication 1", REPLICATED, "produce/send_many", 0.2),
@@ -203,6 +224,7 @@ TARGETS = [
     ratio("1,000 partitions: of 10, out", "consume/arrow, 1000 partitions", "consume/arrow, 10 partitions", 0.75),
     more_cpu("broker's CPU s/GB beyond a bare server, in", "produce/send_many", "limit/in", 0.5),
     more_cpu("broker's CPU s/GB beyond a bare server, out", "consume/arrow", "limit/out", 0.5),
+    at_most("broker's CPU s/GB over the transfer port", TRANSFERRED, BROKER_CPU, 0.15),
     at_most("bytes on disk beyond a value, batch 50", "produce/send, batch 50", "disk_overhead_bytes_per_record", 5.8),
     ratio("log of 20 GB: appends, of 100 MB", "log/20 GB", "log/100 MB", 0.9, "append_records_per_s"),
     ratio("log of 20 GB: warm reads, of 100 MB", "log/20 GB", "log/100 MB", 0.9, "warm_records_per_s"),

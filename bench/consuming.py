@@ -1,4 +1,7 @@
-"""Consuming: record by record, in batches, to Arrow, from the beginning of a topic that is in the page cache."""
+"""Consuming: record by record, in batches, to Arrow, from the beginning of a topic that is in the page cache.
+
+The clock starts when the client is connected, as that of the peers' clients does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import headrace
 
 from bench.case import Sample
 from bench.load import MARKS, PAPER_BYTES, Load, records_a_batch
-from bench.stage import Meter, Stage, Target, broker_pids
+from bench.stage import Meter, Stage, Target, broker_pids, transferred_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +28,46 @@ class Consume:
     value_bytes: int = 200
     codec: str = "none"
     partitions: int = 1
+    batch_records: int | None = None
+    """How many records a batch of the topic has; None: a batch of 1 MiB."""
+    transfer_port: bool = False
+    """Whether the bytes come over the broker's transfer port, and not by gRPC."""
     share: float = 1.0
     """Of the usual load."""
 
     def __call__(self, stage: Stage) -> Sample:
-        """Read the whole topic."""
+        """Read the whole topic.
+
+        Raises:
+            RuntimeError: the bytes did not come the way they should.
+        """
         load = stage.load(self.value_bytes, self.share)
-        target = stage.filled(load, partitions=self.partitions, codec=self.codec)
+        target = stage.filled(
+            load,
+            partitions=self.partitions,
+            codec=self.codec,
+            batch_records=self.batch_records,
+            transfer_port=self.transfer_port,
+        )
+        before = transferred_bytes(target.cluster) if self.transfer_port else 0.0
+        sample = self._measure(target, load)
+        if self.transfer_port and transferred_bytes(target.cluster) - before < load.total_bytes:
+            raise RuntimeError("part of the load came by gRPC and not over the transfer port")
+        return sample
+
+    def _measure(self, target: Target, load: Load) -> Sample:
+        steps = WAYS[self.way](target, load)
+        next(steps)
         meter = Meter(broker_pids(target.cluster))
         marks, started, step = [], time.perf_counter(), load.records / MARKS
         following = step
-        for records in WAYS[self.way](target, load):
+        for records in steps:
             if records >= following or records >= load.records:
                 marks.append((records * load.value_bytes / 1e6, time.perf_counter() - started))
                 following += step
-        seconds = time.perf_counter() - started
-        figures = meter.figures(load, seconds, load.records / records_a_batch(load.value_bytes))
+        seconds = marks[-1][1]
+        batch = self.batch_records or records_a_batch(load.value_bytes)
+        figures = meter.figures(load, seconds, load.records / batch)
         return Sample(figures, marks if load.value_bytes == PAPER_BYTES else ())
 
 
@@ -54,6 +81,7 @@ def consumer(target: Target, **settings: Any) -> headrace.Consumer:
 def loop(target: Target, load: Load) -> Iterator[int]:
     """`for record in consumer`, with a statement for each record."""
     with consumer(target) as reading:
+        yield 0
         seen = value_bytes = 0
         records = iter(reading)
         while seen < load.records:
@@ -68,6 +96,7 @@ def loop(target: Target, load: Load) -> Iterator[int]:
 def drain(target: Target, load: Load) -> Iterator[int]:
     """Every record is made and nothing done with it: a deque of length 0 takes them with the least work there is."""
     with consumer(target) as reading:
+        yield 0
         seen, records = 0, iter(reading)
         while seen < load.records:
             part = min(load.records - seen, 50_000)
@@ -79,6 +108,7 @@ def drain(target: Target, load: Load) -> Iterator[int]:
 def poll(target: Target, load: Load) -> Iterator[int]:
     """`consumer.poll()`: batches, of which the values are taken as lists."""
     with consumer(target) as reading:
+        yield 0
         seen = 0
         while seen < load.records:
             batch = reading.poll(timeout=10.0)
@@ -90,6 +120,7 @@ def arrow(target: Target, load: Load) -> Iterator[int]:
     """`Reader.batches()`, each to Arrow."""
     seen = 0
     with headrace.Reader(target.topic, bootstrap_servers=target.bootstrap_servers) as reader:
+        yield 0
         for batch in reader.batches(timeout=30.0):
             seen += batch.to_arrow().num_rows
             yield seen

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,10 @@ from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids
 
 VALUE_BYTES = 200
 FILL_SECONDS = 600.0
+KEPT_BYTES = 2_000_000_000
+"""A log that is longer is filled once."""
+LOG_PART_BYTES = 100_000_000
+WARM_PASSES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +124,40 @@ class LongLog:
     log_bytes: int
 
     def __call__(self, stage: Stage) -> Sample:
-        """Fill a topic to the size, then measure."""
-        target: Target = stage.kept(("long", self.log_bytes), lambda: self._filled(stage))
-        part = Load(500_000, VALUE_BYTES)
-        figures: dict[str, float] = {}
+        """Fill a topic to the size, then measure; one that takes long to fill stays for the next round."""
+        if self.log_bytes > KEPT_BYTES:
+            return self._measure(stage.kept(("long", self.log_bytes), lambda: self._filled(stage)))
+        with self._filled(stage) as target:
+            return self._measure(target)
+
+    def _measure(self, target: Target) -> Sample:
+        part, directory = Load(LOG_PART_BYTES // VALUE_BYTES, VALUE_BYTES), target.cluster.directory / "broker-1"
+        segments = self._segments(target)
         with headrace.Producer(bootstrap_servers=target.bootstrap_servers, acks=1) as sender:
             sender.send(target.topic, WARM_UP).result(60)
-            figures["append_records_per_s"] = part.records / _timed(lambda: _send_part(sender, target.topic, part))
-            warm = headrace.Reader(target.topic, last=part.records, bootstrap_servers=target.bootstrap_servers)
-            with warm:
-                figures["warm_records_per_s"] = part.records / _timed(lambda: [*map(_rows, warm.batches(timeout=60.0))])
-            opening.forget(str(target.cluster.directory / "broker-1"))
-            cold = headrace.Reader(target.topic, end=part.records, bootstrap_servers=target.bootstrap_servers)
-            with cold:
-                figures["cold_mb_per_s"] = (
-                    part.total_bytes / _timed(lambda: [*map(_rows, cold.batches(timeout=60.0))]) / 1e6
-                )
-            figures["append_beside_reader_records_per_s"] = part.records / self._beside_a_reader(sender, target, part)
-        figures["disk_read_mb_per_s"] = _disk_read_rate(target.cluster.directory / "broker-1")
-        return Sample(figures)
+            append = part.records / _timed(lambda: _send_part(sender, target.topic, part))
+            warm = part.records * WARM_PASSES / sum(_read_time(target, last=part.records) for _ in range(WARM_PASSES))
+            opening.forget(str(directory))
+            disk = _disk_read_rate(segments, part.total_bytes)
+            opening.forget(str(directory))
+            cold = part.total_bytes / _read_time(target, end=part.records) / 1e6
+            beside = part.records / self._beside_a_reader(sender, target, part)
+        return Sample(
+            {
+                "append_records_per_s": append,
+                "warm_records_per_s": warm,
+                "cold_mb_per_s": cold,
+                "disk_read_mb_per_s": disk,
+                "append_beside_reader_records_per_s": beside,
+            }
+        )
+
+    @staticmethod
+    def _segments(target: Target) -> list[Path]:
+        """The files of the log, the oldest first."""
+        with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
+            topic_id = admin.describe_topic(target.topic).topic_id
+        return sorted(target.cluster.directory.rglob(f"{topic_id.hex()}-*/*.log"))
 
     def _beside_a_reader(self, sender: headrace.Producer, target: Target, part: Load) -> float:
         """Seconds of the same appends while another process reads from the oldest offset on."""
@@ -180,14 +199,19 @@ def _timed(work: Any) -> float:
     return time.perf_counter() - started
 
 
-def _disk_read_rate(directory: Path) -> float:
-    """MB/s at which the disk gives up to 1 GB of the oldest segment, cold, by plain reads of 1 MiB."""
-    oldest = min(directory.rglob("*.log"), key=lambda path: (-path.stat().st_size, path.name))
-    opening.forget(str(directory))
+def _read_time(target: Target, **where: int) -> float:
+    """Seconds that it takes to read a part of a topic to Arrow."""
+    with headrace.Reader(target.topic, **where, **_servers(target)) as reader:
+        return _timed(lambda: [*map(_rows, reader.batches(timeout=60.0))])
+
+
+def _disk_read_rate(files: Sequence[Path], most: int) -> float:
+    """MB/s at which the disk gives the first `most` bytes of some files, by plain reads of 1 MiB."""
     total, started = 0, time.perf_counter()
-    with oldest.open("rb", buffering=0) as file:
-        while total < 10**9 and (data := file.read(1 << 20)):
-            total += len(data)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while total < most and (data := file.read(1 << 20)):
+                total += len(data)
     return total / (time.perf_counter() - started) / 1e6
 
 

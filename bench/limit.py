@@ -29,6 +29,8 @@ CHANNEL_OPTIONS = [
 ]
 CALLS_IN_FLIGHT = 5
 CALL_TIMEOUT_SECONDS = 60.0
+SENDFILE_BYTES = 1 << 20
+SCRATCH = "scratch"
 
 
 class BareBroker(broker_pb2_grpc.BrokerServiceServicer):  # type: ignore[misc]
@@ -71,14 +73,21 @@ class BareServer:
 @contextmanager
 def bare_server() -> Iterator[BareServer]:
     """Start a bare server, and end it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.limit"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    with (
+        _own_process() as (port, pid),
+        grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel,
+    ):
+        yield BareServer(broker_pb2_grpc.BrokerServiceStub(channel), pid)
+
+
+@contextmanager
+def _own_process(*arguments: str) -> Iterator[tuple[int, int]]:
+    """This module as a program, for as long as it is wanted: the port that it printed, and its process id."""
+    command = [sys.executable, "-m", "bench.limit", *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        port = int(process.stdout.readline())
-        with grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
-            yield BareServer(broker_pb2_grpc.BrokerServiceStub(channel), process.pid)
+        yield int(process.stdout.readline()), process.pid
     finally:
         process.kill()
         process.wait()
@@ -143,36 +152,39 @@ def measure_disk(directory: Path, batch: bytes, calls: int) -> float:
 
 
 def measure_sendfile(directory: Path, batch: bytes, calls: int) -> float:
-    """Return the seconds that `sendfile` takes for `calls` batches, from the page cache over loopback to a reader."""
-    total = len(batch) * calls
-    with _scratch(directory) as descriptor, socket.create_server(("127.0.0.1", 0)) as server:
+    """Return the seconds that `sendfile` takes for `calls` batches, from the page cache over loopback to a reader.
+
+    The sender is a process of its own, as a broker is.
+    """
+    with _scratch(directory) as descriptor:
         for number in range(calls):
             os.pwrite(descriptor, batch, number * len(batch))
+        with _own_process("sendfile", str(directory / SCRATCH)) as (port, _):
+            room, received = bytearray(1 << 20), 0
+            with socket.create_connection(("127.0.0.1", port)) as receiver:
+                started = time.perf_counter()
+                while received < len(batch) * calls:
+                    count = receiver.recv_into(room)
+                    assert count, "the sender ended"
+                    received += count
+                return time.perf_counter() - started
 
-        def send() -> None:
-            connection, _ = server.accept()
-            with connection:
-                sent = 0
-                while sent < total:
-                    sent += os.sendfile(connection.fileno(), descriptor, sent, min(len(batch), total - sent))
 
-        sender = threading.Thread(target=send)
-        sender.start()
-        room = bytearray(1 << 20)
-        with socket.create_connection(server.getsockname()) as receiver:
-            started = time.perf_counter()
-            received = 0
-            while received < total:
-                received += receiver.recv_into(room)
-            seconds = time.perf_counter() - started
-        sender.join()
-    return seconds
+def send_file(path: str) -> None:
+    """Send a file by `sendfile` to whoever connects first; print the port before."""
+    with open(path, "rb") as file, socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        connection, _ = server.accept()
+        with connection:
+            sent, total = 0, os.fstat(file.fileno()).st_size
+            while sent < total:
+                sent += os.sendfile(connection.fileno(), file.fileno(), sent, SENDFILE_BYTES)
 
 
 @contextmanager
 def _scratch(directory: Path) -> Iterator[int]:
     """A new file, removed at the end."""
-    path = directory / "scratch"
+    path = directory / SCRATCH
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
     try:
         yield descriptor
@@ -182,4 +194,8 @@ def _scratch(directory: Path) -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    match sys.argv[1:]:
+        case ["sendfile", path]:
+            send_file(path)
+        case _:
+            asyncio.run(serve())

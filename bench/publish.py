@@ -1,7 +1,8 @@
 """`python -m bench.publish RESULTS...`: puts the tables and figures of runs into docs/performance.md.
 
-A run of `python -m bench` goes between the page's marks for `headrace`, one of `python -m bench.peers` between those
-for `peers`; the figures go to docs/figures/. Nothing is typed by hand, so the page says what was measured.
+Runs of `python -m bench` go between the page's marks for `headrace`, those of `python -m bench.peers` between those
+for `peers`, in the order given; what is asked, whichever run has measured it first, goes between those for `asked`. The
+figures of the first run of each kind go to docs/figures/. Nothing is typed by hand, so the page says what was measured.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Annotated, Any
 import typer
 
 from bench.case import BROKER_CPU, CLIENT_CPU, MB, RATE
+from bench.report import asked
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FIGURES = PAGE.parent / "figures"
 RATES = {RATE: ("records/s", "{:,.0f}"), MB: ("MB/s", "{:,.0f}")}
 CPU = {BROKER_CPU: ("broker CPU s/GB", "{:.2f}"), CLIENT_CPU: ("client CPU s/GB", "{:.2f}")}
+MET = {True: "yes", False: "**no**", None: ""}
 PLAIN = {**RATES, **CPU, "broker_peak_mb": ("broker MB", "{:,.0f}")}
 
 
@@ -28,14 +31,16 @@ def main(
     runs: Annotated[list[Path], typer.Argument(help="Directories that runs wrote: bench/results/...")],
 ) -> None:
     """Write the page's tables anew."""
-    page = PAGE.read_text()
-    for run in runs:
-        document = json.loads((run / "report.json").read_text())
-        name = section_of(document)
-        page = replaced(page, name, tables(document, name))
-        FIGURES.mkdir(exist_ok=True)
-        for figure in sorted(run.glob("*.svg")):
-            shutil.copyfile(figure, FIGURES / f"{name}-{figure.name}")
+    documents = [json.loads((run / "report.json").read_text()) for run in runs]
+    page = replaced(PAGE.read_text(), "asked", asked_table(documents))
+    for name in dict.fromkeys(map(section_of, documents)):
+        mine = [(run, found) for run, found in zip(runs, documents, strict=True) if section_of(found) == name]
+        drawings = sorted(mine[0][0].glob("*.svg"))
+        for drawing in drawings:
+            FIGURES.mkdir(exist_ok=True)
+            shutil.copyfile(drawing, FIGURES / f"{name}-{drawing.name}")
+        images = [f"![{drawing.stem}s: messages/s against MB](figures/{name}-{drawing.name})\n" for drawing in drawings]
+        page = replaced(page, name, "\n".join([*(tables(document) for _, document in mine), *images]))
     PAGE.write_text(page)
 
 
@@ -56,7 +61,7 @@ def replaced(page: str, name: str, text: str) -> str:
     return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
 
 
-def tables(document: dict[str, Any], name: str) -> str:
+def tables(document: dict[str, Any]) -> str:
     """What a run found, as Markdown."""
     machine, settings = document["machine"], document["settings"]
     intro = (
@@ -65,23 +70,23 @@ def tables(document: dict[str, Any], name: str) -> str:
         f"{settings['rounds']} rounds of {settings['records']:,} records of 200 bytes "
         f"(load average before: {machine['load_average'][0]:.1f}).\n"
     )
-    parts = [intro, _asked(document["targets"]), _rates(document["cases"]), _others(document["cases"])]
-    parts += [
-        f"![messages/s against MB, {side}](figures/{name}-{side}.svg)\n"
-        for side in ("producer", "consumer")
-        if any(case["marks"] and case["marks"][0] for case in document["cases"].values())
-    ]
+    parts = [intro, _rates(document["cases"]), _others(document["cases"])]
     parts += [f"Not measured: {case}: {reason}\n" for case, reason in document["skipped"].items()]
     return "\n".join(part for part in parts if part)
 
 
-def _asked(targets: list[dict[str, Any]]) -> str:
+def asked_table(documents: list[dict[str, Any]]) -> str:
+    """What is asked and what was measured, by the first run that has measured it."""
+    found: dict[str, dict[str, Any]] = {}
+    for target in (target for document in documents for target in document["targets"]):
+        if found.setdefault(target["text"], target)["measured"] is None:
+            found[target["text"]] = target
     rows = []
-    for target in targets:
-        sign = "at most" if target["at_most"] else "at least"
-        verdict = "yes" if target["met"] else "**no**"
-        rows.append((target["text"], f"{sign} {target['bound']:,.4g}", f"{target['measured']:,.4g}", verdict))
-    return _table(("figure", "asked", "measured", "reached"), rows)
+    for target in found.values():
+        value = target["missing"] if target["measured"] is None else f"{target['measured']:,.4g}"
+        verdict = MET[target["met"]]
+        rows.append((target["text"], asked(target["bound"], at_most=target["at_most"]), value, verdict))
+    return _table(("figure", "asked", "measured", "met"), rows)
 
 
 def _rates(cases: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from google import protobuf
 from rich.console import Console
 from rich.table import Table
 
-from bench.case import BROKER_CPU, CLIENT_CPU, MB, RATE, Case, Catalogue, Results
+from bench.case import BROKER_CPU, CLIENT_CPU, MB, RATE, Case, Catalogue, Results, Target
 
 SHOWN = {
     RATE: ("records/s", "{:,.0f}"),
@@ -52,6 +52,14 @@ def machine() -> dict[str, Any]:
         "headrace": headrace.__version__,
         "clock": time.get_clock_info("perf_counter").implementation,
     }
+
+
+VERDICTS = {True: "yes", False: "NO", None: ""}
+
+
+def asked(bound: float | None, *, at_most: bool) -> str:
+    """What is asked, in words."""
+    return "stated" if bound is None else f"at {'most' if at_most else 'least'} {bound:,.6g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,13 @@ class Report:
         pairs = zip(self.results[case.name], self.results[case.limit], strict=False)
         return statistics.median(mine.figures[MB] / most.figures[MB] for mine, most in pairs)
 
+    def missing(self, target: Target) -> str:
+        """Why a figure that is asked for was not measured; empty: it was."""
+        if target.measured(self.results) is not None:
+            return ""
+        reasons = [f"{case}: {self.skipped[case]}" for case in target.cases() if case in self.skipped]
+        return "; ".join(reasons) or "not run"
+
     def document(self) -> dict[str, Any]:
         """Everything, as JSON: machine, versions, settings and every repetition."""
         return {
@@ -104,9 +119,9 @@ class Report:
                     "bound": target.bound,
                     "at_most": target.at_most,
                     "met": target.met(self.results),
+                    "missing": self.missing(target),
                 }
                 for target in self.catalogue.targets
-                if target.measured(self.results) is not None
             ],
             "skipped": dict(self.skipped),
         }
@@ -152,16 +167,21 @@ class Report:
         return table
 
     def _asked(self) -> Table:
-        table = Table(title="asked")
+        table = Table(title="what is asked")
         table.add_column("figure")
-        for heading in ("asked", "measured", ""):
+        for heading in ("asked", "measured", "met"):
             table.add_column(heading, justify="right")
         for target in self.catalogue.targets:
             value = target.measured(self.results)
             if value is not None:
-                sign = "at most" if target.at_most else "at least"
-                verdict = "reached" if target.met(self.results) else "NOT REACHED"
-                table.add_row(target.text, f"{sign} {target.bound:,.4g}", f"{value:,.4g}", verdict)
+                table.add_row(
+                    target.text,
+                    asked(target.bound, at_most=target.at_most),
+                    f"{value:,.4g}",
+                    VERDICTS[target.met(self.results)],
+                )
+            elif any(case in self.skipped for case in target.cases()):
+                table.add_row(target.text, asked(target.bound, at_most=target.at_most), self.missing(target), "")
         return table
 
     def compare(self, path: Path, console: Console) -> list[str]:

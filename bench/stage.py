@@ -7,7 +7,9 @@ filled once and stays.
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +25,10 @@ from bench.limit import BareServer, bare_server
 from bench.load import BATCH_HEADER_BYTES, RECORD_OVERHEAD_BYTES, Load
 
 REMOVAL_SECONDS = 60
+TRANSFERRED = "headrace_broker_transferred_bytes_total"
 CREATION_SECONDS = 120.0
+TRANSFER_SETTINGS = {"transfer_listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0"}
+"""A broker's transfer port, and its metrics, by which it is seen that bytes went over it."""
 WARM_UP = b"warm"
 """Sent and acknowledged before the clock starts: connections, metadata and the producer id are there then."""
 
@@ -70,10 +75,11 @@ class Stage:
         records = min(self.records * 200 // value_bytes, self.records * 2)
         return Load(max(20, round(records * share)), value_bytes)
 
-    def cluster(self, brokers: int = 1) -> LocalCluster:
-        """A cluster of so many brokers."""
-        spec = LocalClusterSpec(brokers=brokers, coordinators=1)
-        cluster: LocalCluster = self.kept(("cluster", brokers), lambda: LocalCluster(spec))
+    def cluster(self, brokers: int = 1, *, transfer_port: bool = False) -> LocalCluster:
+        """A cluster of so many brokers; one with transfer ports is another one than that without."""
+        settings = TRANSFER_SETTINGS if transfer_port else {}
+        spec = LocalClusterSpec(brokers=brokers, coordinators=1, broker_settings=settings)
+        cluster: LocalCluster = self.kept(("cluster", brokers, transfer_port), lambda: LocalCluster(spec))
         return cluster
 
     def bare(self) -> BareServer:
@@ -86,10 +92,18 @@ class Stage:
         return self.cluster().directory
 
     @contextmanager
-    def topic(self, *, brokers: int = 1, partitions: int = 1, replication: int = 1, **config: str) -> Iterator[Target]:
+    def topic(
+        self,
+        *,
+        brokers: int = 1,
+        partitions: int = 1,
+        replication: int = 1,
+        transfer_port: bool = False,
+        **config: str,
+    ) -> Iterator[Target]:
         """A new topic, removed at the end; acknowledged from the page cache if nothing else is said."""
         self._topics += 1
-        target = Target(self.cluster(brokers), f"bench-{self._topics}")
+        target = Target(self.cluster(brokers, transfer_port=transfer_port), f"bench-{self._topics}")
         settings = {"durability": "async", "file_delete_delay_ms": 0, **config}
         with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
             admin.create_topic(
@@ -104,23 +118,31 @@ class Stage:
             finally:
                 _remove(admin, target)
 
-    def filled(self, load: Load, *, partitions: int = 1, codec: str = "none") -> Target:
-        """A topic of one broker that has the load, spread evenly; the same one every time."""
+    def filled(
+        self,
+        load: Load,
+        *,
+        partitions: int = 1,
+        codec: str = "none",
+        batch_records: int | None = None,
+        transfer_port: bool = False,
+    ) -> Target:
+        """A topic of one broker that has the load, a batch a partition in turn; the same one every time."""
 
         @contextmanager
         def fill() -> Iterator[Target]:
-            with self.topic(partitions=partitions) as target:
-                values = load.values()
+            with self.topic(partitions=partitions, transfer_port=transfer_port) as target:
+                values = load.values(batch_records)
+                settings = {} if batch_records is None else {"batch_records": batch_records}
                 with headrace.Producer(
-                    bootstrap_servers=target.bootstrap_servers, acks=1, compression_type=codec
+                    bootstrap_servers=target.bootstrap_servers, acks=1, compression_type=codec, **settings
                 ) as sender:
-                    left = load.records
-                    while left:
-                        sender.send_many(target.topic, values[:left], partition=left % partitions)
-                        left -= min(left, len(values))
+                    for turn, start in enumerate(range(0, load.records, len(values))):
+                        part = values[: load.records - start]
+                        sender.send_many(target.topic, part, partition=turn % partitions)
                 yield target
 
-        target: Target = self.kept(("filled", load, partitions, codec), fill)
+        target: Target = self.kept(("filled", load, partitions, codec, batch_records, transfer_port), fill)
         return target
 
 
@@ -177,6 +199,14 @@ class Meter:
 def _peak_bytes(process: psutil.Process) -> int:
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def transferred_bytes(cluster: LocalCluster) -> float:
+    """How much has gone over the transfer port of a cluster's only broker."""
+    ready = json.loads((cluster.directory / "broker-1.ready.json").read_text())
+    with urllib.request.urlopen(f"http://{ready['metrics_address']}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{TRANSFERRED} "))
 
 
 def broker_pids(cluster: LocalCluster) -> list[int | None]:

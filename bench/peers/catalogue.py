@@ -67,6 +67,7 @@ def kafka_cases() -> list[Case]:
 def other_cases() -> list[Case]:
     """RabbitMQ, NATS, Redis, ActiveMQ: on a bare socket, and by the usual client in Python."""
     stream, rstream = Client(RABBIT, "wire_stream", "stream"), Client(RABBIT, "rabbit_rstream", "stream", SLOW)
+    long_stream = Client(RABBIT, "wire_stream", "stream", catalogue.LONG)
     queue = Client(RABBIT, "wire_amqp", "amqp", SLOWER)
     nats, nats_py = Client(NATS, "wire_nats", "nats", 0.25), Client(NATS, "nats_client", "nats", 0.02)
     redis, redis_py = Client(REDIS, "wire_redis", "redis", 0.5), Client(REDIS, "redis_py", "redis", SLOW)
@@ -80,7 +81,7 @@ def other_cases() -> list[Case]:
         case_in("Redis streams, bare socket", redis),
         case_in("Redis streams, redis-py", redis_py),
         case_in("ActiveMQ, bare socket", stomp),
-        case_out("RabbitMQ streams, bare socket", stream, stream),
+        case_out("RabbitMQ streams, bare socket", long_stream, long_stream),
         case_out("RabbitMQ streams, rstream", rstream, stream),
         case_out("RabbitMQ queue, bare socket", queue, queue, drains=True),
         case_out("NATS JetStream, bare socket", nats, nats),
@@ -103,14 +104,20 @@ TARGETS = [
         3.0,
     ),
     ratio(
-        "send_many: of librdkafka, batch 10,000 (stated)",
+        "send_many: of librdkafka, batch 10,000",
         "produce/send_many",
         "in/Kafka, librdkafka (C), batch 10000",
-        0.0,
+        None,
     ),
     ratio("for record in consumer: of confluent-kafka", "consume/loop", CONSUME, 1.3),
     ratio("for record in consumer: of Kafka's Java consumer", "consume/loop", "out/Kafka, Java", 1.0),
     ratio("batches to Arrow: of librdkafka", "consume/arrow", "out/Kafka, librdkafka (C)", 1.0),
+    ratio(
+        "transfer port to Arrow: of RabbitMQ streams",
+        catalogue.TRANSFERRED,
+        "out/RabbitMQ streams, bare socket",
+        0.6,
+    ),
     ratio(
         "batch 1, acks 0: of librdkafka, batch 1",
         "produce/send, batch 1, acks 0",
