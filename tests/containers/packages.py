@@ -18,6 +18,9 @@ TOOLS = (
 # What stands in the stand-ins of upstream's images.
 CONTENTS = ("prometheus", "prometheus-alertmanager", "busybox-static")
 
+# Where engine and buildah keep things whatever they are told.
+WRITTEN_TO = ("/run", "/var/lib")
+
 APT = ("apt-get", "-q", "-y", "-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=60")
 
 
@@ -42,13 +45,23 @@ def fetch_tools(cache: Path) -> Path:
     return root
 
 
-def lay_over(root: Path) -> None:
+def lay_over(root: Path, state: Path) -> None:
     """Let the unpacked tools appear in /usr, in this mount namespace alone: each finds its libraries where it looks.
 
-    Tools start others with environments of their own, so that a path in a variable would not reach all of them.
+    Tools start others with environments of their own, so that a path in a variable would not reach all of them. What
+    they write where no option leads elsewhere, as the sockets of containers below /run, goes to `state`.
     """
     (root / "usr").mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "overlay", "tools", "-o", f"lowerdir={root / 'usr'}:/usr", "/usr"], check=True)
+    _overlay("/usr", f"lowerdir={root / 'usr'}:/usr")
+    for place in WRITTEN_TO:
+        upper, work = (state / f"{kind}{place.replace('/', '-')}" for kind in ("upper", "work"))
+        upper.mkdir()
+        work.mkdir()
+        _overlay(place, f"lowerdir={place},upperdir={upper},workdir={work}")
+
+
+def _overlay(place: str, options: str) -> None:
+    subprocess.run(["mount", "-t", "overlay", "headrace-tests", "-o", options, place], check=True)
 
 
 def fetch_contents(cache: Path) -> Path:

@@ -53,6 +53,15 @@ def values(topic: str) -> list[bytes]:
     return found
 
 
+def transferred(cluster: Engine) -> int:
+    """Bytes that all brokers have sent over their transfer ports."""
+    program = (
+        "import urllib.request as u; lines = u.urlopen('http://127.0.0.1:9464/metrics').read().decode().splitlines();"
+        "print(*(l.split()[1] for l in lines if l.startswith('headrace_broker_transferred_bytes_total ')))"
+    )
+    return sum(int(float(cluster.compose("exec", "-T", name, "python", "-c", program))) for name in BROKERS)
+
+
 def in_sync(topic: str) -> bool:
     """All three replicas of each partition are in sync."""
     with headrace.Admin(bootstrap_servers=SERVERS) as admin:
@@ -118,7 +127,21 @@ def test_a_client_in_another_container_reaches_the_cluster(cluster: Engine) -> N
     assert "healthy" in cluster.docker(*client, "cluster", "health", "--exit-when-healthy", "--wait-timeout", "30")
     for partition in range(3):
         cluster.docker(*client, "produce", "from-a-container", "--partition", str(partition), "/etc/hostname")
+    before = transferred(cluster)
+    assert len(cluster.docker(*client, "consume", "from-a-container", "--exit-at-end", "-o", "start").split()) == 3
+    assert transferred(cluster) > before
     assert len(values("from-a-container")) == 3
+
+
+def test_fetches_come_from_the_page_cache(cluster: Engine) -> None:
+    """By the transfer ports that clients are told, without a byte over gRPC."""
+    create("transferred")
+    with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+        for number in range(2_000):
+            producer.send("transferred", bytes(1_000), key=b"%d" % number)
+    before = transferred(cluster)
+    assert len(values("transferred")) == 2_000
+    assert transferred(cluster) - before > 2_000_000
 
 
 def test_a_killed_broker_loses_nothing(cluster: Engine, figure: Figure) -> None:

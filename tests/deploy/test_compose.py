@@ -100,8 +100,10 @@ def test_settings_are_taken_by_the_services(compose: dict[str, Any]) -> None:
     assert [each.broker_id for each in brokers] == [1, 2, 3]
     assert len({each.rack for each in brokers}) == 3
     for settings in brokers:
-        published = compose["services"][f"broker-{settings.broker_id}"]["ports"][0]["published"]
-        assert settings.advertised_address == f"localhost:{published}"
+        ports = compose["services"][f"broker-{settings.broker_id}"]["ports"]
+        published = {port["target"]: f"localhost:{port['published']}" for port in ports}
+        assert published == {7181: settings.advertised_address, 7281: settings.transfer_advertised_address}
+        assert settings.transfer_listen == "0.0.0.0:7281"
 
 
 def test_clients_in_containers_find_what_they_are_told(compose: dict[str, Any]) -> None:
