@@ -16,7 +16,7 @@ from headrace.cli.rendering import Facts, JsonValue, Report
 from headrace.cli.session import CommandFailed, DryRun, Session, UsageProblem, command
 
 if TYPE_CHECKING:
-    from headrace.cli.bench_pace import Progress
+    from headrace.cli.bench_pace import Progress, Send
     from headrace.cli.bench_records import Block, KeyPool
     from headrace.cli.workloads import Workload
 
@@ -24,6 +24,9 @@ OWN_RATE, FULL_RATE = "own", "max"
 DEFAULT_RECORDS = 1_000_000
 """Of a made workload, where neither --records nor --seconds is given."""
 FLUSH_SECONDS = 120.0
+PAPER_VALUE_BYTES = 200
+ETC_KEYS = 1_000_000
+ETC_ZIPF = 0.99
 
 
 class WorkloadName(enum.StrEnum):
@@ -51,6 +54,19 @@ class Plan:
     seed: int
     files: tuple[str, ...]
     lines: LineFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the load."""
+
+    progress: "Progress"
+    seconds: float
+    processor_seconds: float
+    # Refused, or not acknowledged when the time was up.
+    failed_records: int
+    # Why it ended early or is not whole: raised once the rest is told.
+    failure: BaseException | None
 
 
 @command()
@@ -88,13 +104,15 @@ def bench(
         float | None,
         typer.Option("--seconds", min=0.001, help="Send what is due in so many; at --rate max, for so long."),
     ] = None,
-    value_bytes: Annotated[int, typer.Option("--value-bytes", min=1, max=1_000_000, help="paper: of a value.")] = 200,
+    value_bytes: Annotated[
+        int, typer.Option("--value-bytes", min=1, max=1_000_000, help="paper: of a value.")
+    ] = PAPER_VALUE_BYTES,
     keys: Annotated[
         int, typer.Option("--keys", min=1, max=10_000_000, help="etc: how many different ones.")
-    ] = 1_000_000,
+    ] = ETC_KEYS,
     zipf_exponent: Annotated[
         float, typer.Option("--zipf", min=0.0, max=10.0, help="etc: exponent of the popularity of keys; 0: all alike.")
-    ] = 0.99,
+    ] = ETC_ZIPF,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same records.")] = 1,
     input_format: Annotated[
         InputFormat, typer.Option("--input", help="replay: a line is a value, or a record as JSON.")
@@ -105,6 +123,8 @@ def bench(
     dry_run: DryRun = False,
 ) -> None:
     """Put a topic under a load and say how fast it was, and how long records waited from when they were due.
+
+    Ctrl-C ends the load early; what was sent is told all the same.
 
     \b
     Examples:
@@ -128,32 +148,49 @@ def bench(
     _check(plan)
     with session.admin() as admin:
         partitions = len(admin.describe_topic(topic).partitions)
-    from headrace.cli.bench_pace import send_paced
-
     blocks = _blocks(session, plan, partitions)
     try:
         if dry_run:
-            used, started = time.process_time(), time.perf_counter()
-            progress = send_paced(blocks, lambda _: None, time.perf_counter, time.sleep, plan.seconds)
+            outcome = _send(plan, blocks, lambda _: None)
         else:
             settings = {"acks": acks.value, "compression_type": compression.value, "linger_ms": linger_ms}
             with session.clients.producer(**session.settings(), **settings) as producer:
-                used, started = time.process_time(), time.perf_counter()
-                progress = send_paced(
+                outcome = _send(
+                    plan,
                     blocks,
                     lambda part: producer.send_many(
                         topic, part.values, keys=part.keys, headers=part.headers, partition=part.partition
                     ),
-                    time.perf_counter,
-                    time.sleep,
-                    plan.seconds,
+                    producer,
                 )
-                producer.flush(FLUSH_SECONDS)
     except (ValueError, LineTooLongError) as problem:
         raise CommandFailed(ExitCode.FAILED, str(problem)) from None
-    elapsed = time.perf_counter() - started
-    document = _document(plan, topic, progress, elapsed, time.process_time() - used, dry_run=dry_run)
+    document = _document(plan, topic, outcome, dry_run=dry_run)
     session.show(Report(document, (Facts(tuple(_facts(document))),)))
+    if outcome.failure is not None:
+        raise outcome.failure
+
+
+def _send(plan: Plan, blocks: "Iterator[Block]", send: "Send", producer: Any = None) -> Outcome:
+    """Send what is due until the last of it is acknowledged; after Ctrl-C only what has been sent."""
+    from headrace.cli.bench_pace import Progress, send_paced
+
+    failure: BaseException | None = None
+    progress, failed_records = Progress(), 0
+    used, started = time.process_time(), time.perf_counter()
+    try:
+        send_paced(blocks, send, time.perf_counter, time.sleep, plan.seconds, progress)
+    except KeyboardInterrupt as stop:
+        failure = stop
+    if producer is not None:
+        from headrace.client.errors import DeliveryError
+
+        try:
+            producer.flush(FLUSH_SECONDS)
+        except DeliveryError as error:
+            failure, failed_records = failure or error, error.failed_records + error.pending_records
+    seconds, processor_seconds = time.perf_counter() - started, time.process_time() - used
+    return Outcome(progress, seconds, processor_seconds, failed_records, failure)
 
 
 def _rate(text: str) -> float | None:
@@ -179,6 +216,10 @@ def _check(plan: Plan) -> None:
     replay = plan.workload is WorkloadName.REPLAY
     if plan.files and not replay:
         raise UsageProblem(f"--workload {plan.workload} makes its records; files are for --workload replay")
+    if plan.value_bytes != PAPER_VALUE_BYTES and plan.workload is not WorkloadName.PAPER:
+        raise UsageProblem("--value-bytes is for --workload paper; others have values of their own")
+    if (plan.keys, plan.zipf_exponent) != (ETC_KEYS, ETC_ZIPF) and plan.workload is not WorkloadName.ETC:
+        raise UsageProblem("--keys and --zipf are for --workload etc; the paper's has no keys, a file has its own")
     if plan.speed != 1.0 and not (replay and plan.rate is None):
         raise UsageProblem("--speed is for --workload replay at --rate own")
     if replay and plan.rate is None and plan.lines.input is InputFormat.LINES:
@@ -219,24 +260,24 @@ def _count(plan: Plan) -> int:
     return 2**62 if plan.seconds is not None else DEFAULT_RECORDS
 
 
-def _document(
-    plan: Plan, topic: str, progress: "Progress", elapsed: float, used: float, *, dry_run: bool
-) -> dict[str, JsonValue]:
+def _document(plan: Plan, topic: str, outcome: Outcome, *, dry_run: bool) -> dict[str, JsonValue]:
     """What is printed, for programs."""
     from headrace.cli.bench_pace import percentiles_ms
 
+    progress, elapsed = outcome.progress, outcome.seconds
     paced = progress.due_s > 0
     rate = plan.rate if plan.rate is not None and plan.rate < math.inf else None
     document: dict[str, Any] = {
         "topic": topic,
         "workload": plan.workload.value,
         "records": progress.records,
+        "failed_records": outcome.failed_records,
         "bytes": progress.bytes,
         "seconds": round(elapsed, 3),
         "records_per_second": round(progress.records / elapsed) if elapsed else 0,
         "megabytes_per_second": round(progress.bytes / elapsed / 1e6, 3) if elapsed else 0.0,
         "asked_records_per_second": rate,
-        "processor_seconds": round(used, 3),
+        "processor_seconds": round(outcome.processor_seconds, 3),
         "late_ms": percentiles_ms(progress.late_s) if paced else None,
         "acknowledged_ms": percentiles_ms(progress.waits_s) if paced and not dry_run else None,
         "dry_run": dry_run,

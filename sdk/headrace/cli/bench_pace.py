@@ -14,7 +14,7 @@ import numpy as np
 from headrace.cli.bench_records import Block, Columns
 
 if TYPE_CHECKING:
-    from headrace.client.receipts import ManyReceipt
+    from headrace.client.receipts import ManyReceipt, Receipt
 
 LONGEST_SLEEP_S = 0.001
 SHORTEST_SLEEP_S = 0.00001
@@ -43,6 +43,7 @@ def send_paced(
     clock: Callable[[], float],
     sleep: Callable[[float], object],
     seconds: float | None = None,
+    progress: Progress | None = None,
 ) -> Progress:
     """Send all blocks; returns when the last one was taken, not acknowledged.
 
@@ -52,8 +53,11 @@ def send_paced(
         clock: seconds, from any moment on.
         sleep: waits so many seconds.
         seconds: send what is due in so many; what is due all at once is sent for so long. None: send all.
+        progress: what is counted in, for a caller who wants it whatever happens; None: a new one.
     """
-    progress, started = Progress(), clock()
+    started = clock()
+    if progress is None:
+        progress = Progress()
     for block in blocks:
         index, count, at_once = 0, len(block.due_s), not block.due_s.any()
         if seconds is not None:
@@ -85,9 +89,10 @@ def _note_acknowledgement(
     if receipt is None or not receipt.parts:
         return
 
-    def landed(_: object) -> None:
-        with progress.lock:
-            progress.waits_s.append(clock() - due)
+    def landed(part: "Receipt") -> None:
+        if part.exception() is None:
+            with progress.lock:
+                progress.waits_s.append(clock() - due)
 
     receipt.parts[-1][0].add_done_callback(landed)
 

@@ -54,6 +54,8 @@ class FakeTopics:
     controller_id: str = "a"
     # Raised by every call.
     failure: BaseException | None = None
+    # Raised by flush alone.
+    flush_failure: HeadraceError | None = None
     # Raised by describe_logs alone.
     logs_failure: HeadraceError | None = None
     # Raised by list_reassignments alone.
@@ -382,8 +384,9 @@ class FakeProducer(FakeContext):
             self.held.append(topic, partition or 0, value, key=key, headers=headers[index] if headers else None)
 
     def flush(self, timeout: float | None = None) -> None:
-        if self.held.failure is not None:
-            raise self.held.failure
+        failure = self.held.failure or self.held.flush_failure
+        if failure is not None:
+            raise failure
 
 
 class FakeConsumer(FakeContext):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,10 @@ from headrace.cli.workloads import (
     gaps_us,
     mean_gap_us,
 )
+from headrace.client.errors import DeliveryError
 from headrace.client.partitioner import partition_for_key
+from headrace.client.receipts import ManyReceipt, PendingBatch, receipt_for
+from headrace.wire.errors import NotEnoughReplicasError
 from headrace.wire.ids import TopicPartition
 
 EVEN = (np.arange(200_000) + 0.5) / 200_000
@@ -53,6 +57,21 @@ def test_keys_and_gaps_follow_their_distributions() -> None:
     gaps = gaps_us(EVEN)
     assert gaps[len(gaps) // 2] == pytest.approx(16.0292 / 0.154971 * (0.5**-0.154971 - 1), rel=0.001)
     assert gaps.mean() == pytest.approx(mean_gap_us(), rel=0.01)
+
+
+def test_moments_are_those_of_the_study() -> None:
+    """Means and deviations by their closed forms, from the parameters of section 5; Zipf's by its sum."""
+    keys, gaps, tail = etc_key_bytes(EVEN), gaps_us(EVEN), etc_value_bytes(EVEN)
+    tail = tail[tail >= 15]
+    # A length is rounded down, which takes half a byte of the mean.
+    assert keys.mean() + 0.5 == pytest.approx(30.7984 + 8.20449 * (math.gamma(1 - 0.078688) - 1) / 0.078688, rel=0.005)
+    assert tail.mean() + 0.5 == pytest.approx(15 + 214.476 / (1 - 0.348238), rel=0.01)
+    assert gaps.mean() == pytest.approx(16.0292 / (1 - 0.154971), rel=0.005)
+    assert gaps.std() == pytest.approx(16.0292 / ((1 - 0.154971) * math.sqrt(1 - 2 * 0.154971)), rel=0.02)
+    ranks = Popularity(1_000, 0.99).ranks(EVEN)
+    weights = np.arange(1, 1_001) ** -0.99
+    assert (ranks == 0).mean() == pytest.approx(1 / weights.sum(), rel=0.001)
+    assert (ranks + 1).mean() == pytest.approx((np.arange(1, 1_001) * weights).sum() / weights.sum(), rel=0.001)
 
 
 @pytest.mark.parametrize(("keys", "exponent"), [(1, 0.99), (7, 0.0), (1_000, 0.99), (200_000, 1.2)])
@@ -186,11 +205,91 @@ def test_a_file_is_replayed(headrace: Any, held: Any, tmp_path: Path) -> None:
     assert all(before.offset < after.offset for before, after in pairwise(stored))
 
 
+def test_a_file_is_replayed_at_its_own_and_at_a_set_speed(
+    headrace: Any, held: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gaps of the time stamps, or records a second in their place, on a clock that only sleeping moves."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    lines = [json.dumps({"value": "v", "timestamp_ms": 5_000 + 40 * n}) + "\n" for n in range(11)]
+    (tmp_path / "log").write_text("".join(lines))
+    held.add("clicks")
+    arguments = ("bench", "clicks", str(tmp_path / "log"), "--workload", "replay", "--output", "json")
+    for options, seconds in (((), 0.4), (("--speed", "4"), 0.1), (("--rate", "100"), 0.1), (("--rate", "max"), 0.0)):
+        document = json.loads(headrace(*arguments, *options).out)
+        assert (document["records"], document["seconds"]) == (11, pytest.approx(seconds, abs=0.002))
+    assert len(held.records[TopicPartition("clicks", 0)]) == 44
+
+
+def test_ctrl_c_ends_the_load_and_tells_what_was_sent(
+    headrace: Any, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 130, and the report all the same."""
+    held.add("clicks")
+    calls: list[float] = []
+
+    def interrupted(seconds: float) -> None:
+        calls.append(seconds)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    ended = headrace("bench", "clicks", "--rate", "100", "--seconds", "60", "--output", "json")
+    document = json.loads(ended.out)
+    stored = len(held.records[TopicPartition("clicks", 0)])
+    assert (ended.code, ended.err, document["records"]) == (ExitCode.INTERRUPTED, "", stored)
+    assert stored >= 1
+
+
+def test_what_was_not_delivered_is_told(headrace: Any, held: Any) -> None:
+    """The report has how many; the command says why, and fails."""
+    held.add("clicks")
+    cause = NotEnoughReplicasError("1 replica is in sync")
+    where = TopicPartition("clicks", 0)
+    held.flush_failure = DeliveryError([(where, 30, cause)], failed_records=30, pending_records=12)
+    ended = headrace("bench", "clicks", "--records", "100", "--output", "json")
+    assert json.loads(ended.out)["failed_records"] == 42
+    assert ended.code != 0
+    assert "1 replica is in sync" in ended.err
+
+
+def test_a_wait_is_of_what_was_acknowledged() -> None:
+    """A part that failed has not been acknowledged late: it counts nowhere."""
+    batches: list[PendingBatch] = []
+
+    def send(part: Columns) -> ManyReceipt:
+        batches.append(PendingBatch(TopicPartition("clicks", 0), 0, lambda _: None))
+        return ManyReceipt([(receipt_for(batches[-1], 0), part.records)])
+
+    clock = Clock()
+    progress = send_paced(evenly(3, 100.0), send, clock, clock.sleep)
+    assert len(batches) == 3
+    for batch, error in zip(batches, (None, NotEnoughReplicasError("few"), None), strict=True):
+        batch.complete((0,), error)
+    assert progress.waits_s == pytest.approx([0.02, 0.0], abs=0.002)
+
+
+def test_help_has_examples(headrace: Any) -> None:
+    """Every option and the examples are there."""
+    text = headrace("bench", "--help").out
+    for word in ("--workload", "--rate", "--speed", "--zipf", "--dry-run", "headrace bench clicks --workload etc"):
+        assert word in text, word
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "code", "says"),
     [
         (("--rate", "quick"), b"", ExitCode.USAGE, "--rate 'quick' is not a number of records a second, own or max"),
         (("--speed", "2"), b"", ExitCode.USAGE, "--speed is for --workload replay at --rate own"),
+        (("--rate", "-1"), b"", ExitCode.USAGE, "is not a number of records a second"),
+        (("--rate", "inf"), b"", ExitCode.USAGE, "is not a number of records a second"),
+        (("--workload", "etcd"), b"", ExitCode.USAGE, "etcd"),
+        (("--workload", "etc", "--value-bytes", "7"), b"", ExitCode.USAGE, "--value-bytes is for --workload paper"),
+        (("--keys", "7"), b"", ExitCode.USAGE, "--keys and --zipf are for --workload etc"),
+        (("--zipf", "1.5"), b"", ExitCode.USAGE, "--keys and --zipf are for --workload etc"),
+        (("--records", "0"), b"", ExitCode.USAGE, "--records"),
+        (("--workload", "replay", "/no/such/file"), b"", ExitCode.FAILED, "/no/such/file: No such file"),
         (("file",), b"", ExitCode.USAGE, "files are for --workload replay"),
         (("--workload", "replay", "--input", "lines"), b"x\n", ExitCode.USAGE, "plain lines have no times"),
         (("--workload", "replay"), b'{"value": "x"}\n', ExitCode.FAILED, "record 1 has no timestamp_ms"),
