@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import psutil
 from headrace.v1 import broker_pb2, broker_pb2_grpc
 from headrace.wire.batch import iter_batches
 
@@ -151,27 +152,30 @@ def measure_disk(directory: Path, batch: bytes, calls: int) -> float:
         return time.perf_counter() - started
 
 
-def measure_sendfile(directory: Path, batch: bytes, calls: int) -> float:
-    """Return the seconds that `sendfile` takes for `calls` batches, from the page cache over loopback to a reader.
-
-    The sender is a process of its own, as a broker is.
-    """
+def measure_sendfile(directory: Path, batch: bytes, calls: int) -> tuple[float, float]:
+    """Return the seconds that `sendfile` takes for `calls` batches, from the page cache over loopback to a reader, and
+    the processor seconds of the sender, which is a process of its own, as a broker is."""
     with _scratch(directory) as descriptor:
         for number in range(calls):
             os.pwrite(descriptor, batch, number * len(batch))
-        with _own_process("sendfile", str(directory / SCRATCH)) as (port, _):
-            room, received = bytearray(1 << 20), 0
+        with _own_process("sendfile", str(directory / SCRATCH)) as (port, pid):
+            room, received, before = bytearray(1 << 20), 0, _processor_seconds(pid)
             with socket.create_connection(("127.0.0.1", port)) as receiver:
                 started = time.perf_counter()
                 while received < len(batch) * calls:
                     count = receiver.recv_into(room)
                     assert count, "the sender ended"
                     received += count
-                return time.perf_counter() - started
+                return time.perf_counter() - started, _processor_seconds(pid) - before
+
+
+def _processor_seconds(pid: int) -> float:
+    user, system, *_ = psutil.Process(pid).cpu_times()
+    return float(user + system)
 
 
 def send_file(path: str) -> None:
-    """Send a file by `sendfile` to whoever connects first; print the port before."""
+    """Send a file by `sendfile` to whoever connects first; print the port before, and stay until the parent leaves."""
     with open(path, "rb") as file, socket.create_server(("127.0.0.1", 0)) as server:
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()
@@ -179,6 +183,7 @@ def send_file(path: str) -> None:
             sent, total = 0, os.fstat(file.fileno()).st_size
             while sent < total:
                 sent += os.sendfile(connection.fileno(), file.fileno(), sent, SENDFILE_BYTES)
+        sys.stdin.read()
 
 
 @contextmanager
