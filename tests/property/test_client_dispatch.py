@@ -101,9 +101,14 @@ class World:
         self.sent += len(values)
         pipeline = self.pipelines[number]
         self.dispatcher.start_pipeline(pipeline)
-        pending = PendingBatch(pipeline.where, 0, lambda pending: None)
+        step = self.rng.choice([1, 2, 3, 100])
+        pending = PendingBatch(pipeline.where, 0, lambda pending: None, step)
         batch = SealedBatch(pipeline, pending, len(values), 0, self.now_ms + self.delivery_timeout_ms)
-        batch.encoded = encode_batch(values, base_timestamp_ms=0, **batch.stamp._asdict())
+        batch.encoded = [
+            encode_batch(values[at : at + step], base_timestamp_ms=0, **batch.stamp.behind(at)._asdict())
+            for at in range(0, len(values), step)
+        ]
+        assert len(batch.encoded) == batch.count
         self.dispatcher.add(batch)
         self.contents[batch] = (number, values)
         self.order[number].append(batch)
@@ -111,7 +116,11 @@ class World:
     def send(self):
         for request in self.dispatcher.next_requests(self.now_ms):
             body = [
-                (part.pipeline.where.partition, part.leader_epoch, [b.encoded for b in part.batches])
+                (
+                    part.pipeline.where.partition,
+                    part.leader_epoch,
+                    [encoded for b in part.batches for encoded in b.encoded],
+                )
                 for part in request.parts
             ]
             self.flying.append((request, body))
@@ -124,7 +133,7 @@ class World:
     def check_bounds(self):
         """What flies stays within the bounds, and bytes that may have been applied never change."""
         for pipeline in self.pipelines:
-            assert len(pipeline.flying) <= 64
+            assert sum(batch.count for batch in pipeline.flying) <= 64
             if not self.idempotent:
                 assert (
                     len([1 for request, _ in self.flying for part in request.parts if part.pipeline is pipeline]) <= 1
@@ -155,6 +164,8 @@ class World:
             offsets = []
             try:
                 for batch in batches:
+                    if offsets and self.rng.random() < self.faults * 0.1:
+                        raise self.rng.choice([ThrottledError, InvalidTimestampError])("in the middle")
                     offsets.append(log.append(batch))
                 answers.append(Answer(tuple(offsets), None))
             except HeadraceError as error:
@@ -220,9 +231,9 @@ class World:
             self.late.clear()
 
     def finish(self, finished):
-        for batch, offset, error in finished:
+        for batch, offsets, error in finished:
             assert batch not in self.finished, "a batch finishes once"
-            self.finished[batch] = (offset, error)
+            self.finished[batch] = (offsets, error)
 
     def run(self, steps):
         self.metadata()
@@ -257,10 +268,13 @@ def check(world):
     for number, log in enumerate(world.logs):
         definite = set()
         for batch in world.order[number]:
-            offset, error = world.finished[batch]
-            values = world.contents[batch][1]
+            offsets, error = world.finished[batch]
+            values, step = world.contents[batch][1], batch.pending.batch_records
             if error is None:
-                assert log.values[offset : offset + len(values)] == values, "what is delivered is there"
+                assert len(offsets) == batch.count
+                for at, offset in enumerate(offsets):
+                    part = values[at * step : (at + 1) * step]
+                    assert log.values[offset : offset + len(part)] == part, "what is delivered is there"
             elif error.outcome == Outcome.NOT_APPLIED:
                 definite.update(values)
         assert not definite & set(log.values), "what failed definitely is never read"

@@ -30,7 +30,7 @@ def produce_requests(draw):
         broker_pb2.PartitionProduce,
         partition=st.integers(0, 2**31 - 1),
         leader_epoch=st.none() | st.integers(-1, 2**31 - 1),
-        batches=st.lists(buffers, max_size=4),
+        batches=st.lists(buffers, max_size=4) | st.lists(buffers, min_size=8, max_size=12),
         records=st.lists(st.builds(topics_pb2.Record, value=buffers), max_size=2),
         producer=st.none() | st.builds(broker_pb2.ProducerIdentity, producer_id=st.integers(-(2**63), 2**63 - 1)),
     )
@@ -127,3 +127,18 @@ def test_large_batches_are_not_copied():
     assert isinstance(found, memoryview)
     assert found.obj is data
     assert found == batch
+
+
+@pytest.mark.parametrize("size", [envelopes.SMALL_BATCH_BYTES // 2, envelopes.SMALL_BATCH_BYTES * 2])
+def test_many_batches_are_read_and_written_alike(size):
+    """Small ones by protobuf, which copies them, larger ones in place."""
+    batches = [bytes([number]) * size for number in range(40)]
+    message = broker_pb2.ProduceRequest(topics=[broker_pb2.TopicProduce()])
+    message.topics[0].partitions.add(partition=3)
+    data = produce_request_bytes(Envelope(message, [batches]))
+    parsed = broker_pb2.ProduceRequest.FromString(data)
+    assert list(parsed.topics[0].partitions[0].batches) == batches
+    envelope = parse_produce_request(data)
+    assert envelope.batches == [batches]
+    assert isinstance(envelope.batches[0][0], bytes) == (size < envelopes.SMALL_BATCH_BYTES)
+    assert produce_request_bytes(envelope) == data

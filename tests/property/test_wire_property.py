@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+from headrace.wire import encoding
 from headrace.wire.batch import Codec, check_batch, sequence_after, sequence_distance
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.compression import decompress
@@ -47,6 +48,19 @@ def test_round_trip(drawn: tuple[list, int, bytes]) -> None:
     assert columns.timestamps() in ([base if time is None else time for time in times], [base] * len(rows))
     assert columns.to_arrow_values().to_pylist() == values
     columns.to_arrow_headers().validate(full=True)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.binary(max_size=20), min_size=1, max_size=encoding.SMALL_RECORDS),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**31 - 1),
+)
+def test_few_short_values_are_encoded_as_many_are(values: list[bytes], base: int, sequence: int) -> None:
+    """The short way gives the same bytes."""
+    how = {"base_timestamp_ms": base, "producer_id": 7, "producer_epoch": 1, "base_sequence": sequence}
+    columns = encoding._column("value", values)
+    assert encode_batch(values, **how) == encoding.encode_columns(columns, **how)
 
 
 @settings(deadline=None, max_examples=200)

@@ -1,9 +1,11 @@
 """Where records wait to become batches: one buffer a partition, and one budget in bytes for all of them.
 
 A buffer's `lock` is held to append to or to swap the open batch, never to encode. In a hurry records are appended
-without it, by a generator (`appender`). What an open batch may grow by
-(`room`) is taken from the budget in pieces ahead of the records, so that the buffer is bounded strictly and an append
-only counts down. No I/O, no clock; waiting for room is the one thing that blocks.
+without it, by a generator (`appender`). What an open batch may grow by (`room`) is taken from the budget in pieces
+ahead of the records, so that the buffer is bounded strictly and an append only counts down. A batch of `batch_records`
+goes at once where its partition is idle; where it would stand in line, records go on gathering, and are cut into
+batches when they are sealed: small batches share the work that a request takes. No I/O, no clock; waiting for room is
+the one thing that blocks.
 """
 
 import threading
@@ -102,13 +104,16 @@ class PartitionBuffer:
         room: bytes that may be appended before more must be taken; negative while no batch is open. Belongs to the
             appender while there is one.
         charged: bytes taken from the budget for the open batch, `room` included.
+        limit: records that may be in the open batch before somebody looks whether it goes.
+        is_overdue: a whole batch waits for the partition to be idle, and not for the linger to pass.
         retired: nothing may be appended any more: the producer is closed, or the topic is another one by now.
         appender: the generator that appends without the lock, or None.
     """
 
     __slots__ = (
-        "appender", "batch_limit", "charged", "headers", "keys", "largest", "lock", "opened_ms", "pending", "pipeline",
-        "record_limit", "retired", "room", "timestamps_ms", "values", "where",
+        "appender", "batch_limit", "batch_records", "charged", "headers", "is_overdue", "keys", "largest", "limit",
+        "lock", "opened_ms", "pending", "pipeline", "retired", "room", "run_records", "timestamps_ms", "values",
+        "where",
     )  # fmt: skip
 
     def __init__(
@@ -118,14 +123,17 @@ class PartitionBuffer:
         *,
         batch_bytes: int,
         max_batch_bytes: int,
-        records: int,
+        batch_records: int,
+        run_batches: int,
     ) -> None:
+        """At most `run_batches` batches of `batch_records` are sealed together."""
         self.where = where
         self.pipeline = pipeline
         self.lock = threading.Lock()
         self.largest = max_batch_bytes - BATCH_OVERHEAD
         self.batch_limit = min(batch_bytes, self.largest)
-        self.record_limit = records
+        self.batch_records = batch_records
+        self.run_records = batch_records * run_batches
         self.retired = False
         self.appender: Generator[Receipt | None, bytes, None] | None = None
         self._empty()
@@ -138,6 +146,8 @@ class PartitionBuffer:
         self.pending: PendingBatch | None = None
         self.room = -1
         self.charged = 0
+        self.limit = self.batch_records
+        self.is_overdue = False
         self.opened_ms = 0
 
     def open(self, pending: PendingBatch, now_ms: int, taken: int) -> None:
@@ -183,17 +193,29 @@ class PartitionBuffer:
                 return
 
     def is_full_for(self, cost: int) -> bool:
-        """Whether the open batch must be sealed before a record of `cost` bytes."""
+        """Whether the open batch must be sealed before a record of `cost` bytes; may raise the limit of records."""
+        count = len(self.values)
         used = self.charged - max(self.room, 0)
-        return len(self.values) > 0 and (used + cost > self.batch_limit or len(self.values) >= self.record_limit)
+        if count and (used + cost > self.batch_limit or count >= self.run_records):
+            return True
+        if count < self.limit:
+            return False
+        self.is_overdue = True  # Before the look: whoever makes the partition idle after it sees this.
+        if self.pipeline.idle:
+            return True
+        self.limit = self.run_records
+        return False
+
+    def has_room_for(self, cost: int) -> bool:
+        """Whether a record of `cost` bytes may be appended now."""
+        return self.room >= cost and len(self.values) < self.limit and self.pending is not None
 
     def piece_for(self, cost: int) -> int:
         """Give how many bytes to take from the budget before a record of `cost` bytes.
 
-        Never more than the limits allow.
-        Every record costs at least RECORD_OVERHEAD, so this bounds their number too.
+        Never more than the limits allow, were all records of that cost.
         """
-        left = min(self.batch_limit - self.charged, (self.record_limit - len(self.values)) * RECORD_OVERHEAD)
+        left = min(self.batch_limit - self.charged, (self.limit - len(self.values)) * cost - max(self.room, 0))
         return max(min(PIECE_BYTES, left), cost - max(self.room, 0))
 
     def extend(self, taken: int) -> None:
@@ -237,10 +259,9 @@ def _append_with_receipts(buffer: PartitionBuffer, pending: PendingBatch) -> Gen
     values = buffer.values
     append = values.append
     room = buffer.room
-    index = len(values)
     receipt: Receipt | None = None
     try:
-        while True:
+        for index in range(len(values), buffer.limit):
             value = yield receipt
             cost = len(value) + RECORD_OVERHEAD
             if cost > room:
@@ -250,7 +271,7 @@ def _append_with_receipts(buffer: PartitionBuffer, pending: PendingBatch) -> Gen
             receipt.batch = pending
             receipt.index = index
             append(value)
-            index += 1
+        yield receipt  # The value sent next is not taken.
     finally:
         buffer.room = room
 
@@ -260,13 +281,14 @@ def _append_without(buffer: PartitionBuffer) -> Generator[Receipt | None, bytes,
     append = buffer.values.append
     room = buffer.room
     try:
-        while True:
+        for _ in range(len(buffer.values), buffer.limit):
             value = yield None
             cost = len(value) + RECORD_OVERHEAD
             if cost > room:
                 return
             room -= cost
             append(value)
+        yield None  # The value sent next is not taken.
     finally:
         buffer.room = room
 

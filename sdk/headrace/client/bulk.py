@@ -20,6 +20,8 @@ from headrace.wire.compression import Codec
 from headrace.wire.encoding import ArrowBuffers, arrow_buffers
 
 Int64s = npt.NDArray[np.int64]
+EncodePart = Callable[[int, int, ProducerStamp], bytes]
+"""Encodes the records from the first number up to the second as one batch."""
 
 ENTRY_OVERHEAD = 5
 """Bytes that an entry of a column takes beside itself: its offset and, rounded up, its bit of validity."""
@@ -67,7 +69,7 @@ class Bulk:
         return len(self._ends)
 
     def cut(self, start: int, limit: int, records: int) -> tuple[int, int]:
-        """Give where a batch from `start` on ends, and its cost: as much as fits in `limit` bytes.
+        """Give where to end from `start` on, and the cost up to there: `records`, or as many as fit in `limit` bytes.
 
         At least one record.
         """
@@ -81,7 +83,7 @@ class Bulk:
         return None if self._times is None else self._times[start:end]
 
     def encode(
-        self, start: int, end: int, base_timestamp_ms: int, stamp: ProducerStamp, codec: Codec, level: int | None
+        self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
     ) -> bytes:
         """Encode some records as one batch."""
         rest: dict[str, Any] = {

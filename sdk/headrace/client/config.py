@@ -132,7 +132,9 @@ class ProducerConfig(ClientConfig):
     batch_bytes: int = _setting(
         MiB, "A batch is sent when its records have this size; the topic's max_batch_bytes bounds it.", low=1
     )
-    batch_records: int = _setting(10_000, "A batch is sent when it has this many records.", low=1, high=1_000_000)
+    batch_records: int = _setting(
+        10_000, "The most records of a batch; one that is full does not linger.", low=1, high=1_000_000
+    )
     max_request_bytes: int = _setting(
         2 * MiB, "The most that one request carries, batches of several partitions together.", low=KiB, high=24 * MiB
     )

@@ -29,7 +29,7 @@ from copy import copy
 from headrace.client.pipeline import Answer, Finished, PartitionPipeline, Request, RequestPart, SealedBatch
 from headrace.client.retry import Backoff, Overdue
 from headrace.client.routing import RoutingTable
-from headrace.client.sequences import SequenceState, restamp
+from headrace.client.sequences import SequenceState
 from headrace.wire.errors import (
     ErrorCode,
     HeadraceError,
@@ -41,6 +41,8 @@ from headrace.wire.errors import (
 
 MAX_BATCHES_IN_FLIGHT = 64
 """A partition: as many ranges as the leader remembers (PROTOCOL H48)."""
+MAX_REQUEST_BATCHES = 4_096
+"""Well below what a broker takes in one request (`max_request_batches`)."""
 
 _LEADERSHIP = frozenset(
     {
@@ -134,6 +136,7 @@ class Dispatcher:
         """At most one request a broker."""
         parts: dict[int, list[RequestPart]] = {}
         sizes: dict[int, int] = {}
+        counts: dict[int, int] = {}
         addresses: dict[int, str] = {}
         for pipeline in list(self._waiting):
             if not pipeline.queue:
@@ -149,9 +152,11 @@ class Dispatcher:
             room = self._max_request_bytes - sizes.get(broker_id, 0)
             if self._in_flight.get(broker_id, 0) >= self._max_in_flight or room <= 0:
                 continue
-            batches = self._take(pipeline, room, first=broker_id not in sizes)
+            most = MAX_REQUEST_BATCHES - counts.get(broker_id, 0)
+            batches = self._take(pipeline, room, most, first=broker_id not in sizes)
             if batches:
-                sizes[broker_id] = sizes.get(broker_id, 0) + sum(len(batch.encoded or b"") for batch in batches)
+                sizes[broker_id] = sizes.get(broker_id, 0) + sum(batch.size_bytes for batch in batches)
+                counts[broker_id] = counts.get(broker_id, 0) + sum(batch.count for batch in batches)
                 addresses[broker_id] = address
                 parts.setdefault(broker_id, []).append(RequestPart(pipeline, epoch, batches))
         for broker_id in parts:
@@ -201,19 +206,22 @@ class Dispatcher:
             self._identity = None
             self.needs_producer_id = True
 
-    def _take(self, pipeline: PartitionPipeline, room: int, *, first: bool) -> list[SealedBatch]:
-        """Take batches from the front of the queue; at least one if it is the `first` of its request."""
+    def _take(self, pipeline: PartitionPipeline, room: int, most: int, *, first: bool) -> list[SealedBatch]:
+        """Take what fits from the front of the queue; at least one if it is the `first` of its request."""
         batches: list[SealedBatch] = []
-        while pipeline.queue and len(pipeline.flying) < MAX_BATCHES_IN_FLIGHT:
+        if self._idempotent:
+            most = min(most, MAX_BATCHES_IN_FLIGHT - sum(batch.count for batch in pipeline.flying))
+        while pipeline.queue and pipeline.queue[0].count <= most:
             batch = pipeline.queue[0]
-            if batch.encoded is None or (len(batch.encoded) > room and (batches or not first)):
+            if batch.encoded is None or (batch.size_bytes > room and (batches or not first)):
                 break
             if pipeline.needs_epoch and not batch.doubtful:
                 break
             pipeline.queue.popleft()
             if self._idempotent and not batch.numbered:
                 self._number(batch)
-            room -= len(batch.encoded)
+            room -= batch.size_bytes
+            most -= batch.count
             pipeline.flying.append(batch)
             batches.append(batch)
         return batches
@@ -223,8 +231,7 @@ class Dispatcher:
         assert batch.encoded is not None
         stamp = batch.pipeline.sequences.sent(batch.records)
         if batch.stamp != stamp:
-            batch.encoded = restamp(batch.encoded, stamp)
-            batch.stamp = stamp
+            batch.stamp_anew(stamp)
         batch.numbered = True
 
     def answered(self, request: Request, answers: Iterable[Answer], now_ms: int) -> list[Finished]:
@@ -290,9 +297,10 @@ class Dispatcher:
     def _succeeded(self, part: RequestPart, answer: Answer, finished: list[Finished]) -> None:
         part.pipeline.recovering = part.pipeline.seeks_leader = False
         part.pipeline.failures = 0
-        offsets = answer.base_offsets
-        for index, batch in enumerate(part.batches):
-            finished.append(Finished(batch, offsets[index] if index < len(offsets) else -1, None))
+        first = 0
+        for batch in part.batches:
+            finished.append(Finished(batch, answer.base_offsets[first : first + batch.count], None))
+            first += batch.count
 
     def _part_failed(
         self, part: RequestPart, answer: Answer, error: HeadraceError, now_ms: int, finished: list[Finished]
@@ -302,15 +310,18 @@ class Dispatcher:
         pipeline.recovering = True
         pipeline.failures += 1
         appended = len(answer.base_offsets)
+        first = 0
         back: list[SealedBatch] = []
-        for index, batch in enumerate(part.batches):
-            if index < appended or error.outcome != Outcome.NOT_APPLIED:
+        for batch in part.batches:
+            end = first + batch.count
+            if first < appended or error.outcome != Outcome.NOT_APPLIED:
                 batch.doubtful = True
-            refused = index == appended or (index > appended and error.outcome != Outcome.NOT_APPLIED)
+            refused = first <= appended < end or (first > appended and error.outcome != Outcome.NOT_APPLIED)
             if not refused or self._comes_back(batch, error):
                 back.append(batch)
             else:
                 self._end(batch, error, finished)
+            first = end
         pipeline.put_back(back)
         if pipeline.queue:
             self._waiting[pipeline] = None
@@ -344,7 +355,7 @@ class Dispatcher:
             batch.pipeline.needs_epoch = True
         if batch.doubtful and error.outcome == Outcome.NOT_APPLIED:
             error = _doubtful(error)
-        finished.append(Finished(batch, -1, error))
+        finished.append(Finished(batch, (), error))
 
     def give_up(self, batch: SealedBatch, error: HeadraceError) -> list[Finished]:
         """End a batch that is queued: it could not be encoded."""

@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 from headrace.client.receipts import PendingBatch
 from headrace.client.request_ids import new_request_id
-from headrace.client.sequences import ProducerStamp, SequenceState
+from headrace.client.sequences import ProducerStamp, SequenceState, restamp
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 
 class SealedBatch:
-    """A batch that takes no more records. Owned by its partition's pipeline."""
+    """Records that travel together: one batch, or a run of them where `batch_records` cuts. Owned by its pipeline."""
 
     __slots__ = (
-        "charged", "deadline_ms", "doubtful", "encoded", "numbered", "pending", "pipeline", "records", "serial",
-        "stamp",
+        "charged", "count", "deadline_ms", "doubtful", "encoded", "numbered", "pending", "pipeline", "records",
+        "serial", "stamp",
     )  # fmt: skip
 
     def __init__(
@@ -29,17 +29,30 @@ class SealedBatch:
         self.pipeline = pipeline
         self.pending = pending
         self.records = records
+        self.count = len(range(0, records, pending.batch_records))
+        """Batches that it is cut into."""
         self.charged = charged
         """Bytes of the producer's budget."""
         self.deadline_ms = deadline_ms
         self.serial = pipeline.next_serial()
         self.stamp: ProducerStamp = pipeline.sequences.sealed(records)
-        self.encoded: bytes | None = None
-        """None while it is being encoded; nothing behind it is sent meanwhile."""
+        self.encoded: list[bytes] | None = None
+        """Its batches; None while they are being encoded: nothing behind is sent meanwhile."""
         self.numbered = False
         """Whether its sequence counts as sent in the present epoch."""
         self.doubtful = False
         """Whether some send of it may have been applied."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its batches, encoded."""
+        return sum(map(len, self.encoded or ()))
+
+    def stamp_anew(self, stamp: ProducerStamp) -> None:
+        """Give its batches other sequences; see `restamp`."""
+        step = self.pending.batch_records
+        self.encoded = [restamp(batch, stamp.behind(at * step)) for at, batch in enumerate(self.encoded or ())]
+        self.stamp = stamp
 
 
 class PartitionPipeline:
@@ -121,5 +134,6 @@ class Finished(NamedTuple):
     """A batch that is done with."""
 
     batch: SealedBatch
-    base_offset: int
+    base_offsets: tuple[int, ...]
+    """One a batch of it; empty where they are not known."""
     error: HeadraceError | None

@@ -30,7 +30,7 @@ def produce_request(request: Request, config: ProducerConfig) -> bytes:
         topic = message.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
         for pipeline, leader_epoch, sealed in parts:
             topic.partitions.add(partition=pipeline.where.partition, leader_epoch=leader_epoch)
-            batches.append([batch.encoded for batch in sealed if batch.encoded is not None])
+            batches.append([encoded for batch in sealed for encoded in batch.encoded or ()])
     return produce_request_bytes(Envelope(message, batches))
 
 

@@ -25,17 +25,17 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from headrace.client.accumulator import RECORD_OVERHEAD, Budget, Headers, PartitionBuffer, record_cost
+from headrace.client.accumulator import RECORD_OVERHEAD, Budget, Headers, PartitionBuffer, Swapped, record_cost
 from headrace.client.audit import AuditLedger
 from headrace.client.audit_publisher import AuditPublisher, publisher_settings
-from headrace.client.bulk import Bulk, bulk_of
+from headrace.client.bulk import Bulk, EncodePart, bulk_of
 from headrace.client.cluster_calls import ClusterCalls, error_of_call
 from headrace.client.config import ProducerConfig, build
 from headrace.client.connection import Connections
 from headrace.client.errors import BufferFullError, ClosedError, DeliveryError, ForkedError
 from headrace.client.forking import ForkGuard
 from headrace.client.housekeeping import Housekeeper
-from headrace.client.inflight import Dispatcher
+from headrace.client.inflight import MAX_BATCHES_IN_FLIGHT, Dispatcher
 from headrace.client.interrupts import Uninterrupted
 from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
 from headrace.client.pipeline import Finished, PartitionPipeline, Request, SealedBatch
@@ -45,6 +45,7 @@ from headrace.client.records import RecordMetadata
 from headrace.client.request_ids import metadata_of
 from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable, TopicRoute
+from headrace.client.sequences import ProducerStamp
 from headrace.client.serializers import resolve_serializer, serialize
 from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2, topics_pb2
@@ -65,6 +66,8 @@ __all__ = ["Producer", "RecordMetadata"]
 _log = logging.getLogger("headrace.client")
 
 DEFAULT_MAX_BATCH_BYTES = 1024 * 1024
+UNNUMBERED_BATCHES = 1_024
+"""Batches sealed together where no leader has to remember them."""
 KEPT_FAILURES = 100
 ATEXIT_TIMEOUT_S = 5.0
 TOPIC_GRACE_S = 2.0
@@ -223,7 +226,7 @@ class Producer:
                 if room >= 0 and keys is not None and buffer.appender is None:
                     values = buffer.values
                     index = len(values)
-                    if len(keys) == index:
+                    if len(keys) == index < buffer.limit:
                         buffer.room = room
                         keys.append(key)
                         values.append(value)
@@ -413,7 +416,8 @@ class Producer:
             if buffer.retired:
                 return 0
             if not buffer.is_full_for(cost):
-                if buffer.room >= cost and buffer.pending is not None:
+                if buffer.has_room_for(cost):
+                    assert buffer.pending is not None
                     receipt = receipt_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
                     if sticky and self._plain:
                         self._open[buffer.where.topic] = buffer.start_appender(receipts=self._receipts)
@@ -432,9 +436,12 @@ class Producer:
             if buffer.pending is not None:
                 buffer.extend(piece)
                 return
-            buffer.open(PendingBatch(buffer.where, _now_ms(), self._expedite), _monotonic_ms(), piece)
+            buffer.open(self._pending(buffer), _monotonic_ms(), piece)
             self._lingering[buffer] = None
         self._housekeeper.due_at(buffer.opened_ms + self._config.linger_ms)
+
+    def _pending(self, buffer: PartitionBuffer) -> PendingBatch:
+        return PendingBatch(buffer.where, _now_ms(), self._expedite, buffer.batch_records)
 
     def _take_memory(self, amount: int, deadline: float) -> None:
         if self._budget.take(amount):
@@ -454,25 +461,27 @@ class Producer:
         while start < len(bulk):
             found = yield from self._topic_steps(topic)
             buffer = found.buffers[found.sticky if chosen is None else chosen]
-            end, cost = bulk.cut(start, buffer.batch_limit, self._config.batch_records)
+            end, cost = bulk.cut(start, buffer.batch_limit, buffer.run_records)
             if cost > buffer.largest:
                 raise BatchTooLargeError(f"a record of {cost} bytes is over the {buffer.largest} that {topic} takes")
             yield TakeMemory(cost, deadline)
-            pending = PendingBatch(buffer.where, _now_ms(), self._expedite)
+            pending = self._pending(buffer)
             pending.timestamps_ms = bulk.timestamps(start, end)
             encode = partial(
-                bulk.encode, start, end, pending.timestamp_ms, codec=self._codec, level=self._config.compression_level
-            )
+                bulk.encode, base_timestamp_ms=pending.timestamp_ms, codec=self._codec,
+                level=self._config.compression_level,
+            )  # fmt: skip
             with Uninterrupted():
-                if not self._ship_bulk(buffer, pending, end - start, cost, encode):
+                if not self._ship_bulk(buffer, pending, range(start, end), cost, encode):
                     continue
-            parts.append((receipt_for(pending, 0), end - start))
+            for first in range(start, end, buffer.batch_records):
+                parts.append((receipt_for(pending, first - start), min(buffer.batch_records, end - first)))
             if chosen is None:
                 self._move_sticky(buffer)
             start = end
 
     def _ship_bulk(
-        self, buffer: PartitionBuffer, pending: PendingBatch, records: int, cost: int, encode: Callable[..., bytes]
+        self, buffer: PartitionBuffer, pending: PendingBatch, rows: range, cost: int, encode: EncodePart
     ) -> bool:
         """Queue a batch of its own behind what is open and send both; False: the buffer is out of use.
 
@@ -483,16 +492,16 @@ class Producer:
                 self._budget.give_back(cost)
                 return False
             before = self._seal(buffer)
-            batch = self._enqueue(buffer, pending, records, cost)
+            batch = self._enqueue(buffer, pending, len(rows), cost)
         if before is not None:
             self._encode_sealed(before)
-        self._encode(batch, encode)
+        self._encode(batch, rows.start, encode)
         self._dispatch()
         return True
 
     # Sealing and dispatching.
 
-    def _seal(self, buffer: PartitionBuffer) -> "tuple[SealedBatch, Any] | None":
+    def _seal(self, buffer: PartitionBuffer) -> "tuple[SealedBatch, Swapped] | None":
         """Take the open batch and queue it in its place; still to be encoded. Under the buffer's lock."""
         buffer.stop_appender()
         swapped = buffer.swap()
@@ -502,7 +511,7 @@ class Producer:
         records, unused = swapped
         self._budget.give_back(unused + (records.charged if not records.values else 0))
         if not records.values:
-            records.pending.complete(-1, None)
+            records.pending.complete((), None)
             return None
         return self._enqueue(buffer, records.pending, len(records.values), records.charged), records
 
@@ -517,27 +526,35 @@ class Producer:
             self._publisher.wake()
         return batch
 
-    def _encode_sealed(self, sealed: "tuple[SealedBatch, Any]") -> None:
+    def _encode_sealed(self, sealed: "tuple[SealedBatch, Swapped]") -> None:
         batch, records = sealed
-        self._encode(
-            batch,
-            lambda stamp: encode_batch(
-                records.values,
+
+        def encode(start: int, end: int, stamp: ProducerStamp) -> bytes:
+            whole = end - start == len(records.values)
+            part = slice(start, end)
+            return encode_batch(
+                records.values if whole else records.values[part],
                 base_timestamp_ms=batch.pending.timestamp_ms,
-                keys=records.keys,
-                headers=records.headers,
-                timestamps_ms=records.timestamps_ms,
+                keys=None if records.keys is None else records.keys[part],
+                headers=None if records.headers is None else records.headers[part],
+                timestamps_ms=None if records.timestamps_ms is None else records.timestamps_ms[part],
                 codec=self._codec,
                 compression_level=self._config.compression_level,
                 producer_id=stamp.producer_id,
                 producer_epoch=stamp.producer_epoch,
                 base_sequence=stamp.base_sequence,
-            ),
-        )
+            )
 
-    def _encode(self, batch: SealedBatch, encode: Any) -> None:
+        self._encode(batch, 0, encode)
+
+    def _encode(self, batch: SealedBatch, start: int, encode: EncodePart) -> None:
+        """Encode the records from `start` on, cut into batches."""
+        step = batch.pending.batch_records
         try:
-            batch.encoded = encode(batch.stamp)
+            batch.encoded = [
+                encode(start + first, start + min(first + step, batch.records), batch.stamp.behind(first))
+                for first in range(0, batch.records, step)
+            ]
         except BaseException as error:
             typed = (
                 error if isinstance(error, HeadraceError) else InternalError(repr(error), outcome=Outcome.NOT_APPLIED)
@@ -616,7 +633,7 @@ class Producer:
 
     def _finish(self, finished: list[Finished]) -> None:
         """Complete batches and give their memory back."""
-        for batch, base_offset, error in finished:
+        for batch, base_offsets, error in finished:
             self._budget.give_back(batch.charged)
             batch.encoded = None
             if self._audit is not None:
@@ -626,7 +643,7 @@ class Producer:
                     self._failed_records += batch.records
                     if len(self._failures) < KEPT_FAILURES:
                         self._failures.append((batch.pipeline.where, batch.records, error))
-            batch.pending.complete(base_offset, error)
+            batch.pending.complete(base_offsets, error)
         if finished:
             self._count(finished)
 
@@ -637,7 +654,7 @@ class Producer:
             before = self._counted
             self._counted = before._replace(
                 sent_records=before.sent_records + sum(sent),
-                sent_batches=before.sent_batches + len(sent),
+                sent_batches=before.sent_batches + sum(batch.count for batch, _, error in finished if error is None),
                 failed_records=before.failed_records + failed,
             )
 
@@ -652,7 +669,7 @@ class Producer:
         next_ms: int | None = None
         for buffer in list(self._lingering):
             due_ms = buffer.opened_ms + linger_ms
-            if due_ms > now_ms:
+            if due_ms > now_ms and not buffer.is_overdue:
                 next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
             elif buffer.pipeline.idle:
                 self._seal_now(buffer)
@@ -789,7 +806,8 @@ class Producer:
             PartitionPipeline(where, route.topic_id),
             batch_bytes=self._config.batch_bytes,
             max_batch_bytes=min(route.max_batch_bytes or DEFAULT_MAX_BATCH_BYTES, 24 * 1024 * 1024),
-            records=self._config.batch_records,
+            batch_records=self._config.batch_records,
+            run_batches=MAX_BATCHES_IN_FLIGHT if self._config.idempotent else UNNUMBERED_BATCHES,
         )
 
     def _retire(self, topic: _Topic) -> None:

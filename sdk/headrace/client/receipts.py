@@ -24,20 +24,28 @@ class PendingBatch:
         where: its partition.
         timestamp_ms: what records without a timestamp of their own carry.
         timestamps_ms: the records' own timestamps, None each for `timestamp_ms`; None: none has one.
-        base_offset: of the first record once done; -1 where it is not known.
+        batch_records: where there are more records, they are cut into batches of so many.
+        base_offsets: of each batch's first record once done; empty where they are not known.
         error: why it failed, once done.
     """
 
     __slots__ = (
-        "_callbacks", "_done", "_expedite", "_lock", "_waiter", "base_offset", "error", "timestamp_ms", "timestamps_ms",
-        "where",
+        "_callbacks", "_done", "_expedite", "_lock", "_waiter", "base_offsets", "batch_records", "error",
+        "timestamp_ms", "timestamps_ms", "where",
     )  # fmt: skip
 
-    def __init__(self, where: TopicPartition, timestamp_ms: int, expedite: Callable[["PendingBatch"], None]) -> None:
+    def __init__(
+        self,
+        where: TopicPartition,
+        timestamp_ms: int,
+        expedite: Callable[["PendingBatch"], None],
+        batch_records: int = 1 << 31,
+    ) -> None:
         self.where = where
+        self.batch_records = batch_records
         self.timestamp_ms = timestamp_ms
         self.timestamps_ms: list[int | None] | None = None
-        self.base_offset = -1
+        self.base_offsets: tuple[int, ...] = ()
         self.error: HeadraceError | None = None
         self._expedite = expedite
         self._done = False
@@ -49,11 +57,11 @@ class PendingBatch:
         """Whether it was delivered or has failed."""
         return self._done
 
-    def complete(self, base_offset: int, error: HeadraceError | None) -> None:
+    def complete(self, base_offsets: tuple[int, ...], error: HeadraceError | None) -> None:
         """Resolve it; wakes waiters and runs callbacks on this thread."""
         with self._lock:
             assert not self._done, "a batch completes once"
-            self.base_offset = base_offset
+            self.base_offsets = base_offsets
             self.error = error
             self._done = True
             waiter, callbacks = self._waiter, self._callbacks
@@ -98,7 +106,9 @@ class PendingBatch:
         """Give where record `index` of the batch went."""
         own = self.timestamps_ms
         timestamp_ms = own[index] if own is not None and index < len(own) else None
-        offset = self.base_offset + index if self.base_offset >= 0 else -1
+        number, place = divmod(index, self.batch_records)
+        base_offset = self.base_offsets[number] if number < len(self.base_offsets) else -1
+        offset = base_offset + place if base_offset >= 0 else -1
         return RecordMetadata(*self.where, offset, self.timestamp_ms if timestamp_ms is None else timestamp_ms)
 
 

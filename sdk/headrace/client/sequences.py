@@ -27,6 +27,12 @@ class ProducerStamp(NamedTuple):
     producer_epoch: int
     base_sequence: int
 
+    def behind(self, records: int) -> "ProducerStamp":
+        """Give the stamp of the batch that starts so many records later."""
+        if self.producer_id < 0:
+            return self
+        return self._replace(base_sequence=(self.base_sequence + records) % SEQUENCES)
+
 
 NO_PRODUCER = ProducerStamp(-1, -1, -1)
 

@@ -78,6 +78,7 @@ class BatchFlags(IntFlag):
 
 _KEYS = int(BatchFlags.KEYS)
 _NULL_KEYS = int(BatchFlags.NULL_KEYS)
+_TRANSACTIONAL = int(BatchFlags.TRANSACTIONAL)
 _RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
 _RESERVED_FLAGS = ((1 << PADDING_SHIFT) - 1) & ~0x7F
 _CODECS = frozenset(int(codec) for codec in Codec)
@@ -219,7 +220,7 @@ def _wrong_producer(header: BatchHeader) -> str:
         return "producer_epoch or base_sequence is given without producer_id"
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         return "producer_id is given without producer_epoch or base_sequence"
-    if header.flags & BatchFlags.TRANSACTIONAL and header.producer_id < 0:
+    if header.flags & _TRANSACTIONAL and header.producer_id < 0:
         return "a transactional batch has no producer_id"
     return ""
 

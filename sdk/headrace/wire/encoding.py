@@ -3,8 +3,10 @@
 Values without nulls, keys and headers cost a join and an array of lengths; only headers are walked one by one.
 """
 
+import struct
 from collections.abc import Sequence
-from itertools import chain, repeat
+from functools import lru_cache
+from itertools import accumulate, chain, repeat
 from operator import is_not
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,7 +30,14 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes]]
 
 MAX_COLUMN_BYTES = 2**31 - 1
+SMALL_RECORDS = 16
+SMALL_BYTES = 16 * 1024
 _ZEROS = bytes(8)
+_CHECKED = struct.Struct("<BBHIIqqqii")
+"""The header from byte 36 on, which `crc` covers."""
+_SMALL_OFFSETS = [struct.Struct(f"<{count + 1}i{-4 * (count + 1) % 8}x") for count in range(SMALL_RECORDS + 1)]
+"""By number of records: the value offsets and the gap behind them."""
+assert CRC_START + _CHECKED.size == HEADER_BYTES
 
 
 class ArrowBuffers(NamedTuple):
@@ -78,6 +87,13 @@ def encode_batch(
         BatchTooLargeError: a column over 2^31 - 1 bytes; split the batch.
         UnsupportedCodecError: the codec's package is not installed.
     """
+    plain = keys is None and headers is None and timestamps_ms is None and codec is Codec.NONE
+    if plain and 0 < len(values) <= SMALL_RECORDS:
+        small = _encode_small(
+            values, (base_timestamp_ms, base_timestamp_ms, producer_id, producer_epoch, base_sequence), int(flags)
+        )
+        if small is not None:
+            return small
     return encode_columns(
         _column("value", values),
         base_timestamp_ms=base_timestamp_ms,
@@ -91,6 +107,38 @@ def encode_batch(
         flags=flags,
         compression_level=compression_level,
     )
+
+
+def _encode_small(values: Sequence[bytes | None], rest: tuple[int, ...], bits: int) -> bytes | None:
+    """Encode a few short values as `encode_columns` does, in half the time; None where they are not that."""
+    try:
+        data = b"".join(values)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    if len(data) > SMALL_BYTES:
+        return None
+    count = len(values)
+    offsets = _SMALL_OFFSETS[count]
+    payload_bytes = offsets.size + len(data)
+    padding = -payload_bytes % 8
+    batch_bytes = HEADER_BYTES + payload_bytes + padding
+    bits |= padding << PADDING_SHIFT
+    checked = b"".join(
+        (
+            _CHECKED.pack(MAGIC, Codec.NONE, bits, count, payload_bytes, *rest),
+            offsets.pack(0, *accumulate(map(len, values))),  # type: ignore[arg-type]
+            data,
+            _ZEROS[:padding],
+        )
+    )
+    return _stamped(batch_bytes) + crc32c(checked).to_bytes(4, "little") + checked
+
+
+@lru_cache(maxsize=4096)
+def _stamped(batch_bytes: int) -> bytes:
+    """The first 32 bytes of a batch that no leader has stamped."""
+    head = STAMP.pack(0, 0, batch_bytes, -1, 0)
+    return head + crc32c(head).to_bytes(4, "little")
 
 
 def encode_columns(

@@ -18,7 +18,11 @@ from headrace.wire.crc import ReadableBuffer
 Buffers: TypeAlias = list[ReadableBuffer]
 
 SMALL_BYTES = 32 * 1024
-"""Below this protobuf's copies cost less than looking for the fields."""
+"""Below this protobuf's copies of a message cost less than looking for the fields."""
+SMALL_BATCH_BYTES = 2 * 1024
+"""Below this protobuf's copies of a batch cost less than looking for it, or writing its head."""
+_LOOKED_AT = 8
+"""Batches of a partition after which their size is judged."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
@@ -49,6 +53,7 @@ class BatchCarrier:
         topics = message_type.DESCRIPTOR.fields_by_name["topics"]
         partitions = topics.message_type.fields_by_name["partitions"]
         batches = partitions.message_type.fields_by_name["batches"]
+        self._is_repeated = not isinstance(message_type().topics.add().partitions.add().batches, bytes)
         self._path = (topics.number, partitions.number, batches.number)
 
     def parse(self, data: ReadableBuffer) -> Envelope:
@@ -62,11 +67,23 @@ class BatchCarrier:
             if lifted is not None:
                 return Envelope(self._message_type.FromString(lifted[0]), lifted[1])
         message = self._message_type.FromString(bytes(data))
-        in_order = (part.batches for topic in message.topics for part in topic.partitions)
-        return Envelope(message, [[found] if isinstance(found, bytes) else list(found) for found in in_order])
+        batches: list[Buffers] = []
+        for topic in message.topics:
+            for part in topic.partitions:
+                batches.append(list(part.batches) if self._is_repeated else [part.batches])
+                part.ClearField("batches")
+        return Envelope(message, batches)
 
     def write(self, envelope: Envelope) -> bytes:
         """Write a message."""
+        if self._is_repeated and _are_small(envelope.batches):
+            parts = [part for topic in envelope.message.topics for part in topic.partitions]
+            for part, found in zip(parts, envelope.batches, strict=True):
+                part.batches.extend(map(bytes, found))
+            data: bytes = envelope.message.SerializeToString()
+            for part in parts:
+                part.ClearField("batches")
+            return data
         return b"".join(self.pieces(envelope.message, envelope.batches)[0])
 
     def pieces(self, message: Any, batches: Sequence[Sequence[Any]]) -> tuple[list[Any], int]:
@@ -115,13 +132,18 @@ def fetch_response_pieces(
     return _FETCH.pieces(message, batches)
 
 
+def _are_small(batches: list[Buffers]) -> bool:
+    count = sum(map(len, batches))
+    return count >= _LOOKED_AT and sum(len(each) for found in batches for each in found) < count * SMALL_BATCH_BYTES
+
+
 def _lift_all(data: ReadableBuffer, path: tuple[int, ...]) -> tuple[bytes, list[Buffers]] | None:
-    """Split a message into itself without the fields at `path`, and those; None where it is no message."""
+    """Split a message into itself without the fields at `path`, and those; None where protobuf should do it."""
     lifted: list[Buffers] = []
     try:
         return b"".join(_lift(memoryview(data), path, lifted)), lifted
     except (IndexError, ValueError):
-        return None  # protobuf says what is wrong with it.
+        return None  # It says what is wrong with it, or that nothing is.
 
 
 def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers]) -> list[ReadableBuffer]:
@@ -140,6 +162,8 @@ def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers]) -> lis
                 kept = end
                 if len(path) == 1:
                     lifted[-1].append(view[position:end])
+                    if len(lifted[-1]) == _LOOKED_AT and end < _LOOKED_AT * SMALL_BATCH_BYTES:
+                        raise ValueError("batches so small that protobuf is faster")
                 else:
                     if len(path) == 2:
                         lifted.append([])

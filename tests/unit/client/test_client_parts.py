@@ -1,5 +1,6 @@
 """The parts without I/O: settings, serializers, partitioners, back-off, routes, sequences, buffers, requests."""
 
+import contextlib
 import random
 import threading
 import zlib
@@ -180,7 +181,9 @@ def test_a_budget_waits_for_room_and_never_gives_more_than_it_has():
 
 def make_buffer(batch_bytes=10_000, records=100):
     pipeline = PartitionPipeline(WHERE, b"1" * 16)
-    buffer = PartitionBuffer(WHERE, pipeline, batch_bytes=batch_bytes, max_batch_bytes=1 << 20, records=records)
+    buffer = PartitionBuffer(
+        WHERE, pipeline, batch_bytes=batch_bytes, max_batch_bytes=1 << 20, batch_records=records, run_batches=64
+    )
     buffer.open(PendingBatch(WHERE, 5, lambda pending: None), 0, buffer.piece_for(30))
     return buffer
 
@@ -234,13 +237,42 @@ def test_an_appender_that_never_ends_is_an_error_and_not_a_hang(monkeypatch):
 
 def test_a_buffer_takes_memory_in_pieces_within_bytes_and_records():
     buffer = make_buffer(batch_bytes=1 << 20, records=100)
-    assert buffer.charged == 100 * 24
+    assert buffer.charged == 100 * 30
     for _ in range(100):
-        if buffer.room < 24:
-            buffer.extend(buffer.piece_for(24))
-        buffer.append(b"", None, None, None, 24)
+        if not buffer.has_room_for(40):
+            buffer.extend(buffer.piece_for(40))
+        buffer.append(b"0123456789abcdef", None, None, None, 40)
+    assert (buffer.room, buffer.charged) == (0, 100 * 40)
     assert buffer.is_full_for(24)
     assert make_buffer(batch_bytes=1 << 20, records=100_000).charged == PIECE_BYTES
+
+
+@pytest.mark.parametrize("receipts", [True, False])
+def test_a_whole_batch_goes_where_its_partition_is_idle_and_grows_into_a_run_where_it_is_not(receipts):
+    buffer = make_buffer(batch_bytes=1 << 20, records=3)
+
+    def fill(value):
+        buffer.extend(buffer.piece_for(30))
+        append = buffer.start_appender(receipts=receipts)
+        taken = 0
+        with contextlib.suppress(StopIteration):
+            while True:
+                append(value)
+                taken += 1
+        buffer.stop_appender()
+        return taken
+
+    assert (fill(b"123456"), buffer.is_overdue) == (3, False)
+    assert buffer.is_full_for(30)
+    assert buffer.is_overdue, "an answer that comes now sees that it need not linger"
+    buffer.pipeline.flying.append(None)
+    assert not buffer.is_full_for(30)
+    assert buffer.limit == 3 * 64
+    assert fill(b"") == 3 * 64 - 3
+    assert buffer.is_full_for(24)
+    swapped, _ = buffer.swap()
+    assert len(swapped.values) == 3 * 64
+    assert (buffer.limit, buffer.is_overdue) == (3, False)
 
 
 def test_columns_that_begin_late_are_padded_with_nothing():
@@ -266,7 +298,8 @@ def test_bulk_columns_are_cut_within_limits_and_encode_what_they_hold():
         assert cost <= 2000
         ends.append(
             decode_batch(
-                bulk.encode(start, end, 1, ProducerStamp(1, 0, start), Codec.NONE, None), max_payload_bytes=1 << 20
+                bulk.encode(start, end, ProducerStamp(1, 0, start), base_timestamp_ms=1, codec=Codec.NONE, level=None),
+                max_payload_bytes=1 << 20,
             )
         )
         start = end
@@ -281,11 +314,11 @@ def test_what_bulk_columns_cost_bounds_their_batch_closely(count):
     headers = [[("name", b"1")] for _ in range(count)]
     bulk = bulk_of(values, keys, headers, list(range(count)), None, None)
     end, cost = bulk.cut(0, 1 << 20, count)
-    encoded = bulk.encode(0, end, 1, ProducerStamp(1, 0, 0), Codec.NONE, None)
+    encoded = bulk.encode(0, end, ProducerStamp(1, 0, 0), base_timestamp_ms=1, codec=Codec.NONE, level=None)
     assert len(encoded) <= cost + BATCH_OVERHEAD
     plain = bulk_of(values, None, None, None, None, None)
     _, cost = plain.cut(0, 1 << 20, count)
-    encoded = plain.encode(0, count, 1, ProducerStamp(1, 0, 0), Codec.NONE, None)
+    encoded = plain.encode(0, count, ProducerStamp(1, 0, 0), base_timestamp_ms=1, codec=Codec.NONE, level=None)
     assert len(encoded) <= cost + BATCH_OVERHEAD <= len(encoded) * 1.02 + BATCH_OVERHEAD
 
 
@@ -295,7 +328,8 @@ def test_bulk_splits_by_partition_and_keeps_the_order_of_each():
     seen = {}
     for partition, share in bulk.by_partition(lambda key: int(key) % 3):
         batch = decode_batch(
-            share.encode(0, len(share), 0, ProducerStamp(-1, -1, -1), Codec.NONE, None), max_payload_bytes=1 << 20
+            share.encode(0, len(share), ProducerStamp(-1, -1, -1), base_timestamp_ms=0, codec=Codec.NONE, level=None),
+            max_payload_bytes=1 << 20,
         )
         seen[partition] = batch.values()
         assert batch.keys() == batch.values()
@@ -311,7 +345,7 @@ def test_a_hand_written_request_is_what_protobuf_reads():
         batches = []
         for size in sizes:
             batch = SealedBatch(pipeline, PendingBatch(WHERE, 0, lambda pending: None), 1, 0, 0)
-            batch.encoded = b"x" * size
+            batch.encoded = [b"x" * size]
             batches.append(batch)
         parts.append(RequestPart(pipeline, -1 if number else 4, batches))
     config = settings.build(settings.ProducerConfig, {"client_id": "me", "acks": 1})

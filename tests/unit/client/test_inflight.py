@@ -75,7 +75,7 @@ class Sending:
         self.dispatcher.start_pipeline(pipeline)
         batch = SealedBatch(pipeline, PendingBatch(pipeline.where, 0, lambda pending: None), 1, 0, deadline_ms)
         if encoded:
-            batch.encoded = encode_batch([b"v"], base_timestamp_ms=0, **batch.stamp._asdict())
+            batch.encoded = [encode_batch([b"v"], base_timestamp_ms=0, **batch.stamp._asdict())]
         self.dispatcher.add(batch)
         return batch
 
@@ -98,7 +98,7 @@ class Sending:
 
 
 def sequences(request):
-    return [read_header(batch.encoded).base_sequence for batch in request.parts[0].batches]
+    return [read_header(batch.encoded[0]).base_sequence for batch in request.parts[0].batches]
 
 
 # --- leaders that move ---
@@ -211,7 +211,7 @@ def test_too_few_replicas_are_waited_for_with_the_same_sequence(error, doubtful)
     request = sending.send_one()
     assert request.parts[0].batches == [batch]
     assert batch.encoded == before
-    assert [entry.base_offset for entry in sending.answer(request, offsets=(4,))] == [4]
+    assert [entry.base_offsets for entry in sending.answer(request, offsets=(4,))] == [(4,)]
 
 
 # --- calls that nobody answers ---
@@ -240,7 +240,7 @@ def test_a_call_that_nobody_answers_is_given_up_for_a_newer_leader():
     assert (request.broker_id, sequences(request)) == (2, [0])
     assert not sending.answer(stuck, offsets=(0,))
     assert not sending.fail(stuck)
-    assert [entry.base_offset for entry in sending.answer(request, offsets=(3,))] == [3]
+    assert [entry.base_offsets for entry in sending.answer(request, offsets=(3,))] == [(3,)]
     assert sending.dispatcher.next_event_ms(sending.now_ms) is None
 
 
@@ -312,7 +312,7 @@ def test_nothing_overtakes_a_batch_that_is_being_encoded():
     first = sending.add(encoded=False)
     second = sending.add()
     assert not sending.send()
-    first.encoded = encode_batch([b"v"], base_timestamp_ms=0, **first.stamp._asdict())
+    first.encoded = [encode_batch([b"v"], base_timestamp_ms=0, **first.stamp._asdict())]
     assert sending.send_one().parts[0].batches == [first, second]
 
 
@@ -410,7 +410,7 @@ def test_offsets_that_the_broker_has_forgotten_are_not_made_up():
     sending = Sending()
     sending.add()
     sending.add()
-    assert [entry.base_offset for entry in sending.answer(sending.send_one(), offsets=(9,))] == [9, -1]
+    assert [entry.base_offsets for entry in sending.answer(sending.send_one(), offsets=(9,))] == [(9,), ()]
 
 
 def test_a_batch_behind_the_refused_one_was_not_looked_at():
@@ -440,7 +440,7 @@ def test_a_new_epoch_numbers_what_is_left_from_the_start():
     sending.add()
     sending.answer(sending.send_one(), UnknownProducerError("forgotten"))
     sending.later()
-    header = read_header(sending.send_one().parts[0].batches[0].encoded)
+    header = read_header(sending.send_one().parts[0].batches[0].encoded[0])
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, 0)
 
 
@@ -456,7 +456,7 @@ def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for():
     assert not sending.dispatcher.has_identity
     sending.dispatcher.set_identity(8, 0)
     assert not sending.dispatcher.needs_producer_id
-    header = read_header(sending.send_one().parts[0].batches[0].encoded)
+    header = read_header(sending.send_one().parts[0].batches[0].encoded[0])
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (8, 0, 0)
 
 
@@ -484,7 +484,7 @@ def test_a_batch_that_came_before_the_first_one_waits_for_it(error):
     sending.later()
     request = sending.send_one()
     assert request.parts[0].batches == batches
-    assert [read_header(batch.encoded).producer_epoch for batch in batches] == [0, 0]
+    assert [read_header(batch.encoded[0]).producer_epoch for batch in batches] == [0, 0]
 
 
 def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
@@ -500,7 +500,7 @@ def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
     sending.later()
     request = sending.send_one()
     assert request.parts[0].batches == batches
-    headers = [read_header(batch.encoded) for batch in batches]
+    headers = [read_header(batch.encoded[0]) for batch in batches]
     assert [(header.producer_epoch, header.base_sequence) for header in headers] == [(1, 0), (1, 1)]
 
 

@@ -79,6 +79,31 @@ def test_records_without_a_key_stick_to_a_partition_until_its_batch_is_sealed(fa
     assert sorted(partition.end for partition in topic.partitions) == [0, 0, 100, 100]
 
 
+@pytest.mark.parametrize("acks", ["all", 0])
+@pytest.mark.parametrize("bulk", [True, False])
+def test_small_batches_share_a_request(fake_cluster, acks, bulk):
+    """Each batch has its records and its sequence, each receipt its offset, and hundreds of batches take few calls."""
+    topic = fake_cluster.create_topic("t")
+    values = [b"%d" % number for number in range(500)]
+    with producer_for(fake_cluster, acks=acks, batch_records=3) as producer:
+        if bulk:
+            parts = producer.send_many("t", values).parts
+            assert [records for _, records in parts] == [3] * 166 + [2]
+            receipts = [receipt for receipt, _ in parts]
+        else:
+            receipts = [producer.send("t", value) for value in values][::3]
+        offsets = [receipt.result(WAIT).offset for receipt in receipts]
+        assert producer.stats().sent_batches == sum(len(each.batches) for each in topic.partitions)
+    assert offsets == (list(range(0, 500, 3)) if acks else [-1] * 167)
+    headers = [header for header, _ in topic.partitions[0].batches]
+    assert topic.partitions[0].values() == values
+    assert max(header.record_count for header in headers) == 3
+    assert len(headers) >= 167
+    if acks:
+        assert [header.base_sequence for header in headers] == [header.base_offset for header in headers]
+    assert len(fake_cluster.requests) < 60
+
+
 @pytest.mark.parametrize("codec", ["none", "gzip", "lz4", "zstd"])
 def test_every_codec_arrives(fake_cluster, codec):
     topic = fake_cluster.create_topic("t")

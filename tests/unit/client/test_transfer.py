@@ -64,6 +64,8 @@ class Port:
             assert reading.read(len(PREFACE)) == PREFACE
             while head := reading.read(REQUEST_HEAD.size):
                 self.requests.append(broker_pb2.FetchRequest.FromString(reading.read(REQUEST_HEAD.unpack(head)[0])))
+                if not self.answers:
+                    return
                 given = self.answers.pop(0)
                 connection.sendall(given)
                 if isinstance(given, Last):

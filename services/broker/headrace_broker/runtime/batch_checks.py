@@ -16,7 +16,7 @@ from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.settings import BrokerSettings
 
-_UNAPPENDABLE = BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL
+_UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL)
 
 
 @dataclass(slots=True)
