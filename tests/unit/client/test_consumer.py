@@ -1,5 +1,7 @@
 """The blocking Consumer against the cluster over lists."""
 
+import copy
+import pickle
 import threading
 from itertools import islice
 
@@ -397,3 +399,16 @@ def test_an_unreachable_cluster_lists_every_address():
     with pytest.raises(headrace.NoBrokersAvailableError) as caught:
         headrace.Consumer("clicks", bootstrap_servers="127.0.0.1:1,127.0.0.1:2", request_timeout_ms=3000)
     assert set(caught.value.causes) == {"127.0.0.1:1", "127.0.0.1:2"}
+
+
+def test_a_record_is_a_plain_tuple_with_names(clicks, consume):
+    """However it was made: it compares, prints, copies, pickles and is replaced as one that an application makes."""
+    fill(clicks, 1)
+    (found,) = take(consume("clicks"), 1)
+    made = headrace.Record(*found)
+    assert isinstance(found, headrace.Record)
+    assert (found, hash(found), repr(found)) == (made, hash(made), repr(made))
+    assert repr(found).startswith("Record(topic='clicks', partition=0, offset=0,")
+    assert found._replace(offset=7) == made._replace(offset=7)
+    for twin in (copy.copy(found), pickle.loads(pickle.dumps(found))):
+        assert (twin, type(twin)) == (found, headrace.Record)
