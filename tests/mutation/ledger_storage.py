@@ -120,6 +120,18 @@ STORAGE_RULES = (
         ),
     ),
     Mutant(
+        "damage-before-the-log-start-not-looked-for",
+        "H33",
+        f"{BROKER}/runtime/partition.py",
+        "        start = max(offset, self.open_log.log_start_offset)",
+        "        start = offset",
+        "A leader whose first batch is damaged never finds it, and no new replica gets past it.",
+        Test(
+            "tests/unit/broker/test_broker_upkeep.py::test_damage_in_the_batch_that_holds_the_log_start_is_found",
+            "The log start must lie inside the damaged batch: one seed in 20,000.",
+        ),
+    ),
+    Mutant(
         "chain-not-checked",
         "H32",
         SCAN,

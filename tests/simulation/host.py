@@ -574,9 +574,10 @@ class Host:
 
     def verify(self, offset: int) -> None:
         """Look for damage at `offset`, because a reader found some."""
+        start = max(offset, self.log.log_start_offset)  # It may lie inside a batch, which replicas copy whole.
         try:
-            if self.log.log_start_offset <= offset < self.log.log_end_offset:
-                self.log.verify_from(offset, 1 << 20)
+            if start < self.log.log_end_offset:
+                self.log.verify_from(start, 1 << 20)
         except HeadraceError as error:
             self._fail_on(error)
 

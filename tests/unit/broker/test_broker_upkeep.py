@@ -146,3 +146,22 @@ def test_producers_are_kept_when_a_start_would_have_much_to_read(tmp_path: Path)
 def test_a_snapshot_is_due(end_offset: int, size_bytes: int, now_ms: int, *, due: bool) -> None:
     """By bytes or by time, and never where nothing was appended."""
     assert SnapshotClock(0, 0, 0).is_due(end_offset, size_bytes, now_ms) is due
+
+
+def test_damage_in_the_batch_that_holds_the_log_start_is_found(tmp_path: Path) -> None:
+    """H33, seed 441568: a new replica copies that batch whole, from before the log start, and says what is wrong."""
+
+    async def scenario() -> None:
+        async with leading_partition(tmp_path) as partition:
+            assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+            await committed(partition, 3)
+            assert await partition.delete_records(1) == 1
+            me, other = Replica(1, 5), Replica(2, 6)
+            partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
+            _rot_first_producer(tmp_path)
+            partition.look_for_damage(0)
+            assert partition._looking is not None
+            await partition._looking
+            assert partition.replica.role is Role.OFFLINE
+
+    asyncio.run(scenario())

@@ -577,8 +577,9 @@ class Partition:
     async def _look_for_damage(self, offset: int) -> None:
         if self.replica.role is not Role.LEADING:
             return
+        start = max(offset, self.open_log.log_start_offset)  # It may lie inside a batch, which replicas copy whole.
         try:
-            await self.in_thread(lambda: self.open_log.verify_from(offset, _LOOK_BYTES))
+            await self.in_thread(lambda: self.open_log.verify_from(start, _LOOK_BYTES))
         except OffsetOutOfRangeError:
             return
         except HeadraceError as error:
