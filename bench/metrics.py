@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import statistics
 import threading
 import time
 import urllib.request
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
@@ -186,9 +186,8 @@ def median_interval(ordered: list[float]) -> tuple[float, float]:
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time of all threads of a process, to the nanosecond; one that has ended is not counted."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    """User and system time of a process, threads that have ended too, to the nanosecond: its clock of Linux's."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def produce_request(topic_id: bytes, partition: int, batch: bytes) -> broker_pb2.ProduceRequest:
@@ -228,4 +227,5 @@ def send(broker: Any, request: broker_pb2.ProduceRequest, calls: int) -> float:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: the cluster is ended, its directory removed.
     app()

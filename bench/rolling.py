@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.service import ServiceProcess
 
+from bench.peers.servers import guarded
 from bench.replication import TOPIC, cluster, create_topic, in_sync, show, wait_until
 
 NUMBER_BYTES = 8
@@ -95,7 +97,7 @@ def restart_one(running: LocalCluster, broker: ServiceProcess) -> dict[str, floa
     command = [sys.executable, "-m", "headrace_broker", "drain", "--timeout", str(DRAIN_SECONDS)]
     for name, value in broker.spec.settings.items():
         command += ["--set", f"{name}={value}"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(guarded(command), check=True, stdout=subprocess.DEVNULL)
     drained = time.monotonic()
     code = broker.stop()
     assert code == 0, f"{broker.name} ended with {code}: {broker.log_tail()}"
@@ -168,7 +170,7 @@ def sending(running: LocalCluster, rate: int, value_bytes: int, directory: Path)
     """Runs the sender; gives what ends it and reads its account."""
     arguments = [running.bootstrap_servers, str(rate), str(value_bytes), str(directory)]
     command = [sys.executable, "-m", "bench.rolling", "send", *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(guarded(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def finish() -> Sent:
         assert process.stdin is not None
@@ -260,4 +262,5 @@ def ready(rounds: Annotated[int, typer.Option(help="Brokers, one after the other
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: the cluster is ended, its directory removed.
     app()
