@@ -218,8 +218,3 @@ def applied(partitions: Sequence[PlanPartition], moves: Sequence[PlannedMove]) -
     """Give the partitions as they are after moves."""
     after = {move.where: move.after for move in moves}
     return [replace(each, replicas=after.get(each.where, each.replicas)) for each in partitions]
-
-
-def replicas_by_broker(partitions: Sequence[PlanPartition]) -> Counter[int]:
-    """Count the replicas of each broker."""
-    return Counter(broker_id for each in partitions for broker_id in each.replicas)

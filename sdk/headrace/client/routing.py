@@ -136,11 +136,6 @@ class RoutingTable:
         """Give the names of the known topics."""
         return list(self._topics)
 
-    def forget_topic(self, name: str) -> None:
-        """Forget a topic; it is asked for anew when it is next used."""
-        self._topics.pop(name, None)
-        self._errors.pop(name, None)
-
     def _set(self, route: TopicRoute, partition: int, leader: Leader) -> None:
         leaders = (*route.leaders[:partition], leader, *route.leaders[partition + 1 :])
         self._topics[route.name] = replace(route, leaders=leaders)

@@ -116,11 +116,6 @@ class BatchHeader(NamedTuple):
         return self.base_offset + self.record_count - 1
 
     @property
-    def has_producer(self) -> bool:
-        """Whether an idempotent producer made it."""
-        return self.producer_id >= 0
-
-    @property
     def padding_bytes(self) -> int:
         """Zero bytes behind the stored payload: 0 to 7."""
         return self.flags >> PADDING_SHIFT

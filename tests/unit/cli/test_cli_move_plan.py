@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from headrace.cli.move_plan import (
     PlanPartition,
     applied,
     plan_moves,
-    replicas_by_broker,
     with_targets,
 )
 from headrace.wire.ids import TopicPartition
@@ -58,6 +58,10 @@ def check_sound(
 def distinct_racks(replicas: tuple[int, ...], brokers: list[PlanBroker]) -> int:
     rack_of = {each.broker_id: each.rack for each in brokers}
     return len({rack_of[each] for each in replicas})
+
+
+def replicas_by_broker(partitions: Sequence[PlanPartition]) -> Counter[int]:
+    return Counter(broker_id for each in partitions for broker_id in each.replicas)
 
 
 def spread(partitions: list[PlanPartition], brokers: list[PlanBroker]) -> int:

@@ -30,6 +30,7 @@ from headrace.wire.errors import (
     OffsetOutOfRangeError,
     StorageOfflineError,
     TransportError,
+    UnknownTopicError,
     to_detail,
 )
 from headrace.wire.ids import TopicPartition
@@ -637,6 +638,8 @@ def test_an_answer_for_a_topic_that_was_forgotten_meanwhile_is_taken_in():
     """Metadata may say that a topic is gone while a fetch of it is in flight; its answer still finds its partition."""
     reading = Reading()
     plan = reading.fetch()
-    reading.routes.forget_topic("clicks")
+    gone = cluster_pb2.GetMetadataResponse()
+    gone.topics.add(name="clicks", error=to_detail(UnknownTopicError("deleted")))
+    reading.routes.update(gone)
     assert reading.answer(plan, batch(0))
     assert reading.deliver(10).where == WHERE

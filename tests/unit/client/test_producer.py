@@ -119,7 +119,7 @@ def test_every_level_of_acks_delivers_in_order(fake_cluster, acks):
         for number in range(500):
             producer.send("t", b"%d" % number)
     assert topic.partitions[0].values() == [b"%d" % number for number in range(500)]
-    assert topic.partitions[0].batches[0][0].has_producer == (acks != 0)
+    assert (topic.partitions[0].batches[0][0].producer_id >= 0) == (acks != 0)
 
 
 def test_a_lost_answer_neither_loses_nor_doubles(fake_cluster, faults):

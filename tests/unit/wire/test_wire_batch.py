@@ -111,7 +111,7 @@ def test_stamp_changes_only_the_first_32_bytes() -> None:
     stamped = head + BATCH[32:]
     header = check_batch(memoryview(stamped), **LIMITS)
     assert (len(head), header.base_offset, header.leader_epoch, header.previous_crc) == (32, 50, 3, 77)
-    assert (header.last_offset, header.end_offset, header.has_producer) == (51, 52, False)
+    assert (header.last_offset, header.end_offset, header.producer_id) == (51, 52, -1)
     assert header.crc == read_header(BATCH).crc
 
 
