@@ -2,8 +2,9 @@
 
 `local[2]` on one machine with the brokers. In every round each case is measured once, so that a slow minute slows all
 of them; medians over the rounds are printed, and everything is written as JSON. Rows have values of 200 bytes, no keys.
-The generator is a Python data source, too: what it costs is what Spark takes for rows that are there already. Rows a
-second of processor time, all processes together, can be compared where the machine has other things to do.
+The generator is a Python data source, too: what it costs is what Spark takes for rows that are there already. Beside
+the rates stands the processor time that a row takes of Java, Python and brokers, which can be compared where the
+machine has other things to do as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +38,8 @@ VALUE_BYTES = 200
 BATCH_ROWS = 5_000
 PARTITIONS = 4
 TWO_COLUMNS = "offset LONG, value BINARY"
+PARTS = {"Java": "org.apache.spark", "Python": "pyspark", "brokers": "headrace_broker"}
+"""Whose processor time is told apart, and by which word in the command."""
 TARGETS = {
     "count, seven columns": "1,500,000 rows/s and 40 % of the generator",
     "count, two columns": "1.5 times seven columns",
@@ -155,9 +159,10 @@ class Bench:
         reader = self.spark.read.format("generator").option("rows", self.rows)
         return (reader.schema(schema) if schema else reader).load()
 
-    def topic(self, schema: str = "") -> Any:
+    def topic(self, schema: str = "", **settings: str) -> Any:
         """A frame of the topic's rows."""
-        reader = self.spark.read.format("headrace").options(subscribe="bench", includeHeaders="true", **self.options)
+        options = {"subscribe": "bench", "includeHeaders": "true", **self.options, **settings}
+        reader = self.spark.read.format("headrace").options(**options)
         return (reader.schema(schema) if schema else reader).load()
 
     def counted(self, frame: Any) -> float:
@@ -200,37 +205,58 @@ class Bench:
         return [rows / (ms / 1000) for rows, ms in took if rows == 1_000_000], [ms for rows, ms in took if not rows]
 
 
-def cpu_seconds() -> float:
-    """Processor time of this process and all that it started: Java, Python's workers, brokers."""
-    total = 0.0
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+@contextmanager
+def compiled_once() -> Iterator[None]:
+    """Let Python keep what it has compiled, as it does unless told otherwise.
+
+    Spark starts several processes of Python a query: where they may write no bytecode, each parses for half a second.
+    """
+    before = {name: os.environ.pop(name, None) for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")}
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
+        os.environ["PYTHONPYCACHEPREFIX"] = directory
         try:
-            times = process.cpu_times()
+            yield
+        finally:
+            os.environ.pop("PYTHONPYCACHEPREFIX")
+            os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def cpu_seconds() -> dict[str, float]:
+    """Processor time so far of Java, of Spark's Python workers and of the brokers; what else runs takes none."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command, times = " ".join(process.cmdline()), process.cpu_times()
         except psutil.Error:
             continue
-        total += times.user + times.system
-    return total
+        for part, word in PARTS.items():
+            if word in command:
+                found[part] += times.user + times.system
+                break
+    return found
 
 
-def measured(bench: Bench, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Run every case once a round, after a round that is not counted: rows a second, and a second of processor time."""
+def measured(bench: Bench, rounds: int) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float]]]]:
+    """Run every case once a round, after a round that is not counted: rows a second, and ns of a processor a row."""
     cases: dict[str, Callable[[], float]] = {
         "generator, seven columns": lambda: bench.counted(bench.generator()),
         "count, seven columns": lambda: bench.counted(bench.topic()),
+        "count, over gRPC": lambda: bench.counted(bench.topic(**{"headrace.use.transfer.port": "false"})),
         "generator, two columns": lambda: bench.counted(bench.generator(TWO_COLUMNS)),
         "count, two columns": lambda: bench.counted(bench.topic(TWO_COLUMNS)),
         "write": bench.write,
     }
     found: dict[str, list[float]] = {name: [] for name in cases}
-    per_cpu: dict[str, list[float]] = {name: [] for name in cases}
+    spent: dict[str, dict[str, list[float]]] = {name: {part: [] for part in PARTS} for name in cases}
     for number in range(rounds + 1):
         for name, case in cases.items():
             before = cpu_seconds()
             figure = case()
             if number:
                 found[name].append(figure)
-                per_cpu[name].append(bench.rows / (cpu_seconds() - before))
-    return found, per_cpu
+                for part, seconds in cpu_seconds().items():
+                    spent[name][part].append((seconds - before[part]) * 1e9 / bench.rows)
+    return found, spent
 
 
 def main(
@@ -243,7 +269,8 @@ def main(
     os.environ["PYSPARK_PYTHON"] = sys.executable
     rows -= rows % (PARTITIONS * BATCH_ROWS)
     load = os.getloadavg()[0]
-    with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as cluster:
+    spec = LocalClusterSpec(brokers=2, coordinators=1, broker_settings={"transfer_listen": "127.0.0.1:0"})
+    with compiled_once(), LocalCluster(spec) as cluster:
         spark = (
             SparkSession.builder.master("local[2]")
             .config("spark.ui.enabled", "false")
@@ -255,7 +282,7 @@ def main(
         spark.dataSource.register(GeneratorSource)
         bench = Bench(spark, cluster.bootstrap_servers, rows)
         with Memory() as memory:
-            figures, per_cpu = measured(bench, rounds)
+            figures, spent = measured(bench, rounds)
             batches, idle = bench.micro_batches(rounds)
         spark.stop()
     medians = {name: statistics.median(each) for name, each in figures.items()}
@@ -267,7 +294,9 @@ def main(
         "rows": rows,
         "medians": medians,
         "all": {**figures, "micro-batch of 1,000,000 rows": batches, "idle micro-batch": idle},
-        "rows_per_cpu_second": {name: statistics.median(each) for name, each in per_cpu.items()},
+        "cpu_ns_per_row": {
+            name: {part: statistics.median(each) for part, each in parts.items()} for name, parts in spent.items()
+        },
         "worker_peak_rss_bytes": memory.peak_bytes,
     }
     output.mkdir(parents=True, exist_ok=True)
@@ -278,13 +307,14 @@ def main(
 def show(result: dict[str, Any]) -> None:
     """Print the medians beside what is asked."""
     medians = result["medians"]
-    table = Table("case", "rows/s", "of the generator", "rows/s of processor time", "asked")
+    table = Table("case", "rows/s", "of the generator", *(f"{part}, ns" for part in PARTS), "asked")
     for name, figure in medians.items():
-        beside = medians.get(name.replace("count", "generator"))
+        beside = medians.get(name.replace("count", "generator").replace("over gRPC", "seven columns"))
         share = f"{figure / beside:.0%}" if beside and name.startswith("count") else ""
         shown = f"{figure:,.0f} ms" if name == "idle micro-batch" else f"{figure:,.0f}"
-        per_cpu = result["rows_per_cpu_second"].get(name)
-        table.add_row(name, shown, share, f"{per_cpu:,.0f}" if per_cpu else "", TARGETS.get(name, ""))
+        spent = result["cpu_ns_per_row"].get(name, {})
+        parts = (f"{spent[part]:,.0f}" if part in spent else "" for part in PARTS)
+        table.add_row(name, shown, share, *parts, TARGETS.get(name, ""))
     Console().print(table)
     ratio = medians["count, two columns"] / medians["count, seven columns"]
     peak = result["worker_peak_rss_bytes"] / 2**20
