@@ -9,6 +9,11 @@ import urllib.request
 import headrace
 import pytest
 from headrace import aio
+from headrace.spark.options import BATCH, read_options
+from headrace.spark.ranges import OffsetRange
+from headrace.spark.reader import RangePartition, read_partition
+from headrace.spark.schema import full_schema
+from headrace.wire.ids import TopicPartition
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 RECORDS = 5_000
@@ -85,6 +90,24 @@ def test_an_asyncio_consumer_goes_over_the_port(cluster):
 
     assert asyncio.run(consume()) == {0: sent[0], 1: [*sent[1], b"late"]}
     assert metric(cluster, "transferred_bytes_total") > before
+
+
+def test_a_task_of_spark_goes_over_the_port(cluster):
+    """What an executor runs reads in bulk there, every byte, unless an option says otherwise."""
+    sent = fill(cluster, "spark")
+    before, fetched = metric(cluster, "transferred_bytes_total"), metric(cluster, "fetched_bytes_total")
+
+    def read_values(**more):
+        given = {"headrace.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "spark", **more}
+        part = OffsetRange(TopicPartition("spark", 1), 0, len(sent[1]))
+        batches = read_partition(read_options(given, BATCH), full_schema(False), RangePartition(part))
+        return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+    assert read_values() == sent[1]
+    moved = metric(cluster, "transferred_bytes_total") - before
+    assert moved == metric(cluster, "fetched_bytes_total") - fetched > 0
+    assert read_values(**{"headrace.use.transfer.port": "false"}) == sent[1]
+    assert metric(cluster, "transferred_bytes_total") - before == moved
 
 
 def test_a_broker_that_was_restarted_is_read_again(cluster):
