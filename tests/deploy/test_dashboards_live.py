@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -149,3 +150,16 @@ def test_no_alert_fires_on_a_healthy_cluster(prometheus: str) -> None:
     assert len(rules) >= 25
     assert [rule["name"] for rule in rules if rule["health"] == "err"] == []
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+
+
+def test_every_page_of_metrics_passes_the_linter(loaded_cluster: LocalCluster) -> None:
+    """`promtool check metrics` has nothing against names, types and help of either page of either service."""
+    promtool = shutil.which("promtool")
+    assert promtool is not None, "Prometheus is installed without its promtool"
+    for part, path in itertools.product(loaded_cluster.parts, ("/metrics", "/metrics/detail")):
+        if part in loaded_cluster.coordinators and path == "/metrics/detail":
+            continue
+        with urllib.request.urlopen(f"http://{part.metrics_address}{path}", timeout=10) as answer:
+            page = answer.read()
+        done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), f"{part.name}{path}"

@@ -165,6 +165,20 @@ def test_promtool_agrees(promtool: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_prometheus_and_alertmanager_read_their_files(promtool: str) -> None:
+    """docker-compose.yml's configurations, by each program's own checker."""
+    config = ROOT / "deploy" / "prometheus"
+    amtool = shutil.which("amtool")
+    if amtool is None:
+        pytest.skip("amtool is not installed (apt install prometheus-alertmanager): its configuration was NOT checked")
+    for command in (
+        [promtool, "check", "config", str(config / "prometheus.yml")],
+        [amtool, "check-config", str(config / "alertmanager.yml")],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_evaluator_knows_its_numbers() -> None:
     """Against values that Prometheus gives, computed by hand from its source."""
     samples = Samples()
