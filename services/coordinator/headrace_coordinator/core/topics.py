@@ -274,9 +274,9 @@ def _check_replication_factor(replication_factor: int) -> None:
 
 
 def _check_configs(configs: Mapping[str, str], replication_factor: int) -> tuple[dict[str, str], int]:
+    """Return what is to be stored, and the setting min_insync_replicas (0: the default)."""
     if len(configs) > MAX_CONFIGS:
         raise InvalidConfigError(f"{len(configs)} settings for one topic, more than {MAX_CONFIGS}")
-    """Return what is to be stored, and the setting min_insync_replicas (0: the default)."""
     min_insync_replicas = parse_topic_config(configs).min_insync_replicas
     if min_insync_replicas > replication_factor:
         raise InvalidConfigError(
