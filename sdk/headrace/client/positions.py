@@ -32,6 +32,9 @@ from headrace.wire.ids import TopicPartition
 
 FETCHES_PER_BROKER = 8
 """Fetches in flight to one broker at most."""
+PARTITIONS_BEHIND = 64
+"""A fetch of more partitions asks first for so many that are known to have more: an answer has room for few, and the
+broker would look at all of them each time."""
 
 
 class Positions:
@@ -166,20 +169,23 @@ class Positions:
             names_rack = bool(self._config.client_rack) and partition.near.may_be_asked_for(now_ms)
             by_target.setdefault((broker_id, names_rack), (address, []))[1].append(wanted)
         plans = []
-        for (broker_id, names_rack), (address, parts) in by_target.items():
-            self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
-            for part in parts:
-                self._partitions[part.where].in_flight = True
-            plan = fetch_plan(
-                self._config,
-                broker_id,
-                address,
-                parts,
-                names_rack=names_rack,
-                transfer_address=routes.transfer_address(broker_id),
-            )
-            self._flying[plan] = Overdue(now_ms, self._config.fetch_wait_ms)
-            plans.append(plan)
+        for (broker_id, names_rack), (address, wanted_there) in by_target.items():
+            for parts in self._fetches_of(wanted_there):
+                if self._in_flight.get(broker_id, 0) >= FETCHES_PER_BROKER:
+                    break
+                self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
+                for part in parts:
+                    self._partitions[part.where].in_flight = True
+                plan = fetch_plan(
+                    self._config,
+                    broker_id,
+                    address,
+                    parts,
+                    names_rack=names_rack,
+                    transfer_address=routes.transfer_address(broker_id),
+                )
+                self._flying[plan] = Overdue(now_ms, self._config.fetch_wait_ms)
+                plans.append(plan)
         self._turn.rotate(-1)
         return plans
 
@@ -317,6 +323,16 @@ class Positions:
             partition.deliver(position, leader_epoch)
 
     # --- inside ---
+
+    def _fetches_of(self, wanted: list[Wanted]) -> list[list[Wanted]]:
+        """Part what is wanted of one broker: some that have more, whose fetch is answered at once, and idle ones."""
+        if len(wanted) <= PARTITIONS_BEHIND:
+            return [wanted]
+        behind: list[Wanted] = []
+        idle: list[Wanted] = []
+        for part in wanted:
+            (behind if self._partitions[part.where].is_behind else idle).append(part)
+        return [parts for parts in (behind[:PARTITIONS_BEHIND], idle) if parts]
 
     def _target(self, partition: ReadPosition, routes: RoutingTable, now_ms: int) -> tuple[int, str, int, bool] | None:
         """Whom to ask: broker id, address, the leader epoch to name, whether it leads; None: nobody now."""

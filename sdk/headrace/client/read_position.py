@@ -173,6 +173,12 @@ class ReadPosition:
         return self.end_offset is not None and self.position >= self.end_offset
 
     @property
+    def is_behind(self) -> bool:
+        """Whether there is more to fetch: by the last answer, or before it by where the reading is to end."""
+        known = self.high_watermark if self.high_watermark >= 0 else self.end_offset
+        return known is not None and self.fetch_offset < known
+
+    @property
     def has_diverged(self) -> bool:
         """Whether the log was replaced, and the application has received all that was fetched before."""
         return self.divergence is not None and self.position >= self.fetch_offset

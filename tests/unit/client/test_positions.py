@@ -5,7 +5,7 @@ import random
 import pytest
 from headrace.client.config import ConsumerConfig
 from headrace.client.errors import LogTruncationError
-from headrace.client.positions import FETCHES_PER_BROKER, Positions
+from headrace.client.positions import FETCHES_PER_BROKER, PARTITIONS_BEHIND, Positions
 from headrace.client.read_position import (
     DAMAGE_PATIENCE_MS,
     DAMAGED_COPIES,
@@ -397,6 +397,57 @@ def near(offset=0, **settings):
     assert plan.request.rack == "east"
     reading.answer(plan, preferred=2)
     return reading
+
+
+def test_of_many_partitions_those_that_have_more_are_asked_for_first():
+    """A few at a time, as an answer has room for few; those that are idle wait together, and hold up nobody."""
+    many = 3 * PARTITIONS_BEHIND
+    reading = Reading()
+    reading.routes.update(metadata(partitions=many))
+    for number in range(1, many):
+        reading.positions.assign(TopicPartition("clicks", number), 0)
+
+    def fetches():
+        plans = reading.positions.plan(reading.routes, 0)
+        return plans, [[part.where.partition for part in plan.partitions] for plan in plans]
+
+    (first,), (asked,) = fetches()
+    assert sorted(asked) == list(range(many))  # Nothing is known yet.
+    response = broker_pb2.FetchResponse()
+    entry = response.topics.add(topic_id=TOPIC_ID)
+    for number in range(many):  # Those of odd numbers have ten records more than nothing.
+        entry.partitions.add(partition=number, high_watermark=10 * (number % 2), preferred_replica=-1)
+    reading.positions.take_answer(first, Envelope(response, [[b""]] * many), reading.routes, 0)
+
+    (behind, _), (some, others) = fetches()
+    assert (len(some), {number % 2 for number in some}) == (PARTITIONS_BEHIND, {1})
+    assert sorted(others) == list(range(0, many, 2))
+    _, (more,) = fetches()
+    assert sorted(some + more) == list(range(1, many, 2))
+    assert fetches() == ([], [])
+
+    response = broker_pb2.FetchResponse()
+    entry = response.topics.add(topic_id=TOPIC_ID)
+    for number in some:
+        entry.partitions.add(partition=number, high_watermark=10, preferred_replica=-1)
+    reading.positions.take_answer(behind, Envelope(response, [[batch(0)]] * len(some)), reading.routes, 0)
+    _, (again,) = fetches()
+    assert sorted(again) == sorted(some)  # Read to the end: idle as well.
+
+
+def test_a_reader_knows_from_the_start_where_there_is_more():
+    """Its end says so before any answer does; fetches in flight stay bounded."""
+    many = 2 * FETCHES_PER_BROKER * PARTITIONS_BEHIND
+    reading = Reading()
+    reading.positions.drop(WHERE)
+    reading.routes.update(metadata(partitions=many))
+    for number in range(many - 1):
+        reading.positions.assign(TopicPartition("clicks", number), 0, 10)
+    plans = [plan for _ in range(FETCHES_PER_BROKER - 1) for plan in reading.positions.plan(reading.routes, 0)]
+    reading.positions.assign(TopicPartition("clicks", many - 1), 0)  # An idle one, as far as is known.
+    plans += [plan for _ in range(3) for plan in reading.positions.plan(reading.routes, 0)]
+    assert [len(plan.partitions) for plan in plans] == [PARTITIONS_BEHIND] * FETCHES_PER_BROKER
+    assert len({part.where for plan in plans for part in plan.partitions}) == FETCHES_PER_BROKER * PARTITIONS_BEHIND
 
 
 def test_without_a_rack_no_replica_is_asked_for():
