@@ -11,6 +11,8 @@ import struct
 import threading
 import time
 
+import numpy as np
+
 from headrace.client.config import FetchConfig
 from headrace.client.errors import ClosedError
 from headrace.v1 import broker_pb2, errors_pb2
@@ -179,7 +181,7 @@ def _exchange(connection: socket.socket, request: broker_pb2.FetchRequest, timeo
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     head = bytearray(ANSWER_HEAD.size)
     _receive(connection, memoryview(head))
-    rest = memoryview(bytearray(answer_size(head)))
+    rest = np.empty(answer_size(head), np.uint8).data  # A bytearray would be zeroed first.
     _receive(connection, rest)
     return parse_answer(head, rest.toreadonly())
 
