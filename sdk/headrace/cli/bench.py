@@ -189,6 +189,8 @@ def _send(plan: Plan, blocks: "Iterator[Block]", send: "Send", producer: Any = N
             producer.flush(FLUSH_SECONDS)
         except DeliveryError as error:
             failure, failed_records = failure or error, error.failed_records + error.pending_records
+        # Ctrl-C may come between a send and its count; the producer knows what it took.
+        progress.records = producer.stats().sent_records + failed_records
     seconds, processor_seconds = time.perf_counter() - started, time.process_time() - used
     return Outcome(progress, seconds, processor_seconds, failed_records, failure)
 

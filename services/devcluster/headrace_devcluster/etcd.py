@@ -181,8 +181,10 @@ class Etcd:
             self._process = None
 
     def pause(self) -> None:
-        """Stop its clock (SIGSTOP): it answers nobody and keeps its connections."""
+        """Stop its clock (SIGSTOP): it answers nobody and keeps its connections. Returns when it stands still."""
         self._signal(signal.SIGSTOP)
+        if self.pid is not None:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a paused etcd go on (SIGCONT)."""

@@ -164,9 +164,12 @@ class ServiceProcess:
             self._process = None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): it keeps its connections and answers nobody."""
+        """Freeze it (SIGSTOP): it keeps its connections and answers nobody. Returns when it stands still."""
         self._signal(signal.SIGSTOP)
-        self._paused = self.pid is not None
+        pid = self.pid
+        self._paused = pid is not None
+        if pid is not None:
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""

@@ -28,6 +28,8 @@ from headrace.client.admin_rpc import (
     PartitionDescription,
     TopicDescription,
 )
+from headrace.client.errors import DeliveryError
+from headrace.client.producer import ProducerStats
 from headrace.client.records import Record
 from headrace.wire.errors import (
     HeadraceError,
@@ -366,8 +368,11 @@ def listed(column: Any) -> list[bytes | None]:
 
 
 class FakeProducer(FakeContext):
+    taken = 0
+
     def send(self, topic: str, value: bytes | None, key: bytes | None = None, **fields: Any) -> None:
         partition = fields.pop("partition", None)
+        self.taken += 1
         self.held.append(topic, partition or 0, value, key=key, **fields)
 
     def send_many(
@@ -381,12 +386,18 @@ class FakeProducer(FakeContext):
     ) -> None:
         for index, value in enumerate(listed(values)):
             key = None if keys is None else listed(keys)[index]
+            self.taken += 1
             self.held.append(topic, partition or 0, value, key=key, headers=headers[index] if headers else None)
 
     def flush(self, timeout: float | None = None) -> None:
         failure = self.held.failure or self.held.flush_failure
         if failure is not None:
             raise failure
+
+    def stats(self) -> ProducerStats:
+        failure = self.held.failure or self.held.flush_failure
+        lost = failure.failed_records + failure.pending_records if isinstance(failure, DeliveryError) else 0
+        return ProducerStats(self.taken - lost, 1, lost, 0, 0)
 
 
 class FakeConsumer(FakeContext):
