@@ -23,6 +23,8 @@ LONG = 4.0
 """The share of the load for what moves gigabytes a second."""
 PARTITION_BATCH = 1_000
 """Records a batch where partitions are compared: the same for all, and every one of a thousand has some."""
+PARTITION_SHARE = 2.0
+"""So that what a new partition costs once is not all that is measured."""
 
 
 def grpc_limit(way: str) -> Callable[[Stage], Sample]:
@@ -118,7 +120,7 @@ def producing() -> list[Case]:
     cases += [
         Case(
             f"produce/send_many, {count} partitions",
-            Produce(partitions=count, batch_records=PARTITION_BATCH),
+            Produce(partitions=count, batch_records=PARTITION_BATCH, share=PARTITION_SHARE),
             daily=count in (10, 1_000),
         )
         for count in (10, 100, 1_000)
@@ -151,7 +153,7 @@ def consuming() -> list[Case]:
     cases += [
         Case(
             f"consume/arrow, {count} partitions",
-            Consume(partitions=count, batch_records=PARTITION_BATCH),
+            Consume(partitions=count, batch_records=PARTITION_BATCH, share=PARTITION_SHARE),
             daily=count in (10, 1_000),
         )
         for count in (10, 100, 1_000)
