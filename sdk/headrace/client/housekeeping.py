@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any, cast
 
 from headrace.client.config import ProducerConfig
+from headrace.client.errors import ClosedError
 from headrace.client.retry import Backoff
 from headrace.wire.errors import HeadraceError
 
@@ -121,6 +122,8 @@ def _run_refresh(keeper: Housekeeper) -> None:
         try:
             satisfied = refresh()
             failures = 0
+        except ClosedError:
+            return
         except HeadraceError as error:
             failures += 1
             _log.warning("metadata could not be read (try %d): %s", failures, error)
