@@ -61,6 +61,7 @@ class Replication:
         self._followed: dict[PartitionId, int] = {}  # the broker that each is copied from
         self._streams: dict[int, FollowerStream] = {}  # of followers, by broker
         self._on_left: Callable[[Partition], None] = lambda partition: None
+        self._closed = False
         self.broker_epoch: int | None = None
 
     def on_left(self, callback: Callable[[Partition], None]) -> None:
@@ -75,6 +76,8 @@ class Replication:
 
     def follow(self, partition: Partition, leader: Replica) -> None:
         """See `PartitionHost`."""
+        if self._closed:
+            return  # Nobody would end the link: a leader may be elected while the broker's last calls end.
         key = (partition.topic_id, partition.number)
         if self._followed.get(key, leader.broker_id) != leader.broker_id:
             self.unfollow(partition)
@@ -226,7 +229,8 @@ class Replication:
                 told = lags.tell(metrics, told)
 
     def close(self) -> None:
-        """End all streams: the broker stops."""
+        """End all streams, and begin none any more: the broker stops."""
+        self._closed = True
         for _, task in self._links.values():
             task.cancel()
         self._links.clear()
