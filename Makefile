@@ -52,8 +52,8 @@ status: set-up ## what runs, where, since when
 test: check ## the checks, then all tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
-test-containers: set-up ## Dockerfile and docker-compose.yml on a Docker engine of the run's own: needs root on Debian, takes minutes
-	@$(BIN)/python -m tests.containers tests/containers
+test-containers: set-up ## Dockerfile, docker-compose.yml and Prometheus' own checks, on a Docker engine of the run's own: needs root on Debian, takes minutes
+	@$(BIN)/python -m tests.containers tests/deploy/test_rules.py tests/deploy/test_dashboards_live.py tests/containers
 
 sim: set-up ## replication on a simulated network, disk, clock and etcd, all of which fail (SEED=, SEEDS=, STEPS=, JOBS=)
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) --steps $(STEPS) --jobs $(JOBS) $(SIM_FLAGS)

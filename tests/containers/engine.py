@@ -48,7 +48,6 @@ class Engine:
     @contextmanager
     def running(self) -> Iterator[Engine]:
         """Start it, wait until it answers, stop it in the end with all its containers."""
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         with self.log.open("wb") as log:
             process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
         try:

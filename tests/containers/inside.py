@@ -33,7 +33,10 @@ def main() -> int:
     Builder(Path(cache), Path(state)).make_all(contents)
     print(f"images made in {time.monotonic() - begun:.0f} s", flush=True)
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-s", "-rs", *arguments]
-    return subprocess.call(["unshare", "--net", *pytest], env={**os.environ, STATE: state})
+    # tests/deploy finds Prometheus and its checkers there.
+    path = f"{contents / 'usr/bin'}:{os.environ['PATH']}"
+    within = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *pytest]
+    return subprocess.call(within, env={**os.environ, "PATH": path, STATE: state})
 
 
 if __name__ == "__main__":
