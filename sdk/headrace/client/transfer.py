@@ -50,8 +50,8 @@ def request_frame(request: broker_pb2.FetchRequest) -> bytes:
     return REQUEST_HEAD.pack(len(body)) + body
 
 
-def answer_size(head: bytes | bytearray) -> int:
-    """Give the bytes that follow the head of an answer, the verdict among them.
+def answer_buffer(head: bytes | bytearray) -> memoryview:
+    """Give room for what follows the head of an answer, the verdict included; what is in it means nothing yet.
 
     Raises:
         OSError: it is none.
@@ -59,7 +59,7 @@ def answer_size(head: bytes | bytearray) -> int:
     kind, size = ANSWER_HEAD.unpack(head)
     if kind not in (ANSWER, REFUSAL) or size > MAX_ANSWER_BYTES:
         raise OSError(f"no answer of a transfer port: kind {kind}, {size} bytes")
-    return int(size) + len(WHOLE)
+    return np.empty(int(size) + len(WHOLE), np.uint8).data  # A bytearray would be zeroed first.
 
 
 def parse_answer(head: bytes | bytearray, rest: memoryview) -> Envelope:
@@ -181,7 +181,7 @@ def _exchange(connection: socket.socket, request: broker_pb2.FetchRequest, timeo
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     head = bytearray(ANSWER_HEAD.size)
     _receive(connection, memoryview(head))
-    rest = np.empty(answer_size(head), np.uint8).data  # A bytearray would be zeroed first.
+    rest = answer_buffer(head)
     _receive(connection, rest)
     return parse_answer(head, rest.toreadonly())
 

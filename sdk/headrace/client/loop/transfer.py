@@ -9,7 +9,7 @@ from headrace.client.transfer import (
     KEPT,
     TransferPorts,
     address_of,
-    answer_size,
+    answer_buffer,
     parse_answer,
     request_frame,
 )
@@ -99,7 +99,7 @@ async def _exchange(connection: socket.socket, request: broker_pb2.FetchRequest)
     await asyncio.get_running_loop().sock_sendall(connection, request_frame(request))
     head = bytearray(ANSWER_HEAD.size)
     await _receive(connection, memoryview(head))
-    rest = memoryview(bytearray(answer_size(head)))
+    rest = answer_buffer(head)
     await _receive(connection, rest)
     return parse_answer(head, rest.toreadonly())
 
