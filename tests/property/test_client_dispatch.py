@@ -14,7 +14,9 @@ from headrace.client.retry import Backoff
 from headrace.client.routing import RoutingTable
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import read_header
-from headrace.wire.columns import decode_batch, encode_batch
+from headrace.wire.columns import decode_batch
+from headrace.wire.encoding import batch_parts
+from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import (
     FencedProducerError,
     HeadraceError,
@@ -105,7 +107,7 @@ class World:
         pending = PendingBatch(pipeline.where, 0, lambda pending: None, step)
         batch = SealedBatch(pipeline, pending, len(values), 0, self.now_ms + self.delivery_timeout_ms)
         batch.encoded = [
-            encode_batch(values[at : at + step], base_timestamp_ms=0, **batch.stamp.behind(at)._asdict())
+            Pieces(batch_parts(values[at : at + step], base_timestamp_ms=0, **batch.stamp.behind(at)._asdict()))
             for at in range(0, len(values), step)
         ]
         assert len(batch.encoded) == batch.count
@@ -119,7 +121,7 @@ class World:
                 (
                     part.pipeline.where.partition,
                     part.leader_epoch,
-                    [encoded for b in part.batches for encoded in b.encoded],
+                    [bytes(encoded) for b in part.batches for encoded in b.encoded],
                 )
                 for part in request.parts
             ]

@@ -72,7 +72,7 @@ def test_a_produce_request_is_read_and_written_alike(message):
     assert [[bytes(batch) for batch in found] for found in envelope.batches] == [
         list(part.batches) for part in parts_of(message)
     ]
-    assert broker_pb2.ProduceRequest.FromString(produce_request_bytes(envelope)) == message
+    assert broker_pb2.ProduceRequest.FromString(produce_request_bytes(envelope.message, envelope.batches)) == message
     for part in parts_of(message):
         part.ClearField("batches")
     assert envelope.message == message
@@ -135,10 +135,10 @@ def test_many_batches_are_read_and_written_alike(size):
     batches = [bytes([number]) * size for number in range(40)]
     message = broker_pb2.ProduceRequest(topics=[broker_pb2.TopicProduce()])
     message.topics[0].partitions.add(partition=3)
-    data = produce_request_bytes(Envelope(message, [batches]))
+    data = produce_request_bytes(message, [batches])
     parsed = broker_pb2.ProduceRequest.FromString(data)
     assert list(parsed.topics[0].partitions[0].batches) == batches
     envelope = parse_produce_request(data)
     assert envelope.batches == [batches]
     assert isinstance(envelope.batches[0][0], bytes) == (size < envelopes.SMALL_BATCH_BYTES)
-    assert produce_request_bytes(envelope) == data
+    assert produce_request_bytes(envelope.message, envelope.batches) == data

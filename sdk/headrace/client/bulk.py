@@ -15,12 +15,12 @@ from headrace.client.accumulator import HEADER_OVERHEAD, Headers
 from headrace.client.errors import SerializationError
 from headrace.client.sequences import ProducerStamp
 from headrace.client.serializers import Serializer, serialize
-from headrace.wire.columns import encode_batch, encode_columns
 from headrace.wire.compression import Codec
-from headrace.wire.encoding import ArrowBuffers, arrow_buffers
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts
 
 Int64s = npt.NDArray[np.int64]
-EncodePart = Callable[[int, int, ProducerStamp], bytes]
+EncodePart = Callable[[int, int, ProducerStamp], list[ReadableBuffer]]
 """Encodes the records from the first number up to the second as one batch."""
 
 ENTRY_OVERHEAD = 5
@@ -84,8 +84,8 @@ class Bulk:
 
     def encode(
         self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
-    ) -> bytes:
-        """Encode some records as one batch."""
+    ) -> list[ReadableBuffer]:
+        """Encode some records as one batch, in parts."""
         rest: dict[str, Any] = {
             "base_timestamp_ms": base_timestamp_ms,
             "headers": None if self._headers is None else self._headers[start:end],
@@ -96,11 +96,11 @@ class Bulk:
         }
         if isinstance(self._values, ArrowBuffers):
             keys = self._keys if self._keys is None or isinstance(self._keys, ArrowBuffers) else _as_buffers(self._keys)
-            return encode_columns(
-                _part(self._values, start, end), keys=None if keys is None else _part(keys, start, end), **rest
+            return column_parts(
+                _part(self._values, start, end), None if keys is None else _part(keys, start, end), **rest
             )
         listed = _as_list(self._keys) if isinstance(self._keys, ArrowBuffers) else self._keys
-        return encode_batch(self._values[start:end], keys=None if listed is None else listed[start:end], **rest)
+        return batch_parts(self._values[start:end], None if listed is None else listed[start:end], **rest)
 
     def by_partition(self, choose: Callable[[bytes | None], int]) -> Iterator[tuple[int, "Bulk"]]:
         """Split by the partition of each key, partitions ascending, order within one kept."""

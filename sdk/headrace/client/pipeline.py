@@ -11,6 +11,7 @@ from typing import NamedTuple
 from headrace.client.receipts import PendingBatch
 from headrace.client.request_ids import new_request_id
 from headrace.client.sequences import ProducerStamp, SequenceState, restamp
+from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
@@ -36,7 +37,7 @@ class SealedBatch:
         self.deadline_ms = deadline_ms
         self.serial = pipeline.next_serial()
         self.stamp: ProducerStamp = pipeline.sequences.sealed(records)
-        self.encoded: list[bytes] | None = None
+        self.encoded: list[Pieces] | None = None
         """Its batches; None while they are being encoded: nothing behind is sent meanwhile."""
         self.numbered = False
         """Whether its sequence counts as sent in the present epoch."""

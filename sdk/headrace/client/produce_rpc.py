@@ -3,7 +3,7 @@
 from headrace.client.config import ProducerConfig
 from headrace.client.pipeline import Answer, Request, RequestPart
 from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.envelopes import Buffers, Envelope, produce_request_bytes
+from headrace.wire.envelopes import Pieces, produce_request_bytes
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, from_detail
 from headrace.wire.ids import TopicPartition
 
@@ -18,20 +18,20 @@ GRACE_MS = 1_000
 
 
 def produce_request(request: Request, config: ProducerConfig) -> bytes:
-    """Write a serialised ProduceRequest; topics are named by id, and each batch is copied once."""
+    """Write a serialised ProduceRequest; topics are named by id, and what batches are made of is copied once."""
     by_topic: dict[bytes, list[RequestPart]] = {}
     for part in request.parts:
         by_topic.setdefault(part.pipeline.topic_id, []).append(part)
     message = broker_pb2.ProduceRequest(
         client_id=config.client_id, acks=_ACKS[config.acks_level], timeout_ms=request.timeout_ms
     )
-    batches: list[Buffers] = []
+    batches: list[list[Pieces]] = []
     for topic_id, parts in by_topic.items():
         topic = message.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
         for pipeline, leader_epoch, sealed in parts:
             topic.partitions.add(partition=pipeline.where.partition, leader_epoch=leader_epoch)
             batches.append([encoded for batch in sealed for encoded in batch.encoded or ()])
-    return produce_request_bytes(Envelope(message, batches))
+    return produce_request_bytes(message, batches)
 
 
 def answers_of(request: Request, response: broker_pb2.ProduceResponse, config: ProducerConfig) -> list[Answer]:

@@ -49,8 +49,10 @@ from headrace.client.sequences import ProducerStamp
 from headrace.client.serializers import resolve_serializer, serialize
 from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2, topics_pb2
-from headrace.wire.columns import encode_batch
 from headrace.wire.compression import Codec, compress
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.encoding import batch_parts
+from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import (
     BatchTooLargeError,
     HeadraceError,
@@ -529,10 +531,10 @@ class Producer:
     def _encode_sealed(self, sealed: "tuple[SealedBatch, Swapped]") -> None:
         batch, records = sealed
 
-        def encode(start: int, end: int, stamp: ProducerStamp) -> bytes:
+        def encode(start: int, end: int, stamp: ProducerStamp) -> list[ReadableBuffer]:
             whole = end - start == len(records.values)
             part = slice(start, end)
-            return encode_batch(
+            return batch_parts(
                 records.values if whole else records.values[part],
                 base_timestamp_ms=batch.pending.timestamp_ms,
                 keys=None if records.keys is None else records.keys[part],
@@ -552,7 +554,7 @@ class Producer:
         step = batch.pending.batch_records
         try:
             batch.encoded = [
-                encode(start + first, start + min(first + step, batch.records), batch.stamp.behind(first))
+                Pieces(encode(start + first, start + min(first + step, batch.records), batch.stamp.behind(first)))
                 for first in range(0, batch.records, step)
             ]
         except BaseException as error:

@@ -9,6 +9,7 @@ import struct
 from typing import NamedTuple
 
 from headrace.wire.crc import crc32c
+from headrace.wire.envelopes import Pieces
 
 SEQUENCES = 1 << 31
 MAX_EPOCH = (1 << 31) - 1
@@ -77,11 +78,15 @@ class SequenceState:
         return True
 
 
-def restamp(batch: bytes, stamp: ProducerStamp) -> bytes:
+def restamp(batch: Pieces, stamp: ProducerStamp) -> Pieces:
     """Give the batch with another producer stamp; the payload stays as it is. Only where no send of it can have been
     applied.
     """
-    changed = bytearray(batch)
+    first, *others = batch.parts
+    changed = bytearray(first)
     _PRODUCER.pack_into(changed, _PRODUCER_AT, *stamp)
-    _CRC.pack_into(changed, _CRC_AT, crc32c(memoryview(changed)[_CRC_START:]))
-    return bytes(changed)
+    crc = crc32c(memoryview(changed)[_CRC_START:])
+    for part in others:
+        crc = crc32c(part, crc)
+    _CRC.pack_into(changed, _CRC_AT, crc)
+    return Pieces([bytes(changed), *others])

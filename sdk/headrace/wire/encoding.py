@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from operator import is_not
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Required, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -51,11 +51,37 @@ class ArrowBuffers(NamedTuple):
     """uint8[(n + 7) // 8], least significant bit first, from bit 0; None: nothing is null."""
 
 
+class BatchFields(TypedDict, total=False):
+    """What is given for a batch beside its values; see `batch_parts`."""
+
+    base_timestamp_ms: Required[int]
+    headers: Sequence[RecordHeaders | None] | None
+    timestamps_ms: Sequence[int | None] | npt.NDArray[np.int64] | None
+    codec: Codec
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    flags: BatchFlags
+    compression_level: int | None
+
+
 def encode_batch(
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None, **fields: Unpack[BatchFields]
+) -> bytes:
+    """Encode records as one batch: `batch_parts` in one piece."""
+    return b"".join(batch_parts(values, keys, **fields))
+
+
+def encode_columns(values: ArrowBuffers, keys: ArrowBuffers | None = None, **fields: Unpack[BatchFields]) -> bytes:
+    """Encode columns as one batch: `column_parts` in one piece."""
+    return b"".join(column_parts(values, keys, **fields))
+
+
+def batch_parts(
     values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None = None,
     *,
     base_timestamp_ms: int,
-    keys: Sequence[bytes | None] | None = None,
     headers: Sequence[RecordHeaders | None] | None = None,
     timestamps_ms: Sequence[int | None] | npt.NDArray[np.int64] | None = None,
     codec: Codec = Codec.NONE,
@@ -64,15 +90,16 @@ def encode_batch(
     base_sequence: int = -1,
     flags: BatchFlags = BatchFlags(0),  # noqa: B008  (immutable)
     compression_level: int | None = None,
-) -> bytes:
-    """Encode records as one batch, with both checksums right.
+) -> list[ReadableBuffer]:
+    """Encode records as one batch, with both checksums right; its bytes are these one behind the other.
 
-    What the leader stamps is base_offset 0, append_timestamp_ms 0, leader_epoch -1 and previous_crc 0.
+    The first has the whole header. What the leader stamps is base_offset 0, append_timestamp_ms 0, leader_epoch -1 and
+    previous_crc 0.
 
     Args:
         values: one a record, at least one; None is a null value.
-        base_timestamp_ms: the timestamp of every record that has none of its own, ms since 1970.
         keys: one a record; None: no record has a key.
+        base_timestamp_ms: the timestamp of every record that has none of its own, ms since 1970.
         headers: one a record, each a sequence of (key, value) or None; None: no record has headers.
         timestamps_ms: one a record, None for base_timestamp_ms; None: all records carry base_timestamp_ms.
         codec: how to compress; a payload that does not shrink is stored as it is.
@@ -93,11 +120,11 @@ def encode_batch(
             values, (base_timestamp_ms, base_timestamp_ms, producer_id, producer_epoch, base_sequence), int(flags)
         )
         if small is not None:
-            return small
-    return encode_columns(
+            return [small]
+    return column_parts(
         _column("value", values),
+        None if keys is None else _column("key", keys),
         base_timestamp_ms=base_timestamp_ms,
-        keys=None if keys is None else _column("key", keys),
         headers=headers,
         timestamps_ms=timestamps_ms,
         codec=codec,
@@ -141,11 +168,11 @@ def _stamped(batch_bytes: int) -> bytes:
     return head + crc32c(head).to_bytes(4, "little")
 
 
-def encode_columns(
+def column_parts(
     values: ArrowBuffers,
+    keys: ArrowBuffers | None = None,
     *,
     base_timestamp_ms: int,
-    keys: ArrowBuffers | None = None,
     headers: Sequence[RecordHeaders | None] | None = None,
     timestamps_ms: Sequence[int | None] | npt.NDArray[np.int64] | None = None,
     codec: Codec = Codec.NONE,
@@ -154,8 +181,11 @@ def encode_columns(
     base_sequence: int = -1,
     flags: BatchFlags = BatchFlags(0),  # noqa: B008  (immutable)
     compression_level: int | None = None,
-) -> bytes:
-    """Encode columns that are in Arrow's layout already; see `encode_batch` for the rest, and `arrow_buffers`."""
+) -> list[ReadableBuffer]:
+    """Encode columns that are in Arrow's layout already; see `batch_parts` for the rest, and `arrow_buffers`.
+
+    The parts are views of the columns: they must not change as long as the parts are used.
+    """
     count = len(values.offsets) - 1
     if count < 1:
         raise InvalidRequestError("a batch has at least one record")
@@ -187,13 +217,13 @@ def encode_columns(
     return _seal(parts, (0, 0, batch_bytes, -1, 0), (codec, bits, count, payload.size, *times, *producer))
 
 
-def _seal(parts: list[ReadableBuffer], stamp: tuple[int, ...], rest: tuple[int, ...]) -> bytes:
-    """Join header and parts, each byte copied once; the checksum runs over the parts before."""
+def _seal(parts: list[ReadableBuffer], stamp: tuple[int, ...], rest: tuple[int, ...]) -> list[ReadableBuffer]:
+    """Put the header before the parts; the checksum runs over them."""
     stamp_crc = crc32c(STAMP.pack(*stamp))
     crc = crc32c(HEADER.pack(*stamp, stamp_crc, 0, MAGIC, *rest)[CRC_START:])
     for part in parts:
         crc = crc32c(part, crc)
-    return b"".join([HEADER.pack(*stamp, stamp_crc, crc, MAGIC, *rest), *parts])
+    return [HEADER.pack(*stamp, stamp_crc, crc, MAGIC, *rest), *parts]
 
 
 def arrow_buffers(array: Any) -> ArrowBuffers:

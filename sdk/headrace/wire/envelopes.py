@@ -34,6 +34,22 @@ class Sized(Protocol):
         """Give their bytes."""
 
 
+class Pieces:
+    """A batch whose bytes lie in several buffers, one behind the other: they are joined when a message is written."""
+
+    __slots__ = ("parts", "size_bytes")
+
+    def __init__(self, parts: Sequence[ReadableBuffer]) -> None:
+        self.parts = parts
+        self.size_bytes = sum(memoryview(part).nbytes for part in parts)
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+
 class Envelope:
     """A message without its batches, and the batches: a list a partition, in the message's order."""
 
@@ -76,15 +92,19 @@ class BatchCarrier:
 
     def write(self, envelope: Envelope) -> bytes:
         """Write a message."""
-        if self._is_repeated and _are_small(envelope.batches):
-            parts = [part for topic in envelope.message.topics for part in topic.partitions]
-            for part, found in zip(parts, envelope.batches, strict=True):
+        return self.write_with(envelope.message, envelope.batches)
+
+    def write_with(self, message: Any, batches: Sequence[Sequence[ReadableBuffer | Pieces]]) -> bytes:
+        """Write a message that is not in an envelope."""
+        if self._is_repeated and _are_small(batches):
+            parts = [part for topic in message.topics for part in topic.partitions]
+            for part, found in zip(parts, batches, strict=True):
                 part.batches.extend(map(bytes, found))
-            data: bytes = envelope.message.SerializeToString()
+            data: bytes = message.SerializeToString()
             for part in parts:
                 part.ClearField("batches")
             return data
-        return b"".join(self.pieces(envelope.message, envelope.batches)[0])
+        return b"".join(self.pieces(message, batches)[0])
 
     def pieces(self, message: Any, batches: Sequence[Sequence[Any]]) -> tuple[list[Any], int]:
         """Give what makes up a message, in order, and its size in bytes; `batches` need a length and nothing else."""
@@ -115,9 +135,11 @@ def parse_fetch_response(data: ReadableBuffer) -> Envelope:
     return envelope
 
 
-def produce_request_bytes(envelope: Envelope) -> bytes:
-    """Write a ProduceRequest."""
-    return _PRODUCE.write(envelope)
+def produce_request_bytes(
+    message: broker_pb2.ProduceRequest, batches: Sequence[Sequence[ReadableBuffer | Pieces]]
+) -> bytes:
+    """Write a ProduceRequest with these batches, a list a partition."""
+    return _PRODUCE.write_with(message, batches)
 
 
 def fetch_response_bytes(envelope: Envelope) -> bytes:
@@ -132,7 +154,7 @@ def fetch_response_pieces(
     return _FETCH.pieces(message, batches)
 
 
-def _are_small(batches: list[Buffers]) -> bool:
+def _are_small(batches: Sequence[Sequence[ReadableBuffer | Pieces]]) -> bool:
     count = sum(map(len, batches))
     return count >= _LOOKED_AT and sum(len(each) for found in batches for each in found) < count * SMALL_BATCH_BYTES
 
@@ -191,7 +213,7 @@ def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Sequence[A
         for batch in next(batches):
             if len(batch):
                 head = tag + _varint(len(batch))
-                pieces += (head, batch)
+                pieces += (head, *batch.parts) if isinstance(batch, Pieces) else (head, batch)
                 size += len(head) + len(batch)
         return pieces, size
     pieces, size = [], 0

@@ -23,6 +23,8 @@ from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.batch import check_batch, read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.compression import Codec
+from headrace.wire.encoding import batch_parts
+from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import InternalError, LeaderHint, UnknownTopicError, to_detail
 from headrace.wire.ids import TopicPartition
 
@@ -159,13 +161,18 @@ def test_sequences_count_records_modulo_two_to_the_31():
     assert not state.raise_epoch()
 
 
-def test_a_restamped_batch_is_sound_and_only_its_producer_differs():
-    batch = encode_batch([b"a", b"bc"], base_timestamp_ms=5)
+@pytest.mark.parametrize("count", [2, 100])
+def test_a_restamped_batch_is_sound_and_only_its_producer_differs(count):
+    """Few values are one piece, many several; the payload is never touched."""
+    values = [b"%d" % number for number in range(count)]
+    batch = Pieces(batch_parts(values, base_timestamp_ms=5))
+    assert (len(batch.parts) > 1) == (count > 2)
+    assert bytes(batch) == encode_batch(values, base_timestamp_ms=5)
     changed = restamp(batch, ProducerStamp(9, 1, 77))
-    header = check_batch(changed, **LIMITS)
-    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (9, 1, 77)
-    assert decode_batch(changed, max_payload_bytes=1 << 20).values() == [b"a", b"bc"]
-    assert restamp(changed, ProducerStamp(-1, -1, -1)) == batch
+    assert changed.parts[1:] == batch.parts[1:]
+    header = check_batch(bytes(changed), max_batch_bytes=1 << 20, max_records=1000, max_payload_bytes=1 << 20)
+    assert header[-3:] == (9, 1, 77)
+    assert bytes(restamp(changed, ProducerStamp(-1, -1, -1))) == bytes(batch)
 
 
 def test_a_budget_waits_for_room_and_never_gives_more_than_it_has():
@@ -177,6 +184,10 @@ def test_a_budget_waits_for_room_and_never_gives_more_than_it_has():
     assert budget.used == 50
     budget.give_back(50)
     assert budget.take(1000), "a record that is larger than all goes alone"
+
+
+def encode(bulk, start, end, stamp, **how):
+    return b"".join(bulk.encode(start, end, stamp, **how))
 
 
 def make_buffer(batch_bytes=10_000, records=100):
@@ -298,7 +309,7 @@ def test_bulk_columns_are_cut_within_limits_and_encode_what_they_hold():
         assert cost <= 2000
         ends.append(
             decode_batch(
-                bulk.encode(start, end, ProducerStamp(1, 0, start), base_timestamp_ms=1, codec=Codec.NONE, level=None),
+                encode(bulk, start, end, ProducerStamp(1, 0, start), base_timestamp_ms=1, codec=Codec.NONE, level=None),
                 max_payload_bytes=1 << 20,
             )
         )
@@ -314,11 +325,11 @@ def test_what_bulk_columns_cost_bounds_their_batch_closely(count):
     headers = [[("name", b"1")] for _ in range(count)]
     bulk = bulk_of(values, keys, headers, list(range(count)), None, None)
     end, cost = bulk.cut(0, 1 << 20, count)
-    encoded = bulk.encode(0, end, ProducerStamp(1, 0, 0), base_timestamp_ms=1, codec=Codec.NONE, level=None)
+    encoded = encode(bulk, 0, end, ProducerStamp(1, 0, 0), base_timestamp_ms=1, codec=Codec.NONE, level=None)
     assert len(encoded) <= cost + BATCH_OVERHEAD
     plain = bulk_of(values, None, None, None, None, None)
     _, cost = plain.cut(0, 1 << 20, count)
-    encoded = plain.encode(0, count, ProducerStamp(1, 0, 0), base_timestamp_ms=1, codec=Codec.NONE, level=None)
+    encoded = encode(plain, 0, count, ProducerStamp(1, 0, 0), base_timestamp_ms=1, codec=Codec.NONE, level=None)
     assert len(encoded) <= cost + BATCH_OVERHEAD <= len(encoded) * 1.02 + BATCH_OVERHEAD
 
 
@@ -328,7 +339,7 @@ def test_bulk_splits_by_partition_and_keeps_the_order_of_each():
     seen = {}
     for partition, share in bulk.by_partition(lambda key: int(key) % 3):
         batch = decode_batch(
-            share.encode(0, len(share), ProducerStamp(-1, -1, -1), base_timestamp_ms=0, codec=Codec.NONE, level=None),
+            encode(share, 0, len(share), ProducerStamp(-1, -1, -1), base_timestamp_ms=0, codec=Codec.NONE, level=None),
             max_payload_bytes=1 << 20,
         )
         seen[partition] = batch.values()
@@ -345,7 +356,7 @@ def test_a_hand_written_request_is_what_protobuf_reads():
         batches = []
         for size in sizes:
             batch = SealedBatch(pipeline, PendingBatch(WHERE, 0, lambda pending: None), 1, 0, 0)
-            batch.encoded = [b"x" * size]
+            batch.encoded = [Pieces([b"x" * size])]
             batches.append(batch)
         parts.append(RequestPart(pipeline, -1 if number else 4, batches))
     config = settings.build(settings.ProducerConfig, {"client_id": "me", "acks": 1})
@@ -384,5 +395,5 @@ def test_ctrl_c_waits_for_the_end_of_an_uninterrupted_block():
 
 
 def test_the_header_offsets_that_restamping_writes_are_the_formats():
-    batch = encode_batch([b"a"], base_timestamp_ms=0, producer_id=1, producer_epoch=2, base_sequence=3)
-    assert read_header(restamp(batch, ProducerStamp(4, 5, 6)))[-3:] == (4, 5, 6)
+    batch = Pieces(batch_parts([b"a"], base_timestamp_ms=0, producer_id=1, producer_epoch=2, base_sequence=3))
+    assert read_header(bytes(restamp(batch, ProducerStamp(4, 5, 6))))[-3:] == (4, 5, 6)

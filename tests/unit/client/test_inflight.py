@@ -12,6 +12,8 @@ from headrace.client.sequences import MAX_EPOCH
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
+from headrace.wire.encoding import batch_parts
+from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import (
     FencedLeaderEpochError,
     InvalidTimestampError,
@@ -75,7 +77,7 @@ class Sending:
         self.dispatcher.start_pipeline(pipeline)
         batch = SealedBatch(pipeline, PendingBatch(pipeline.where, 0, lambda pending: None), 1, 0, deadline_ms)
         if encoded:
-            batch.encoded = [encode_batch([b"v"], base_timestamp_ms=0, **batch.stamp._asdict())]
+            batch.encoded = [Pieces(batch_parts([b"v"], base_timestamp_ms=0, **batch.stamp._asdict()))]
         self.dispatcher.add(batch)
         return batch
 
@@ -98,7 +100,7 @@ class Sending:
 
 
 def sequences(request):
-    return [read_header(batch.encoded[0]).base_sequence for batch in request.parts[0].batches]
+    return [read_header(bytes(batch.encoded[0])).base_sequence for batch in request.parts[0].batches]
 
 
 # --- leaders that move ---
@@ -312,7 +314,7 @@ def test_nothing_overtakes_a_batch_that_is_being_encoded():
     first = sending.add(encoded=False)
     second = sending.add()
     assert not sending.send()
-    first.encoded = [encode_batch([b"v"], base_timestamp_ms=0, **first.stamp._asdict())]
+    first.encoded = [Pieces(batch_parts([b"v"], base_timestamp_ms=0, **first.stamp._asdict()))]
     assert sending.send_one().parts[0].batches == [first, second]
 
 
@@ -440,7 +442,7 @@ def test_a_new_epoch_numbers_what_is_left_from_the_start():
     sending.add()
     sending.answer(sending.send_one(), UnknownProducerError("forgotten"))
     sending.later()
-    header = read_header(sending.send_one().parts[0].batches[0].encoded[0])
+    header = read_header(bytes(sending.send_one().parts[0].batches[0].encoded[0]))
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, 0)
 
 
@@ -456,7 +458,7 @@ def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for():
     assert not sending.dispatcher.has_identity
     sending.dispatcher.set_identity(8, 0)
     assert not sending.dispatcher.needs_producer_id
-    header = read_header(sending.send_one().parts[0].batches[0].encoded[0])
+    header = read_header(bytes(sending.send_one().parts[0].batches[0].encoded[0]))
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (8, 0, 0)
 
 
@@ -484,7 +486,7 @@ def test_a_batch_that_came_before_the_first_one_waits_for_it(error):
     sending.later()
     request = sending.send_one()
     assert request.parts[0].batches == batches
-    assert [read_header(batch.encoded[0]).producer_epoch for batch in batches] == [0, 0]
+    assert [read_header(bytes(batch.encoded[0])).producer_epoch for batch in batches] == [0, 0]
 
 
 def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
@@ -500,7 +502,7 @@ def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
     sending.later()
     request = sending.send_one()
     assert request.parts[0].batches == batches
-    headers = [read_header(batch.encoded[0]) for batch in batches]
+    headers = [read_header(bytes(batch.encoded[0])) for batch in batches]
     assert [(header.producer_epoch, header.base_sequence) for header in headers] == [(1, 0), (1, 1)]
 
 
