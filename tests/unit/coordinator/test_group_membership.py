@@ -539,6 +539,21 @@ def test_a_member_waits_for_news_no_longer_than_its_interval(run):
     run(scenario)
 
 
+def test_members_that_joined_together_do_not_stay_in_step(run):
+    """Each is given its own part of the wait: a hundred heartbeats in one moment would wait for each other."""
+
+    async def scenario(parts, a, b):
+        long, short = Caller(1, session_timeout_ms=1_000), Caller(2, session_timeout_ms=1_000)
+        long.id, short.id = bytes(16), b"\xff" * 16
+        await settle(a, long, short)
+        waits = [asyncio.create_task(each.beat(a, wait_ms=250)) for each in (long, short)]
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {waits[1]}
+        await waits[0]
+
+    run(scenario)
+
+
 def test_leaving_twice_is_leaving(run):
     """And the lease is given back."""
 
