@@ -248,7 +248,10 @@ STORAGE_RULES = (
         "    if filesystem.exists(marker_path):\n        filesystem.unlink(marker_path)\n",
         "    if False:\n        filesystem.unlink(marker_path)\n",
         "A crash after a clean stop and a start is taken for a clean stop.",
-        Scenario("test_power_loss.py::test_a_clean_stop_counts_once"),
+        Test(
+            "tests/unit/storage/test_storage_clean_marker.py::test_a_clean_stop_is_known_to_the_next_start_only",
+            "The marker names the session that it ended, and a later one is not taken for it: no record is lost by it.",
+        ),
     ),
     Mutant(
         "marker-though-a-log-failed",
