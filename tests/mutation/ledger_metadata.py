@@ -19,7 +19,7 @@ METADATA = (
         "        if False:\n",
         "A list of the past replaces what is known.",
         Test(
-            "tests/contract/test_view_contract.py::test_a_replaced_metastore_is_refused[memory-change1]",
+            "tests/unit/common/test_prefix_view.py::test_a_list_of_the_past_is_refused",
             "Who acts on an old view loses the compare, so that no invariant breaks within hundreds of seeds.",
         ),
     ),
