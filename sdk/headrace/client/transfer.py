@@ -17,7 +17,7 @@ from headrace.client.config import FetchConfig
 from headrace.client.errors import ClosedError
 from headrace.v1 import broker_pb2, errors_pb2
 from headrace.wire.envelopes import Envelope, parse_fetch_response
-from headrace.wire.errors import from_detail
+from headrace.wire.errors import HeadraceError, from_detail
 from headrace.wire.transfer import ANSWER, ANSWER_HEAD, PREFACE, REFUSAL, REQUEST_HEAD, WHOLE
 
 AVOID_S = 10.0
@@ -117,9 +117,13 @@ class Transfers:
                 if kept is None:  # One that was kept may have been closed for being idle: the next may do.
                     self._ports.avoid(address)
                 continue
+            except HeadraceError:
+                if connection is not None:  # None: the client was closed while it connected.
+                    self._give_back(address, connection)
+                raise
             except BaseException:
-                assert connection is not None
-                self._give_back(address, connection)
+                if connection is not None:
+                    self._drop(connection)
                 raise
             self._give_back(address, connection)
             return answer

@@ -211,3 +211,26 @@ def test_close_ends_a_fetch_that_waits(port):
     thread.join(SECONDS)
     assert not thread.is_alive()
     assert len(caught) == 1
+
+
+def test_a_connection_that_failed_in_the_middle_is_not_kept(client, port, monkeypatch):
+    """Whatever it was: what is left of the answer would be taken for the next one."""
+    there = port(answer(b"a"), answer(b"b"))
+
+    def fail(*_):
+        raise MemoryError
+
+    for module in ("headrace.client.transfer", "headrace.client.loop.transfer"):
+        monkeypatch.setattr(f"{module}.answer_buffer", fail)
+    with pytest.raises(MemoryError):
+        client.fetch(there.address)
+    monkeypatch.undo()
+    assert client.fetch(there.address) is not None
+    assert there.connections == 2
+
+
+def test_a_client_that_is_closed_while_it_connects_says_so(port):
+    client = Blocking(ConsumerConfig())
+    client.close()
+    with pytest.raises(ClosedError):
+        client.fetch(port(answer(b"a")).address)
