@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from headrace.wire.batch import (
     CRC_START,
-    HEADER,
     HEADER_BYTES,
     MAGIC,
     PADDING_SHIFT,
@@ -158,7 +157,12 @@ def _encode_small(values: Sequence[bytes | None], rest: tuple[int, ...], bits: i
             _ZEROS[:padding],
         )
     )
-    return _stamped(batch_bytes) + crc32c(checked).to_bytes(4, "little") + checked
+    return _head(batch_bytes, crc32c(checked)) + checked
+
+
+def _head(batch_bytes: int, crc: int) -> bytes:
+    """What stands before the bytes that `crc` covers."""
+    return _stamped(batch_bytes) + crc.to_bytes(4, "little")
 
 
 @lru_cache(maxsize=4096)
@@ -214,16 +218,11 @@ def column_parts(
     batch_bytes = HEADER_BYTES + stored + padding
     bits |= padding << PADDING_SHIFT
     producer = producer_id, producer_epoch, base_sequence
-    return _seal(parts, (0, 0, batch_bytes, -1, 0), (codec, bits, count, payload.size, *times, *producer))
-
-
-def _seal(parts: list[ReadableBuffer], stamp: tuple[int, ...], rest: tuple[int, ...]) -> list[ReadableBuffer]:
-    """Put the header before the parts; the checksum runs over them."""
-    stamp_crc = crc32c(STAMP.pack(*stamp))
-    crc = crc32c(HEADER.pack(*stamp, stamp_crc, 0, MAGIC, *rest)[CRC_START:])
+    checked = _CHECKED.pack(MAGIC, codec, bits, count, payload.size, *times, *producer)
+    crc = crc32c(checked)
     for part in parts:
         crc = crc32c(part, crc)
-    return [HEADER.pack(*stamp, stamp_crc, crc, MAGIC, *rest), *parts]
+    return [_head(batch_bytes, crc) + checked, *parts]
 
 
 def arrow_buffers(array: Any) -> ArrowBuffers:
