@@ -11,6 +11,7 @@ the one thing that blocks.
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from copy import copy
 from typing import Any
 
 from headrace.client.pipeline import PartitionPipeline
@@ -95,6 +96,15 @@ class Swapped:
         self.timestamps_ms = _padded(buffer.timestamps_ms, len(buffer.values))
         self.pending = pending
         self.charged = buffer.charged
+
+    def part(self, start: int, end: int) -> "Swapped":
+        """Give the records `start` to `end` alone."""
+        part = copy(self)
+        part.values = self.values[start:end]
+        part.keys = None if self.keys is None else self.keys[start:end]
+        part.headers = None if self.headers is None else self.headers[start:end]
+        part.timestamps_ms = None if self.timestamps_ms is None else self.timestamps_ms[start:end]
+        return part
 
 
 class PartitionBuffer:

@@ -532,14 +532,13 @@ class Producer:
         batch, records = sealed
 
         def encode(start: int, end: int, stamp: ProducerStamp) -> list[ReadableBuffer]:
-            whole = end - start == len(records.values)
-            part = slice(start, end)
+            part = records if batch.count == 1 else records.part(start, end)
             return batch_parts(
-                records.values if whole else records.values[part],
+                part.values,
+                part.keys,
                 base_timestamp_ms=batch.pending.timestamp_ms,
-                keys=None if records.keys is None else records.keys[part],
-                headers=None if records.headers is None else records.headers[part],
-                timestamps_ms=None if records.timestamps_ms is None else records.timestamps_ms[part],
+                headers=part.headers,
+                timestamps_ms=part.timestamps_ms,
                 codec=self._codec,
                 compression_level=self._config.compression_level,
                 producer_id=stamp.producer_id,
@@ -650,13 +649,13 @@ class Producer:
             self._count(finished)
 
     def _count(self, finished: list[Finished]) -> None:
-        sent = [batch.records for batch, _, error in finished if error is None]
+        sent = [batch for batch, _, error in finished if error is None]
         failed = sum(batch.records for batch, _, error in finished if error is not None)
         with self._lock:
             before = self._counted
             self._counted = before._replace(
-                sent_records=before.sent_records + sum(sent),
-                sent_batches=before.sent_batches + sum(batch.count for batch, _, error in finished if error is None),
+                sent_records=before.sent_records + sum(batch.records for batch in sent),
+                sent_batches=before.sent_batches + sum(batch.count for batch in sent),
                 failed_records=before.failed_records + failed,
             )
 
