@@ -148,6 +148,25 @@ def test_a_snapshot_is_due(end_offset: int, size_bytes: int, now_ms: int, *, due
     assert SnapshotClock(0, 0, 0).is_due(end_offset, size_bytes, now_ms) is due
 
 
+def test_what_the_disk_has_is_not_kept_again(tmp_path: Path) -> None:
+    """After a start in order no partition writes a snapshot until something is appended."""
+
+    async def scenario() -> None:
+        async with leading_partition(tmp_path) as partition:
+            clock = partition.services.clock
+            assert isinstance(clock, ManualClock)
+            assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+            partition.open_log.store_producer_snapshot(1, partition.replica.producers.snapshot())
+            partition.note_kept(rebuild_producers(_rebuilt(partition), partition.open_log))
+            clock.advance(SNAPSHOT_MS)
+            assert not await partition.keep_producers_if_due()
+            assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
+            assert await partition.keep_producers_if_due()
+            await committed(partition, 2)
+
+    asyncio.run(scenario())
+
+
 def test_damage_in_the_batch_that_holds_the_log_start_is_found(tmp_path: Path) -> None:
     """H33, seed 441568: a new replica copies that batch whole, from before the log start, and says what is wrong."""
 

@@ -315,9 +315,10 @@ class Assignments:
         )
         if partition_log is not None:
             try:
-                await asyncio.get_running_loop().run_in_executor(
+                kept = await asyncio.get_running_loop().run_in_executor(
                     self._services.executor, rebuild_producers, partition.replica.producers, partition_log
                 )
+                partition.note_kept(kept)
             except HeadraceError as met:
                 error = met
         if error is not None:

@@ -782,6 +782,15 @@ class Partition:
             except HeadraceError as error:
                 self.fail(error)
 
+    def note_kept(self, offset: int) -> None:
+        """The disk has the producers as they stood at `offset`: what is there need not be written again."""
+        self._kept = SnapshotClock(offset, self.open_log.size_bytes, self.services.clock.monotonic_ms())
+
+    @property
+    def kept_ms(self) -> int:
+        """When the producers were last kept, or would have been (monotonic)."""
+        return self._kept.at_ms
+
     async def keep_producers_if_due(self) -> bool:
         """Keep the producers where a start would have much to read; whether it was done. Appends wait meanwhile."""
         partition_log, kept = self.open_log, self._kept
@@ -791,7 +800,7 @@ class Partition:
         async with self.log_lock:
             if self.replica.role in (Role.OFFLINE, Role.DELETED):
                 return False
-            self._kept = SnapshotClock(partition_log.log_end_offset, partition_log.size_bytes, now_ms)
+            self.note_kept(partition_log.log_end_offset)
             await self.in_thread(self._keep_producers)
         return True
 

@@ -15,12 +15,12 @@ SNAPSHOT_BYTES = 128 << 20
 SNAPSHOT_MS = 60_000
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SnapshotClock:
-    """When the producers were last kept, and how much a start would have to read. Belongs to the event loop."""
+    """When the producers were last kept, and how much a start would have to read."""
 
     offset: int
-    """The log's end then."""
+    """Behind the last record that they knew."""
     size_bytes: int
     at_ms: int
 
@@ -31,10 +31,10 @@ class SnapshotClock:
         return abs(size_bytes - self.size_bytes) >= SNAPSHOT_BYTES or now_ms - self.at_ms >= SNAPSHOT_MS
 
 
-def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -> None:
-    """Restore the newest snapshot and add the batches behind it. Blocks: call it in a thread, before the first use.
+def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -> int:
+    """Restore the newest snapshot and add the batches behind it; the offset that these began at.
 
-    Raises LogDamagedError, StorageOfflineError.
+    Blocks: call it in a thread, before the first use. Raises LogDamagedError, StorageOfflineError.
     """
     snapshot = partition_log.load_producer_snapshot()
     start = int(partition_log.log_start_offset)
@@ -43,3 +43,4 @@ def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -
     for header in partition_log.checked_headers(start) if start < partition_log.log_end_offset else ():
         if header.base_offset >= start:
             producers.record_batch(header)
+    return start

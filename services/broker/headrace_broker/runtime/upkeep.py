@@ -41,11 +41,13 @@ async def maintain(assignments: Assignments, directory: DataDirectory, services:
         if usage.refusing != refusing:
             refusing = usage.refusing
             log.warning("disk_full" if refusing else "disk_has_room", free_bytes=usage.free_bytes)
-        kept = 0
         for partition in assignments.partitions:
             await _maintain_partition(partition)
-            if kept < SNAPSHOTS_A_ROUND:
-                kept += await _keep_producers(partition)
+        kept = 0
+        for partition in sorted(assignments.partitions, key=lambda each: each.kept_ms):
+            kept += await _keep_producers(partition)
+            if kept == SNAPSHOTS_A_ROUND:
+                break
         await assignments.remove_doomed()
 
 
