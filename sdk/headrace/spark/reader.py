@@ -42,9 +42,9 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
         return
     from headrace.spark.arrow_columns import ArrowColumns
     from headrace.spark.range_reader import read_range
-    from headrace.wire.allocator import keep_large_buffers
+    from headrace.spark.worker_process import prepare_worker
 
-    keep_large_buffers()
+    prepare_worker()
     part = partition.part
     segments = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss)
     with closing(segments):

@@ -90,9 +90,9 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, compl
 def write_task(options: WriteOptions, batches: Iterator["RecordBatch"], query: str, batch_id: int) -> RowsWritten:
     """Write one task's rows. Runs in an executor, where connections are opened only now: its processes fork."""
     from headrace.spark.task_writer import TaskIdentity, TaskWriter
-    from headrace.wire.allocator import keep_large_buffers
+    from headrace.spark.worker_process import prepare_worker
 
-    keep_large_buffers()
+    prepare_worker()
     task = TaskContext.get()
     identity = TaskIdentity(query, batch_id, task.partitionId() if task else 0)
     with TaskWriter(options, identity) as writer:
