@@ -748,6 +748,7 @@ class Producer:
         deadline = time.monotonic() + self._config.max_block_ms / 1000
         grace = time.monotonic() + min(TOPIC_GRACE_S, self._config.max_block_ms / 1000)
         attempt = 0
+        unknown: HeadraceError | None = None
         while True:
             attempt += 1
             left = max(0.001, deadline - time.monotonic())
@@ -755,9 +756,12 @@ class Producer:
                 yield from self._read_metadata([name], min(left, self._config.request_timeout_ms / 1000))
                 route = self._require_route(name)
             except HeadraceError as error:
+                unknown = error if _is_unknown_topic(error) else unknown
                 until = deadline if error.retriable else grace
                 if (not error.retriable and not _is_unknown_topic(error)) or time.monotonic() >= until:
-                    raise
+                    if unknown is None or unknown is error:
+                        raise
+                    raise unknown from error  # That nobody answered in the last moment says nothing new.
                 delay = self._backoff.delay_ms(attempt, error.retry_after_ms) / 1000
                 yield Pause(min(delay, max(0.0, until - time.monotonic())))
                 self._check_usable()

@@ -271,6 +271,20 @@ def test_wrong_input_is_refused_at_the_call(fake_cluster):
             producer.send_many("t", [b"a", b"b", b"c"], keys=[b"k", b"k"])
 
 
+def test_a_topic_that_a_server_did_not_know_stays_unknown_when_servers_fall_silent(fake_cluster, monkeypatch):
+    """The last try has a moment only, and may run out of it; what was said before is what the caller wants to know."""
+    said = [UnknownTopicError("there is no topic 'nowhere'")]
+
+    def read_metadata(names, timeout):
+        raise said.pop() if said else headrace.NoBrokersAvailableError({fake_cluster.address: "DEADLINE_EXCEEDED"})
+        yield
+
+    with producer_for(fake_cluster, max_block_ms=100) as producer:
+        monkeypatch.setattr(producer, "_read_metadata", read_metadata)
+        with pytest.raises(UnknownTopicError):
+            producer.send("nowhere", b"x")
+
+
 def test_an_unreachable_cluster_names_every_address_and_its_cause():
     """A port that nobody listens on and a name that does not resolve, each with its own cause."""
     with socket.socket() as unused:
