@@ -159,11 +159,12 @@ class Fetcher:
 
     @contextlib.contextmanager
     def changing(self) -> Any:
-        """Hold the lock around a change of `positions`, then wake the engine."""
+        """Hold the lock around a change of `positions`, then wake the engine where that is news for it."""
         self.check()
         with self._lock:
             yield self.positions
-            self._wake_engine()
+            if self.positions.has_news:
+                self._wake_engine()
 
     def ask_again(self, chunk: Chunk, error: CorruptBatchError) -> bool:
         """Whether a batch that failed its checksum is asked for again; otherwise the error is the application's."""
@@ -210,7 +211,7 @@ class Fetcher:
         if is_held or (self.holds is not None and self.holds()):
             return None
         chunk = self.positions.pop(now_ms())
-        if chunk is not None:
+        if self.positions.has_news:
             self._wake_engine()
         return chunk
 
@@ -270,6 +271,7 @@ class Fetcher:
                 if self._closed or self._failure is not None:
                     return
                 now = now_ms()
+                self.positions.has_news = False
                 self._look_after_calls(now)
                 self._plan(now)
                 resets = self.positions.resets()
@@ -400,7 +402,7 @@ class Fetcher:
             self._take(plan, answer, error, now)
             self._idle_fetchers += 1  # This thread is free again, and takes the next plan itself.
             self._plan(now)
-            if self.positions.stale_topics or error is not None or self.positions.resets():
+            if self.positions.stale_topics or self.positions.has_news or self.positions.resets():
                 self._work.notify()
 
     def _take(self, plan: FetchPlan, answer: Any, error: HeadraceError | None, now: int) -> None:

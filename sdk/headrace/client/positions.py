@@ -9,6 +9,7 @@ partition back to its leader. A fetch that nobody answers is given up when metad
 """
 
 from collections import deque
+from typing import NamedTuple
 
 from headrace.client.config import FetchConfig
 from headrace.client.errors import LogTruncationError
@@ -35,6 +36,8 @@ FETCHES_PER_BROKER = 8
 PARTITIONS_BEHIND = 64
 """A fetch of more partitions asks first for so many that are known to have more: an answer has room for few, and the
 broker would look at all of them each time."""
+FETCHES_BEHIND = 2
+"""Of such fetches so many are planned at once for a broker: one is answered while another is on its way."""
 
 
 class Positions:
@@ -45,14 +48,19 @@ class Positions:
         self._backoff = backoff
         self._partitions: dict[TopicPartition, ReadPosition] = {}
         self._turn: deque[TopicPartition] = deque()
+        self._ready: deque[TopicPartition] = deque()
         self._problems: deque[HeadraceError] = deque()
         self._diverged: dict[TopicPartition, None] = {}
+        self._lost: dict[TopicPartition, None] = {}
+        self._waiting: dict[TopicPartition, None] = {}
         self._flying: dict[FetchPlan, Overdue] = {}
         self._in_flight: dict[int, int] = {}
         self._generation = 0
         self.buffered_bytes = 0
         self.stale_topics: set[str] = set()
         """Topics whose metadata must be read again; the shell clears it when it has."""
+        self.has_news = False
+        """Whether something has changed from outside that the shell's engine should look at; it clears it."""
 
     # --- what is read ---
 
@@ -75,6 +83,7 @@ class Positions:
         partition.epoch = partition.fetch_epoch = leader_epoch
         self._partitions[where] = partition
         self._turn.append(where)
+        self.has_news = True
 
     def drop(self, where: TopicPartition) -> None:
         """Stop reading a partition; nothing where it is not read."""
@@ -82,6 +91,9 @@ class Positions:
         if partition is not None:
             self.buffered_bytes -= partition.buffered_bytes
             self._turn.remove(where)
+            if partition.is_ready:
+                self._ready.remove(where)
+            self.has_news = True
 
     def assigned(self) -> list[TopicPartition]:
         """The partitions that are read, ascending."""
@@ -124,6 +136,7 @@ class Positions:
     def resume(self, where: TopicPartition) -> None:
         """End a pause."""
         self._partitions[where].paused = False
+        self.has_news = True
 
     def is_paused(self, where: TopicPartition) -> bool:
         """Whether a partition is paused."""
@@ -146,9 +159,14 @@ class Positions:
         """Say which fetches to start now; their partitions are in flight from here on."""
         if self.buffered_bytes >= self._config.prefetch_bytes:
             return []
-        share = max(self._config.partition_fetch_max_bytes, self._config.prefetch_bytes // max(1, len(self._turn)))
-        by_target: dict[tuple[int, bool], tuple[str, list[Wanted]]] = {}
+        share = self._share()
+        enough = PARTITIONS_BEHIND * FETCHES_BEHIND * routes.broker_count()
+        behind = seen = 0
+        by_target: dict[tuple[int, bool], tuple[str, list[_Candidate]]] = {}
         for where in self._turn:
+            if behind >= enough:  # The next plan looks on from here.
+                break
+            seen += 1
             partition = self._partitions[where]
             if not partition.is_wanted(share):
                 continue
@@ -156,37 +174,27 @@ class Positions:
             if target is None or self._in_flight.get(target[0], 0) >= FETCHES_PER_BROKER:
                 continue
             broker_id, address, epoch, from_leader = target
-            wanted = Wanted(
-                where,
-                partition.topic_id,
-                partition.generation,
-                partition.fetch_offset,
-                epoch,
-                partition.fetch_epoch,
-                partition.damage is not None and partition.fetch_offset == partition.position,
-                from_leader,
-            )
             names_rack = bool(self._config.client_rack) and partition.near.may_be_asked_for(now_ms)
-            by_target.setdefault((broker_id, names_rack), (address, []))[1].append(wanted)
+            candidate = _Candidate(partition, epoch, from_leader)
+            by_target.setdefault((broker_id, names_rack), (address, []))[1].append(candidate)
+            behind += partition.is_behind
+        self._turn.rotate(-1 if seen == len(self._turn) else -seen)
         plans = []
-        for (broker_id, names_rack), (address, wanted_there) in by_target.items():
-            for parts in self._fetches_of(wanted_there):
+        for (broker_id, names_rack), (address, candidates) in by_target.items():
+            for chosen in _fetches_of(candidates):
                 if self._in_flight.get(broker_id, 0) >= FETCHES_PER_BROKER:
                     break
                 self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
-                for part in parts:
-                    self._partitions[part.where].in_flight = True
                 plan = fetch_plan(
                     self._config,
                     broker_id,
                     address,
-                    parts,
+                    [candidate.take_off() for candidate in chosen],
                     names_rack=names_rack,
                     transfer_address=routes.transfer_address(broker_id),
                 )
                 self._flying[plan] = Overdue(now_ms, self._config.fetch_wait_ms)
                 plans.append(plan)
-        self._turn.rotate(-1)
         return plans
 
     def give_up_overdue(self, routes: RoutingTable, now_ms: int) -> bool:
@@ -208,7 +216,10 @@ class Positions:
 
     def next_retry_ms(self, now_ms: int) -> int | None:
         """Milliseconds until a partition that waits out a failure may be fetched again; None: none waits."""
-        waits = [partition.retry_at_ms - now_ms for partition in self._partitions.values() if partition.failures]
+        for where in list(self._waiting):
+            if where not in self._partitions or not self._partitions[where].failures:
+                del self._waiting[where]
+        waits = [self._partitions[where].retry_at_ms - now_ms for where in self._waiting]
         return max(0, min(waits)) if waits else None
 
     def take_answer(self, plan: FetchPlan, answer: Envelope, routes: RoutingTable, now_ms: int) -> bool:
@@ -253,11 +264,14 @@ class Positions:
 
         Not before the application has received what was fetched.
         """
-        return [
-            where
-            for where, partition in self._partitions.items()
-            if partition.needs_reset and partition.position >= partition.fetch_offset
-        ]
+        found = []
+        for where in list(self._lost):
+            partition = self._partitions.get(where)
+            if partition is None or not partition.needs_reset:
+                del self._lost[where]
+            elif partition.position >= partition.fetch_offset:
+                found.append(where)
+        return found
 
     def found_damage(self, chunk: Chunk, error: CorruptBatchError, now_ms: int) -> bool:
         """Note that the batch at the position failed its checksum; whether it is asked for again.
@@ -299,19 +313,41 @@ class Positions:
             self._find_truncations(now_ms)
         if self._problems:
             raise self._problems.popleft()
-        for _ in range(len(self._turn)):
-            partition = self._partitions[self._turn[0]]
-            self._turn.rotate(-1)
-            if partition.chunks and not partition.paused:
-                chunk = partition.chunks.popleft()
-                partition.buffered_bytes -= len(chunk.data)
-                self.buffered_bytes -= len(chunk.data)
-                return chunk
+        while self._ready:
+            partition = self._partitions[self._ready.popleft()]
+            partition.is_ready = False
+            if partition.chunks:
+                return self._take_out(partition)
         return None
+
+    def _take_out(self, partition: ReadPosition) -> Chunk:
+        """Give a partition's first chunk; there is one."""
+        was_full = self._is_full(partition)
+        chunk = partition.chunks.popleft()
+        partition.buffered_bytes -= len(chunk.data)
+        self.buffered_bytes -= len(chunk.data)
+        if partition.chunks:
+            self._make_ready(partition)
+        self.has_news |= was_full and not self._is_full(partition)
+        return chunk
+
+    def _is_full(self, partition: ReadPosition) -> bool:
+        """Whether nothing more of a partition is fetched until something is handed out."""
+        return self.buffered_bytes >= self._config.prefetch_bytes or partition.buffered_bytes >= self._share()
+
+    def _share(self) -> int:
+        """How many bytes of one partition may be here."""
+        return max(self._config.partition_fetch_max_bytes, self._config.prefetch_bytes // max(1, len(self._turn)))
+
+    def _make_ready(self, partition: ReadPosition) -> None:
+        """Let a partition with chunks have its turn; once, however many it has."""
+        if not partition.is_ready:
+            partition.is_ready = True
+            self._ready.append(partition.where)
 
     def has_chunks(self) -> bool:
         """Whether `pop` would give a chunk, and no error."""
-        return not self._problems and any(part.chunks and not part.paused for part in self._partitions.values())
+        return not self._problems and any(self._partitions[where].chunks for where in self._ready)
 
     def deliver(self, where: TopicPartition, generation: int, position: int, leader_epoch: int) -> None:
         """Note that the application has received the records below `position`; nothing for another generation.
@@ -321,18 +357,9 @@ class Positions:
         partition = self._partitions.get(where)
         if partition is not None and partition.generation == generation:
             partition.deliver(position, leader_epoch)
+            self.has_news |= partition.needs_reset
 
     # --- inside ---
-
-    def _fetches_of(self, wanted: list[Wanted]) -> list[list[Wanted]]:
-        """Part what is wanted of one broker: some that have more, whose fetch is answered at once, and idle ones."""
-        if len(wanted) <= PARTITIONS_BEHIND:
-            return [wanted]
-        behind: list[Wanted] = []
-        idle: list[Wanted] = []
-        for part in wanted:
-            (behind if self._partitions[part.where].is_behind else idle).append(part)
-        return [parts for parts in (behind[:PARTITIONS_BEHIND], idle) if parts]
 
     def _target(self, partition: ReadPosition, routes: RoutingTable, now_ms: int) -> tuple[int, str, int, bool] | None:
         """Whom to ask: broker id, address, the leader epoch to name, whether it leads; None: nobody now."""
@@ -392,6 +419,7 @@ class Positions:
         if not data:
             return False
         partition.take(data, plan.broker_id)
+        self._make_ready(partition)
         self.buffered_bytes += len(data)
         return True
 
@@ -435,6 +463,7 @@ class Positions:
                 return True
         elif isinstance(error, OffsetOutOfRangeError):
             partition.needs_reset = True
+            self._lost[partition.where] = None
             return False
         elif not error.retriable or (isinstance(error, UnknownTopicIdError) and partition.failures >= 3):
             self.fail(partition.where, error, now_ms)
@@ -453,12 +482,50 @@ class Positions:
         partition.failures = failures or partition.failures + 1
         partition.failed_epoch = leader_epoch if leader_epoch >= 0 else ANY_EPOCH
         partition.retry_at_ms = now_ms + self._backoff.delay_ms(partition.failures, at_least_ms)
+        self._waiting[partition.where] = None
+        self.has_news = True
 
     def _rewind(self, partition: ReadPosition) -> None:
         """Drop what was fetched and begin again at the position, in a new generation."""
         self.buffered_bytes -= partition.buffered_bytes
         self._generation += 1
         partition.rewind(self._generation)
+        self.has_news = True
+
+
+class _Candidate(NamedTuple):
+    """A partition that a fetch may ask for."""
+
+    partition: ReadPosition
+    leader_epoch: int
+    from_leader: bool
+
+    def take_off(self) -> Wanted:
+        """Put it in flight, and say what is asked for."""
+        partition = self.partition
+        partition.in_flight = True
+        return Wanted(
+            partition.where,
+            partition.topic_id,
+            partition.generation,
+            partition.fetch_offset,
+            self.leader_epoch,
+            partition.fetch_epoch,
+            partition.damage is not None and partition.fetch_offset == partition.position,
+            self.from_leader,
+        )
+
+
+def _fetches_of(candidates: list[_Candidate]) -> list[list[_Candidate]]:
+    """Part what is wanted of one broker: some that have more, whose fetches are answered at once, and idle ones."""
+    if len(candidates) <= PARTITIONS_BEHIND:
+        return [candidates]
+    behind: list[_Candidate] = []
+    idle: list[_Candidate] = []
+    for candidate in candidates:
+        (behind if candidate.partition.is_behind else idle).append(candidate)
+    fetches = [behind[PARTITIONS_BEHIND * n : PARTITIONS_BEHIND * (n + 1)] for n in range(FETCHES_BEHIND)]
+    return [fetch for fetch in (*fetches, idle) if fetch]
 
 
 def _has_newer_leader(part: Wanted, routes: RoutingTable) -> bool:

@@ -152,6 +152,8 @@ class ReadPosition:
     """(leader epoch, offset from which on the application has received its records), both ascending."""
     paused: bool = False
     in_flight: bool = False
+    is_ready: bool = False
+    """Whether it stands in the line of those that have something for the application, or had."""
     needs_reset: bool = False
     divergence: Divergence | None = None
     damage: Damage | None = None

@@ -109,6 +109,10 @@ class RoutingTable:
         """Give a broker's address, or an empty string where it is not known."""
         return self._addresses.get(broker_id, "")
 
+    def broker_count(self) -> int:
+        """Give how many brokers are known, at least 1."""
+        return max(1, len(self._addresses))
+
     def transfer_address(self, broker_id: int) -> str:
         """Give the address of a broker's transfer port, or an empty string where none is known."""
         return self._transfer_addresses.get(broker_id, "")

@@ -5,7 +5,7 @@ import random
 import pytest
 from headrace.client.config import ConsumerConfig
 from headrace.client.errors import LogTruncationError
-from headrace.client.positions import FETCHES_PER_BROKER, PARTITIONS_BEHIND, Positions
+from headrace.client.positions import FETCHES_BEHIND, FETCHES_PER_BROKER, PARTITIONS_BEHIND, Positions
 from headrace.client.read_position import (
     DAMAGE_PATIENCE_MS,
     DAMAGED_COPIES,
@@ -419,11 +419,10 @@ def test_of_many_partitions_those_that_have_more_are_asked_for_first():
         entry.partitions.add(partition=number, high_watermark=10 * (number % 2), preferred_replica=-1)
     reading.positions.take_answer(first, Envelope(response, [[b""]] * many), reading.routes, 0)
 
-    (behind, _), (some, others) = fetches()
+    (behind, *_), (some, more, others) = fetches()
     assert (len(some), {number % 2 for number in some}) == (PARTITIONS_BEHIND, {1})
-    assert sorted(others) == list(range(0, many, 2))
-    _, (more,) = fetches()
     assert sorted(some + more) == list(range(1, many, 2))
+    assert sorted(others) == list(range(0, many, 2))
     assert fetches() == ([], [])
 
     response = broker_pb2.FetchResponse()
@@ -443,11 +442,97 @@ def test_a_reader_knows_from_the_start_where_there_is_more():
     reading.routes.update(metadata(partitions=many))
     for number in range(many - 1):
         reading.positions.assign(TopicPartition("clicks", number), 0, 10)
-    plans = [plan for _ in range(FETCHES_PER_BROKER - 1) for plan in reading.positions.plan(reading.routes, 0)]
+    turns = FETCHES_PER_BROKER // FETCHES_BEHIND
+    plans = [plan for _ in range(turns - 1) for plan in reading.positions.plan(reading.routes, 0)]
     reading.positions.assign(TopicPartition("clicks", many - 1), 0)  # An idle one, as far as is known.
     plans += [plan for _ in range(3) for plan in reading.positions.plan(reading.routes, 0)]
     assert [len(plan.partitions) for plan in plans] == [PARTITIONS_BEHIND] * FETCHES_PER_BROKER
     assert len({part.where for plan in plans for part in plan.partitions}) == FETCHES_PER_BROKER * PARTITIONS_BEHIND
+
+
+def test_a_look_at_many_partitions_goes_on_where_the_last_one_ended():
+    """It ends when there is enough to ask for; so those at the end of the line come as soon as the others."""
+    many = 4 * FETCHES_BEHIND * PARTITIONS_BEHIND * 3
+    reading = Reading()
+    reading.positions.drop(WHERE)
+    reading.routes.update(metadata(partitions=many))
+    for number in range(many):
+        reading.positions.assign(TopicPartition("clicks", number), 0, 10)
+    asked = []
+    for _ in range(3):
+        for plan in reading.positions.plan(reading.routes, 0):
+            asked += [part.where.partition for part in plan.partitions]
+            response = broker_pb2.FetchResponse()
+            entry = response.topics.add(topic_id=TOPIC_ID)
+            for part in plan.partitions:  # There was no room for them in the answer.
+                entry.partitions.add(partition=part.where.partition, high_watermark=10, preferred_replica=-1)
+            reading.positions.take_answer(plan, Envelope(response, [[b""]] * len(plan.partitions)), reading.routes, 0)
+    looked_at = 3 * PARTITIONS_BEHIND * FETCHES_BEHIND  # By three known brokers, of which one leads all.
+    assert {number // looked_at for number in asked} == {0, 1, 2}
+
+
+def test_the_engine_is_told_of_what_it_has_to_look_at_and_of_nothing_else():
+    """That a record was received is none of it: a reader would wake its engine with every chunk."""
+    reading = Reading(prefetch_bytes=4096, partition_fetch_max_bytes=4096)
+    assert reading.positions.has_news
+    reading.positions.has_news = False
+    reading.answer(reading.fetch(), batch(0))
+    reading.deliver()
+    assert not reading.positions.has_news
+
+    wide = batch(10, records=2000)
+    reading.answer(reading.fetch(), wide)
+    assert reading.fetch() is None  # There is no room for more.
+    reading.deliver(2010)
+    assert reading.positions.has_news
+
+    for change in (
+        lambda: reading.positions.seek(WHERE, 5),
+        lambda: reading.positions.pause(WHERE),
+        lambda: reading.positions.resume(WHERE),
+        lambda: reading.fail(reading.fetch()),
+        lambda: reading.positions.drop(WHERE),
+    ):
+        reading.positions.has_news = False
+        change()
+        assert reading.positions.has_news
+
+
+def test_a_position_that_is_gone_is_news_when_all_before_it_is_received():
+    """Only then the engine looks for another one."""
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0))
+    reading.answer(reading.fetch(), error=OffsetOutOfRangeError("gone"))
+    reading.positions.has_news = False
+    assert reading.positions.resets() == []
+    reading.deliver()
+    assert reading.positions.has_news
+    assert reading.positions.resets() == [WHERE]
+    reading.positions.seek(WHERE, 50)
+    assert reading.positions.resets() == []
+
+
+def test_chunks_are_handed_out_in_turns():
+    """One of each partition that has some, however many it has; one that was dropped has no turn."""
+    reading = Reading()
+    reading.routes.update(metadata(partitions=3))
+    for number in (1, 2):
+        reading.positions.assign(TopicPartition("clicks", number), 0)
+    for base in (0, 10):
+        plan = reading.fetch()
+        response = broker_pb2.FetchResponse()
+        entry = response.topics.add(topic_id=TOPIC_ID)
+        for part in plan.partitions:
+            entry.partitions.add(partition=part.where.partition, high_watermark=20, preferred_replica=-1)
+        batches = [[batch(base)] for _ in plan.partitions]
+        reading.positions.take_answer(plan, Envelope(response, batches), reading.routes, 0)
+    order = [reading.positions.pop(0).where.partition for _ in range(3)]
+    assert sorted(order) == [0, 1, 2]
+    assert reading.positions.has_chunks()
+    reading.positions.drop(TopicPartition("clicks", order[0]))
+    assert [reading.positions.pop(0).where.partition for _ in range(2)] == order[1:]
+    assert not reading.positions.has_chunks()
+    assert reading.positions.pop(0) is None
 
 
 def test_without_a_rack_no_replica_is_asked_for():

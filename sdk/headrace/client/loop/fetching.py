@@ -121,6 +121,7 @@ class LoopFetcher(Fetcher):
         while True:
             self._work_there.clear()
             now = now_ms()
+            self.positions.has_news = False
             self._look_after_calls(now)
             self._plan(now)
             resets = self.positions.resets()
