@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
+import headrace
 import typer
+from headrace.wire.allocator import MMAP_BYTES, TRIM_BYTES
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -69,6 +71,7 @@ def run(
     warm_rounds: int = 0,
 ) -> Report:
     """Measure cases, print the tables, write the JSON and the figures."""
+    _keep_large_buffers()
     console, progress = Console(width=200 if not Console().is_terminal else None), Console(stderr=True)
     before = machine()
     with Stage(records) as stage:
@@ -92,6 +95,13 @@ def run(
     report.show(console)
     progress.print(f"written to {directory}")
     return report
+
+
+def _keep_large_buffers() -> None:
+    """Here and in every process of the run, the limit's and the peers' too, as an application would that moves much."""
+    headrace.keep_large_buffers()
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_BYTES)
+    os.environ["MALLOC_TRIM_THRESHOLD_"] = str(TRIM_BYTES)
 
 
 def list_cases(catalogue: Catalogue) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headrace.client.records import RecordMetadata as RecordMetadata
     from headrace.client.run_core import RunSummary as RunSummary
     from headrace.client.work_queue import RetryPolicy as RetryPolicy
+    from headrace.wire.allocator import keep_large_buffers as keep_large_buffers
     from headrace.wire.errors import ErrorCode as ErrorCode
     from headrace.wire.errors import HeadraceError as HeadraceError
     from headrace.wire.errors import Outcome as Outcome
@@ -62,6 +63,7 @@ _MODULES = {
     "ProcessEndedError": "headrace.client.errors",
     "SerializationError": "headrace.client.errors",
     "WakeupError": "headrace.client.errors",
+    "keep_large_buffers": "headrace.wire.allocator",
     "ErrorCode": "headrace.wire.errors",
     "HeadraceError": "headrace.wire.errors",
     "Outcome": "headrace.wire.errors",
