@@ -55,15 +55,17 @@ class Bulk:
         self._times = timestamps_ms
         # To the byte and not by a bound: ten thousand rows of Spark make two full batches, and no third one of a few.
         overhead = ENTRY_OVERHEAD * (1 + (keys is not None) + (headers is not None))
-        costs = _lengths(values) + overhead + (0 if timestamps_ms is None else TIME_BYTES)
+        overhead += 0 if timestamps_ms is None else TIME_BYTES
+        ends = _ends(values)
         for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
-            if column is not None and _count(column) != len(costs):
-                raise SerializationError(f"{_count(column)} {name} for {len(costs)} values", action="Give one a value.")
+            if column is not None and _count(column) != len(ends):
+                raise SerializationError(f"{_count(column)} {name} for {len(ends)} values", action="Give one a value.")
+        ends += np.arange(overhead, overhead * (len(ends) + 1), overhead)
         if keys is not None:
-            costs += _lengths(keys)
+            ends += _ends(keys)
         if headers is not None:
-            costs += np.fromiter(map(_header_cost, headers), np.int64, len(costs))
-        self._ends: Int64s = np.cumsum(costs)
+            ends += np.cumsum(np.fromiter(map(_header_cost, headers), np.int64, len(ends)))
+        self._ends: Int64s = ends
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -173,13 +175,15 @@ def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes 
     return [serialize(serializer, entry, what) for entry in entries]
 
 
-def _lengths(column: list[bytes | None] | ArrowBuffers) -> Int64s:
+def _ends(column: list[bytes | None] | ArrowBuffers) -> Int64s:
+    """Bytes of a column up to and with each entry."""
     if isinstance(column, ArrowBuffers):
-        return np.diff(column.offsets).astype(np.int64)
+        return np.subtract(column.offsets[1:], column.offsets[0], dtype=np.int64)
     try:
-        return np.fromiter(map(len, column), np.int64, len(column))  # type: ignore[arg-type]
+        lengths = np.fromiter(map(len, column), np.int64, len(column))  # type: ignore[arg-type]
     except TypeError:
-        return np.fromiter((0 if entry is None else len(entry) for entry in column), np.int64, len(column))
+        lengths = np.fromiter((0 if entry is None else len(entry) for entry in column), np.int64, len(column))
+    return np.cumsum(lengths)
 
 
 def _count(column: Any) -> int:
@@ -210,7 +214,7 @@ def _as_list(column: ArrowBuffers) -> list[bytes | None]:
 
 def _as_buffers(entries: list[bytes | None]) -> ArrowBuffers:
     offsets = np.zeros(len(entries) + 1, np.int32)
-    np.cumsum(_lengths(entries), out=offsets[1:])
+    offsets[1:] = _ends(entries)
     nulls = [entry is None for entry in entries]
     bitmap = np.packbits(~np.array(nulls), bitorder="little") if any(nulls) else None
     return ArrowBuffers(offsets, b"".join(entry or b"" for entry in entries), bitmap)
