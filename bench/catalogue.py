@@ -21,6 +21,7 @@ SLOW = 0.05
 """The share of the load for what moves a record a batch."""
 LONG = 4.0
 """The share of the load for what moves gigabytes a second."""
+TRANSFERRED, TRANSFERRED_LOOP = "consume/arrow, transfer port", "consume/loop, transfer port"
 PARTITION_BATCH = 1_000
 """Records a batch where partitions are compared: the same for all, and every one of a thousand has some."""
 PARTITION_SHARE = 2.0
@@ -135,13 +136,8 @@ def consuming() -> list[Case]:
         Case("consume/drain", Consume("drain"), limit="limit/out"),
         Case("consume/poll", Consume("poll"), limit="limit/out"),
         Case("consume/arrow", Consume("arrow"), limit="limit/out", daily=True),
-        Case(
-            "consume/arrow, transfer port",
-            Consume("arrow", transfer_port=True, share=LONG),
-            limit="limit/sendfile",
-            daily=True,
-        ),
-        Case("consume/loop, transfer port", Consume("loop", transfer_port=True), limit="limit/sendfile"),
+        Case(TRANSFERRED, Consume("arrow", transfer_port=True, share=LONG), limit="limit/sendfile", daily=True),
+        Case(TRANSFERRED_LOOP, Consume("loop", transfer_port=True, share=2.0), limit="limit/sendfile", daily=True),
     ]
     cases += [
         Case(f"consume/{way}, {name}", Consume(way, value_bytes=size), limit="limit/out")
@@ -208,7 +204,6 @@ def more_cpu(text: str, case: str, other: str, bound: float) -> Target:
 
 
 FULL, FSYNC = "produce/send_many, batch 5000", "produce/send_many, batch 5000, fsync"
-TRANSFERRED = "consume/arrow, transfer port"
 REPLICATED = "produce/send_many, replication 3, acks all"
 TARGETS = [
     ratio("send_many: of the gRPC limit", "produce/send_many", "limit/in", 0.75, MB),

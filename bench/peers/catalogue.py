@@ -109,7 +109,8 @@ TARGETS = [
         "in/Kafka, librdkafka (C), batch 10000",
         None,
     ),
-    ratio("for record in consumer: of confluent-kafka", "consume/loop", CONSUME, 1.3),
+    ratio("for record in consumer, transfer port: of confluent-kafka", catalogue.TRANSFERRED_LOOP, CONSUME, 1.3),
+    ratio("for record in consumer, over gRPC: of confluent-kafka", "consume/loop", CONSUME, None),
     ratio("for record in consumer: of Kafka's Java consumer", "consume/loop", "out/Kafka, Java", 1.0),
     ratio("batches to Arrow: of librdkafka", "consume/arrow", "out/Kafka, librdkafka (C)", 1.0),
     ratio(

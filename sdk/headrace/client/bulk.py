@@ -178,7 +178,8 @@ def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes 
 def _ends(column: list[bytes | None] | ArrowBuffers) -> Int64s:
     """Bytes of a column up to and with each entry."""
     if isinstance(column, ArrowBuffers):
-        return np.subtract(column.offsets[1:], column.offsets[0], dtype=np.int64)
+        ends: Int64s = np.subtract(column.offsets[1:], column.offsets[0], dtype=np.int64)
+        return ends
     try:
         lengths = np.fromiter(map(len, column), np.int64, len(column))  # type: ignore[arg-type]
     except TypeError:
