@@ -229,24 +229,37 @@ def test_a_topic_that_was_created_anew_is_not_the_old_one(
         assert run.rows() == anew.rows()
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"endingOffsets": "latest"}, "option endingOffsets is for reading a batch, not for reading a stream"),
-        ({"subscribe": "no-such-topic"}, "option subscribe: there is no topic named 'no-such-topic'"),
-        ({"startingOffsets": '{"TOPIC": {"0": 5}}'}, "startingOffsets says nothing of partition TOPIC-1"),
-        ({"startingOffsets": '{"TOPIC": {"0": 5, "1": 41}}'}, "startingOffsets: 41 for TOPIC-1 is past its end, 40"),
-    ],
-)
+WRONG: list[tuple[dict[str, str], str]] = [
+    ({"assign": '{"a": [0]}'}, "options subscribe and assign are given"),
+    ({"endingOffsets": "latest"}, "option endingOffsets is for reading a batch, not for reading a stream"),
+    ({"subscribe": "no-such-topic"}, "option subscribe: there is no topic named 'no-such-topic'"),
+    ({"startingOffsets": "{"}, "startingOffsets='{' is not JSON"),
+    ({"startingOffsets": '{"TOPIC": {"0": 5}}'}, "startingOffsets says nothing of partition TOPIC-1"),
+    ({"startingOffsets": '{"TOPIC": {"0": 5, "1": 41}}'}, "startingOffsets: 41 for TOPIC-1 is past its end, 40"),
+    ({"headrace.bootstrap.servers": "127.0.0.1:1"}, "option headrace.bootstrap.servers: no broker .*answered"),
+]
+
+
+@pytest.mark.parametrize(("options", "says"), WRONG, ids=[says for _, says in WRONG])
 def test_what_is_wrong_ends_the_query_before_it_reads(
     spark: Any, topic: Topic, tmp_path: Path, options: dict[str, str], says: str
 ) -> None:
-    """In a sentence that names the option."""
+    """In a sentence that names the option, and that nothing else stands beside."""
     told = {name: value.replace("TOPIC", topic.name) for name, value in options.items()}
     run = Run(spark, topic, tmp_path, **told)
-    with pytest.raises(Exception, match=says.replace("TOPIC", topic.name)):
+    with pytest.raises(Exception, match=says.replace("TOPIC", topic.name)) as caught:
         run.to_the_end()
     assert not run.batches
+    assert str(caught.value).count("Traceback") == 1
+
+
+def test_a_schema_that_does_not_fit_ends_the_query_before_it_reads(spark: Any, topic: Topic, tmp_path: Path) -> None:
+    """By the column's name, as in a batch."""
+    frame = spark.readStream.format("headrace").schema("value STRING").options(**topic.options()).load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(Exception, match="schema: column value is binary, not string") as caught:
+        query.processAllAvailable()
+    assert str(caught.value).count("Traceback") == 1
 
 
 # --- a driver that is killed ---

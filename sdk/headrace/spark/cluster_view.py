@@ -49,9 +49,9 @@ class ClusterView:
         except UnknownTopicError as error:
             raise ConfigError(
                 f"option {self._subscription.option}: {error.message}", action="Create the topic first."
-            ) from error
+            ) from None
         except NoBrokersAvailableError as error:
-            raise ConfigError(f"option {SERVERS}: {error.message}", action=error.action) from error
+            raise ConfigError(f"option {SERVERS}: {error.message}", action=error.action) from None
         self.topic_ids = {topic.name: topic.topic_id.hex() for topic in topics}
         found = {TopicPartition(topic.name, entry.partition) for topic in topics for entry in topic.partitions}
         if not self._subscription.assigned:

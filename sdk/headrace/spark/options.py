@@ -2,7 +2,8 @@
 
 Spark hands options over as strings whose names are in lower case. A name that starts with `headrace.` is a setting of
 the SDK's `Reader` or `Producer`, with dots or underscores (`headrace.bootstrap.servers`); all others are in `OPTIONS`.
-Everything that can be wrong with them is an error of one sentence that names the option.
+Everything that can be wrong with them is an error of one sentence that names the option, and stands alone: Spark shows
+users the whole chain of what an error came from.
 """
 
 import dataclasses
@@ -296,7 +297,7 @@ class _Options:
         try:
             build(config, settings)
         except ConfigError as error:
-            raise ConfigError(f"option {option}: {error.message}", action=error.action) from error
+            raise ConfigError(f"option {option}: {error.message}", action=error.action) from None
 
     def subscription(self) -> Subscription:
         given = [name for name in ("subscribe", "subscribePattern", "assign") if self.text(name)]
@@ -323,7 +324,7 @@ class _Options:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ConfigError(f"subscribePattern={pattern!r} is not a regular expression: {error}") from error
+            raise ConfigError(f"subscribePattern={pattern!r} is not a regular expression: {error}") from None
         return pattern
 
     def _assigned(self) -> dict[str, tuple[int, ...]]:
@@ -363,7 +364,7 @@ def json_object(name: str, text: str, otherwise: str = "") -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{name}={text!r} is not JSON{otherwise}: {error}") from error
+        raise ConfigError(f"{name}={text!r} is not JSON{otherwise}: {error}") from None
     if not isinstance(found, dict) or not found:
         raise ConfigError(f'{name}={text!r} is not a JSON object as in {{"topic": ...}}')
     return found
@@ -373,7 +374,7 @@ def _check_topic(option: str, name: str) -> None:
     try:
         check_topic_name(name)
     except InvalidTopicNameError as error:
-        raise ConfigError(f"option {option}: {error.message}") from error
+        raise ConfigError(f"option {option}: {error.message}") from None
 
 
 def _value(option: str, text: str, kinds: Iterable[Any]) -> Any:

@@ -61,11 +61,11 @@ def parse_offsets(written: Mapping[str, Any]) -> StreamOffsets | None:
             {str(topic): str(topic_id) for topic, topic_id in written.get(IDS, {}).items()},
             None if starts is None else _flat(starts),
         )
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError):
         raise ConfigError(
             f"the checkpoint has offsets that are not this source's: {dict(written)!r:.200}",
             action="Give the query a checkpointLocation of its own.",
-        ) from error
+        ) from None
 
 
 def ranges_between(before: StreamOffsets | None, after: StreamOffsets) -> list[OffsetRange]:

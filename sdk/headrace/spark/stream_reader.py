@@ -11,6 +11,7 @@ waited with, so that the cluster is asked `IDLE_ASKS_A_SECOND` at most.
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -27,7 +28,7 @@ from headrace.spark.cluster_view import ClusterView
 from headrace.spark.edges import EARLIEST, LATEST
 from headrace.spark.errors import judge_losses
 from headrace.spark.lag_reports import LagReports
-from headrace.spark.options import STREAM, read_options
+from headrace.spark.options import STREAM, ReadOptions, read_options
 from headrace.spark.ranges import OffsetRange, limited, split, within_log
 from headrace.spark.reader import RangePartition, read_partition
 from headrace.spark.schema import check_read_schema
@@ -53,14 +54,10 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics as they grow. See the module for which process calls what."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        """Check everything that can be checked without asking the cluster.
-
-        Raises:
-            ConfigError: an option or the schema does not fit.
+        """Check nothing yet: Spark (4.2, 4.3) hides an error from here behind one of its own, as it stops the reader
+        that it did not get.
         """
-        check_read_schema(schema)
-        self._schema = schema
-        self._options = read_options(given, STREAM)
+        self._given, self._schema = given, schema
         self._view: ClusterView | None = None
         self._reports: LagReports | None = None
         self._target: StreamOffsets | None = None
@@ -69,8 +66,23 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ask_at = 0.0
         """Not before then is the cluster asked again."""
 
+    @cached_property
+    def _options(self) -> ReadOptions:
+        """What it was told, checked when it is first used: as far as it can be without asking the cluster.
+
+        Raises:
+            ConfigError: an option or the schema does not fit.
+        """
+        check_read_schema(self._schema)
+        return read_options(self._given, STREAM)
+
     def initialOffset(self) -> OffsetJson:
-        """Give what stands for the start; it is found when the first micro-batch is."""
+        """Give what stands for the start; it is found when the first micro-batch is.
+
+        Raises:
+            ConfigError: an option or the schema does not fit.
+        """
+        _ = self._options  # A query that goes on from a checkpoint looks at them when it asks for the limit.
         return initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:

@@ -152,7 +152,8 @@ class HeadraceError(Exception):
         self.request_id = ""
 
     def __str__(self) -> str:
-        text = f"{self.message.rstrip('.')}. {self.action}" if self.action else self.message
+        end = "" if self.message.endswith((".", "?")) else "."
+        text = f"{self.message}{end} {self.action}" if self.action else self.message
         return f"{text} [request {self.request_id}]" if self.request_id else text
 
 
