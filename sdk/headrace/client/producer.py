@@ -440,7 +440,8 @@ class Producer:
                 return
             buffer.open(self._pending(buffer), _monotonic_ms(), piece)
             self._lingering[buffer] = None
-        self._housekeeper.due_at(buffer.opened_ms + self._config.linger_ms)
+        if buffer.pipeline.idle:  # Otherwise whatever becomes of what is in flight looks for what is due.
+            self._housekeeper.due_at(buffer.opened_ms + self._config.linger_ms)
 
     def _pending(self, buffer: PartitionBuffer) -> PendingBatch:
         return PendingBatch(buffer.where, _now_ms(), self._expedite, buffer.batch_records)

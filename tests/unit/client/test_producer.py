@@ -258,6 +258,32 @@ def test_a_record_that_no_batch_can_hold_is_refused_at_once(fake_cluster):
         producer.send("t", b"x" * 9_000).result(WAIT)
 
 
+def test_the_clock_is_not_woken_for_what_an_answer_looks_after(fake_cluster, monkeypatch):
+    """A batch that waits behind one in flight is sealed by the thread that takes the answer in."""
+    fake_cluster.create_topic("t")
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def held(cluster, request, context):
+        arrived.set()
+        go_on.wait(WAIT)
+        return cluster.produce(request)
+
+    with producer_for(fake_cluster, linger_ms=0) as producer:
+        producer.send("t", b"first").result(WAIT)
+        fake_cluster.faults.append(held)
+        producer.send("t", b"second")
+        assert arrived.wait(WAIT)
+        wakes, due_at = [], producer._housekeeper.due_at
+        monkeypatch.setattr(producer._housekeeper, "due_at", wakes.append)
+        third = producer.send("t", b"third")
+        monkeypatch.setattr(producer._housekeeper, "due_at", due_at)
+        assert wakes == []
+        go_on.set()
+        done = threading.Event()
+        third.add_done_callback(lambda _: done.set())  # Nobody asks for it, which would seal it as well.
+        assert done.wait(WAIT)
+
+
 def test_wrong_input_is_refused_at_the_call(fake_cluster):
     fake_cluster.create_topic("t")
     with producer_for(fake_cluster, max_block_ms=100) as producer:
