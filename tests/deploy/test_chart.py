@@ -25,7 +25,7 @@ CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
 SET_BY_CHART = {
     "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
     "internal_advertised_address", "internal_listen", "transfer_listen",
-    "transfer_advertised_address", "internal_tls_allowed_names", "rack", "host", "log_level",
+    "transfer_advertised_address", "internal_tls_allowed_names", "rack", "host", "instance", "log_level",
     "log_format", "ready_file", "coordinator_id", *(field.name for field in dataclasses.fields(TlsSettings)),
 }  # fmt: skip
 
@@ -252,8 +252,11 @@ def test_brokers_keep_their_volumes_and_are_stopped_gently(render: Render) -> No
     ]
     budget = one(objects, "PodDisruptionBudget", "-broker")["spec"]
     assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
-    identity = next(each for each in container["env"] if each["name"] == "HEADRACE_BROKER_BROKER_ID")
-    assert "pod-index" in identity["valueFrom"]["fieldRef"]["fieldPath"]
+    told = {
+        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"] if "valueFrom" in each
+    }
+    assert "pod-index" in told["HEADRACE_BROKER_BROKER_ID"]
+    assert told["HEADRACE_BROKER_INSTANCE"] == "metadata.uid"  # Or a pod's drain would be taken for the next one's.
 
 
 def test_a_rollout_follows_settings_and_nothing_else(render: Render, chart: Any) -> None:
@@ -414,6 +417,7 @@ def test_hooks_say_what_they_do(render: Render) -> None:
     objects = render({"topics": EVERYTHING["topics"]})
     guard = one(objects, "Job", "-scale-down")
     assert guard["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    assert guard["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
     assert containers(guard["spec"]["template"])[0]["args"] == ["broker", "removable", "--from", "3"]
     topics = one(objects, "Job", "-topics")
     assert topics["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade"

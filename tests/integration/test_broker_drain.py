@@ -71,6 +71,8 @@ def test_a_drain_that_is_not_done_in_time_says_what_is_left(replicated: Replicat
     assert done.stderr.endswith("Stop it all the same, or see `headrace cluster health` for what holds it up.\n")
     done = drain(replicated, 1, broker_id=77)
     assert (done.returncode, done.stdout) == (0, "broker 77 is not registered: nothing to hand over\n")
+    done = drain(replicated, 1, instance="a pod before")
+    assert (done.returncode, done.stdout) == (0, "another instance of broker 1 is registered: nothing to hand over\n")
     done = drain(replicated, 1, cluster="elsewhere")
     assert (done.returncode, done.stdout) == (0, "there is no cluster elsewhere: nothing to hand over\n")
 

@@ -340,6 +340,7 @@ class Broker:
             broker_id=settings.broker_id,
             rack=settings.rack,
             host=settings.host,
+            instance=settings.instance,
             boot_id=secrets.token_bytes(16),
             version=RELEASE,
             capabilities=CAPABILITIES,

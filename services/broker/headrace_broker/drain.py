@@ -3,7 +3,9 @@
 Called by `__main__`, in a container by what runs before SIGTERM. It does two things, and waits until both are done:
 
 - Leadership goes. `drain/{broker_id}` is written on the lease of the broker's own registration, so it goes when that
-  ends: a broker that starts again is not drained. An administrator's `drain` is left as it is.
+  ends: a broker that starts again is not drained. An administrator's `drain` is left as it is. Where the broker that
+  is registered is another instance than the one of these settings, as where a pod was deleted by force and the next one
+  was quicker than this command, there is nothing to hand over.
 - Whoever is catching up catches up, where without this broker a partition would have fewer replicas in sync than its
   minimum: then `acks=all` goes on when the broker is away. It waits for nobody who is away or stops, too.
 
@@ -91,6 +93,8 @@ async def _drain(metastore: Metastore, settings: BrokerSettings, clock: Clock, l
     broker = view.brokers.get(broker_id)
     if broker is None:
         return f"broker {broker_id} is not registered: nothing to hand over"
+    if broker.live.instance != settings.instance:
+        return f"another instance of broker {broker_id} is registered: nothing to hand over"
     await _write_drain_key(metastore, view, broker, clock)
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(source.run())

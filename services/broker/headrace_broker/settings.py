@@ -82,6 +82,13 @@ class BrokerSettings(TlsSettings):
     ] = ()
     rack: Annotated[str, Field(description="The failure domain that replicas are spread over; empty: none.")] = ""
     host: Annotated[str, Field(description="The machine, a failure domain below the rack; empty: none.")] = ""
+    instance: Annotated[
+        str,
+        Field(
+            description="What its supervisor calls this instance of the broker, as a pod's uid: `drain` with another "
+            "one leaves it alone; empty: none.",
+        ),
+    ] = ""
     lease_ttl_ms: Annotated[
         int, Field(ge=1_000, le=600_000, description="Milliseconds after which etcd forgets a silent broker.")
     ] = 10_000

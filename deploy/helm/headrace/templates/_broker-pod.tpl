@@ -55,6 +55,9 @@ spec:
         - name: HEADRACE_POD_NAME
           valueFrom:
             fieldRef: {fieldPath: metadata.name}
+        - name: HEADRACE_BROKER_INSTANCE
+          valueFrom:
+            fieldRef: {fieldPath: metadata.uid}
         - name: HEADRACE_BROKER_HOST
           valueFrom:
             fieldRef: {fieldPath: spec.nodeName}
