@@ -27,7 +27,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test test-containers sim sim-groups mutants check proto check-proto proto-baseline golden lock docs bench bench-peers chaos clean
+.PHONY: help set-up demo up down status test test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock docs bench bench-peers chaos clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -54,6 +54,9 @@ test: check ## the checks, then all tests
 
 test-containers: set-up ## Dockerfile, docker-compose.yml and Prometheus' own checks, on a Docker engine of the run's own: needs root on Debian, takes minutes
 	@$(BIN)/python -m tests.containers tests/deploy/test_rules.py tests/deploy/test_dashboards_live.py tests/containers
+
+test-kubernetes: set-up ## the Helm chart's life on a Kubernetes of three nodes, the run's own: needs root on Debian and Go, builds for a quarter of an hour the first time
+	@$(BIN)/python -m tests.kubernetes tests/kubernetes
 
 sim: set-up ## replication on a simulated network, disk, clock and etcd, all of which fail (SEED=, SEEDS=, STEPS=, JOBS=)
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) --steps $(STEPS) --jobs $(JOBS) $(SIM_FLAGS)

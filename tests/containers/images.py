@@ -69,15 +69,30 @@ class Builder:
         self._command = ["buildah", *storage]
 
     def make_all(self, contents: Path) -> None:
-        """Make every image and leave an archive of each."""
-        base = self._debian()
-        self._commit(PYTHON, {base: "/"}, env="PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", cmd="python3")
+        """Make every image of docker-compose.yml and leave an archive of each."""
+        base = self._python()
         for stand_in in STAND_INS:
             name = image_of(stand_in.service)
             self._commit(name, self._contents(stand_in.service, base, contents), **self._settings(stand_in.service))
             self._archive(name)
-        self._build()
+        self._build(HEADRACE)
         self._archive(HEADRACE)
+
+    def make_for_chart(self, contents: Path, *, headrace: str, etcd: str, pause: str) -> None:
+        """Make the images of the chart under the names that it has for them, and what holds a pod's namespaces."""
+        self._python()
+        self._commit(etcd, self._contents("etcd", Path(), contents), **self._settings("etcd"))
+        sleep = json.dumps(["/bin/sleep", str(2**31 - 1)])
+        self._commit(pause, {contents / "bin/busybox": "/bin/sleep"}, entrypoint=sleep, user=NOBODY)
+        self._build(headrace)
+        for name in (etcd, pause, headrace):
+            self._archive(name)
+
+    def _python(self) -> Path:
+        """The base that the Dockerfile names; returns its file system."""
+        base = self._debian()
+        self._commit(PYTHON, {base: "/"}, env="PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", cmd="python3")
+        return base
 
     def _debian(self) -> Path:
         """A small Debian with its Python, as a tar file, kept from run to run."""
@@ -136,12 +151,12 @@ class Builder:
         self._buildah("config", *(f"--{key}={value}" for key, value in config.items()), container)
         self._buildah("commit", *self._policy, "--quiet", "--rm", container, name)
 
-    def _build(self) -> None:
+    def _build(self, name: str) -> None:
         """The real Dockerfile, as `docker build` would, with this machine's way to the registry of packages."""
         mounts = [f"--volume={source}:{target}:ro" for source, target in self._pip_settings().items()]
         self._buildah(
             "build-using-dockerfile", *self._policy, "--network=host", "--isolation=chroot", "--pull-never",
-            "--format=docker", *mounts, f"--file={ROOT / 'deploy/docker/Dockerfile'}", f"--tag={HEADRACE}", str(ROOT),
+            "--format=docker", *mounts, f"--file={ROOT / 'deploy/docker/Dockerfile'}", f"--tag={name}", str(ROOT),
         )  # fmt: skip
 
     def _pip_settings(self) -> dict[str, str]:

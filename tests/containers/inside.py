@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tests.containers.images import Builder
 from tests.containers.packages import UnavailableError, fetch_contents, fetch_tools, lay_over
+from tests.containers.tier import UNAVAILABLE
 
 STATE = "HEADRACE_TEST_CONTAINERS"  # Where the tests find the images; without it, pytest collects none of them.
-UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
 
 
 def main() -> int:

@@ -1,0 +1,41 @@
+"""Fixtures of the Kubernetes tier. Only `make test-kubernetes` collects its tests: they need root and take minutes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.inside import NETWORK_PLUGINS, STATE
+from tests.kubernetes.machines import Machines
+from tests.kubernetes.volumes import Disks
+
+if STATE not in os.environ:
+    collect_ignore_glob = ["test_*.py"]
+
+Figure = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="session")
+def figure() -> Iterator[Figure]:
+    """Note a figure; all are printed together in the end."""
+    noted: list[str] = []
+    yield lambda what, value: noted.append(f"{what}: {value}")
+    print("\n" + "\n".join(noted), flush=True)
+
+
+@pytest.fixture(scope="session")
+def machines(figure: Figure) -> Iterator[Machines]:
+    """Three nodes that have the images of the chart, and disks for who claims them."""
+    state = Path(os.environ[STATE])
+    begun = time.monotonic()
+    machines = Machines(state, Path(os.environ[NETWORK_PLUGINS]))
+    os.environ["KUBECONFIG"] = str(machines.kubeconfig)
+    with machines.running():
+        figure("Kubernetes of three nodes is ready after", f"{time.monotonic() - begun:.1f} s")
+        machines.load(state / "archives")
+        with Disks(machines).served():
+            yield machines

@@ -1,0 +1,303 @@
+"""A release of the chart on a real Kubernetes, from `helm install` as the guide has it to `helm uninstall`.
+
+One release for all, and the tests are its life in order: each leaves it healthy, and begins with that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import headrace
+import pytest
+
+from tests.kubernetes.conftest import Figure
+from tests.kubernetes.inside import image_names
+from tests.kubernetes.machines import NODES, Machines, address_of
+from tests.kubernetes.release import CommandError, Load, Release, in_sync, run, until, values
+
+pytestmark = pytest.mark.timeout(900)
+
+TIMEOUT = "--timeout=10m"
+NODE_PORTS = (30181, 30182, 30183, 30184)
+SERVERS = f"{address_of('node-1')}:30170"
+OUTSIDE = {
+    "broker": {
+        "external": {
+            "enabled": True,
+            "type": "NodePort",
+            "addressTemplate": "{nodeIP}:{nodePort}",
+            "nodePorts": NODE_PORTS,
+        }
+    },
+    "coordinator": {"service": {"type": "NodePort", "nodePort": 30170}, "advertisedAddress": SERVERS},
+}
+P99_SECONDS = 0.5
+LOADED = "loaded"
+
+
+@pytest.fixture(scope="module")
+def release(machines: Machines, figure: Figure) -> Release:
+    """`helm install` with the chart's own values."""
+    release = Release("log", "log")
+    begun = time.monotonic()
+    release.helm("install", "--wait", TIMEOUT)
+    figure("helm install --wait, volumes made", f"{time.monotonic() - begun:.0f} s")
+    return release
+
+
+@pytest.fixture(scope="module")
+def outside(release: Release, figure: Figure) -> Release:
+    """The same release, reached from outside by ports of the nodes, with a topic for loads."""
+    begun = time.monotonic()
+    upgrade(release, values=OUTSIDE)
+    figure("helm upgrade --wait that restarts brokers and coordinators", f"{time.monotonic() - begun:.0f} s")
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        admin.create_topic(LOADED, partitions=6, replication_factor=3)
+    return release
+
+
+def upgrade(release: Release, *changes: str, values: dict[str, Any] | None = None) -> None:
+    """`helm upgrade` as the guide has it, and wait until all is as it was asked for."""
+    release.helm("upgrade", "--reuse-values", *changes, "--wait", TIMEOUT, values=values)
+    release.kubectl("rollout", "status", f"statefulset/{release.fullname}-broker", TIMEOUT)
+
+
+def healthy(release: Release) -> None:
+    """The guide's question between steps."""
+    release.headrace("cluster", "health", "--exit-when-healthy", "--wait-timeout", "180")
+
+
+def ready(release: Release, pod: str, before: str) -> bool:
+    """A pod of this name is ready that is another than `before`."""
+    found = release.objects("pods", f"--field-selector=metadata.name={pod}")
+    return any(
+        each["metadata"]["uid"] != before and {"type": "Ready", "status": "True"}.items() <= condition.items()
+        for each in found
+        for condition in each["status"].get("conditions", [])
+    )
+
+
+def identity(release: Release, pod: str) -> str:
+    """The pod's uid."""
+    (found,) = release.objects("pod", pod)
+    uid: str = found["metadata"]["uid"]
+    return uid
+
+
+def test_what_is_installed_runs(release: Release) -> None:
+    """Three brokers, three members of etcd, two coordinators: ready, spread over the nodes, none restarted."""
+    pods = release.objects("pods")
+    assert len(pods) == 8
+    for pod in pods:
+        state = {each["type"]: each["status"] for each in pod["status"]["conditions"]}
+        assert state["Ready"] == "True", pod["metadata"]["name"]
+    assert set(release.restarts().values()) == {0}
+    for component in ("broker", "etcd"):
+        found = release.objects("pods", f"--selector=app.kubernetes.io/component={component}")
+        assert sorted(pod["spec"]["nodeName"] for pod in found) == list(NODES), component
+
+
+def test_helm_test_passes(release: Release, figure: Figure) -> None:
+    """One record in, the same record out."""
+    begun = time.monotonic()
+    said = release.helm("test", "--logs")
+    figure("helm test", f"{time.monotonic() - begun:.0f} s")
+    assert "one record was produced with acks=all and consumed" in said
+
+
+def test_clients_outside_write_and_read(outside: Release, figure: Figure) -> None:
+    """By the addresses that they are told: each broker's own port, on the node that it runs on."""
+    begun = time.monotonic()
+    with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+        for number in range(10_000):
+            producer.send(LOADED, b"%d" % number, key=b"%d" % number)
+    figure("10,000 records with acks=all from outside", f"{time.monotonic() - begun:.2f} s")
+    assert sorted(map(int, values(SERVERS, LOADED))) == list(range(10_000))
+    told = {each["address"] for each in json.loads(outside.headrace("broker", "list", "--output", "json"))}
+    assert told == {f"{address_of(node)}:{port}" for node, port in where_brokers_are(outside)}
+
+
+def where_brokers_are(release: Release) -> list[tuple[str, int]]:
+    """(node, port of the nodes) of each broker."""
+    pods = release.objects("pods", "--selector=app.kubernetes.io/component=broker")
+    return [
+        (pod["spec"]["nodeName"], NODE_PORTS[int(pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"])])
+        for pod in pods
+    ]
+
+
+@pytest.mark.parametrize("force", [(), ("--force", "--grace-period=0")], ids=["with grace", "by force"])
+def test_a_deleted_broker_loses_nothing(outside: Release, figure: Figure, force: tuple[str, ...]) -> None:
+    """Under load with acks=all: nothing fails, each record acknowledged is there once, replicas are in sync again."""
+    pod, topic = f"{outside.fullname}-broker-1", f"deleted-{len(force)}"
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        admin.create_topic(topic, partitions=6, replication_factor=3)
+    before = identity(outside, pod)
+    with Load(SERVERS, topic).running() as load:
+        begun = time.monotonic()
+        outside.kubectl("delete", "pod", pod, *force)
+        until(lambda: ready(outside, pod, before), f"{pod} is ready")
+        figure(f"kubectl delete pod {' '.join(force)}: ready again after", f"{time.monotonic() - begun:.0f} s")
+        until(lambda: in_sync(SERVERS, topic), "in sync")
+        sent = len(load.acknowledged)
+        until(lambda: len(load.acknowledged) > sent + 100, "the load goes on")
+    figure(
+        f"p99 and slowest send meanwhile, {len(load.seconds)} records", f"{load.p99():.3f} s, {max(load.seconds):.3f} s"
+    )
+    assert load.failures == []
+    assert sorted(values(SERVERS, topic)) == sorted(load.acknowledged)
+
+
+def test_an_upgrade_under_load_fails_no_send(outside: Release, machines: Machines, figure: Figure) -> None:
+    """Another tag: each broker and coordinator is restarted, one after the other, and no client sees an error."""
+    image = image_names()["headrace"]
+    repository, _, _ = image.rpartition(":")
+    for node in NODES:
+        machines.images(node, "tag", image, f"{repository}:next")
+    topic = "upgraded"
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        admin.create_topic(topic, partitions=6, replication_factor=3)
+    before = {pod["metadata"]["uid"] for pod in outside.objects("pods")}
+    with Load(SERVERS, topic).running() as load:
+        begun = time.monotonic()
+        upgrade(outside, "--set=image.tag=next")
+        figure("rolling restart of three brokers and two coordinators", f"{time.monotonic() - begun:.0f} s")
+        figure("replicas in sync after another", f"{until(lambda: in_sync(SERVERS, topic), 'in sync'):.1f} s")
+    figure(
+        f"p99 and slowest send meanwhile, {len(load.seconds)} records", f"{load.p99():.3f} s, {max(load.seconds):.3f} s"
+    )
+    left = [pod["metadata"]["name"] for pod in outside.objects("pods") if pod["metadata"]["uid"] in before]
+    assert sorted(left) == [f"{outside.fullname}-etcd-{number}" for number in range(3)]
+    assert load.failures == []
+    assert sorted(values(SERVERS, topic)) == sorted(load.acknowledged)
+    assert load.p99() < P99_SECONDS
+
+
+def test_a_node_is_drained_and_comes_back(outside: Release, machines: Machines, figure: Figure) -> None:
+    """`kubectl drain` takes the pods of one node; a second broker may not be evicted meanwhile; nothing fails."""
+    topic = "drained"
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        admin.create_topic(topic, partitions=6, replication_factor=3)
+    brokers = {node: NODE_PORTS.index(port) for node, port in where_brokers_are(outside)}
+    other = f"{outside.fullname}-broker-{brokers['node-2']}"
+    with Load(SERVERS, topic).running() as load:
+        begun = time.monotonic()
+        run("kubectl", "drain", "node-3", "--delete-emptydir-data", "--ignore-daemonsets", "--timeout=300s")
+        figure("kubectl drain of a node", f"{time.monotonic() - begun:.0f} s")
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": other, "namespace": outside.namespace},
+        }
+        path = f"/api/v1/namespaces/{outside.namespace}/pods/{other}/eviction"
+        with pytest.raises(Exception, match="would violate the pod's disruption budget"):
+            machines.api.create(path, eviction)
+        run("kubectl", "uncordon", "node-3")
+        until(lambda: in_sync(SERVERS, topic), "in sync")
+        healthy(outside)
+    figure(
+        f"p99 and slowest send meanwhile, {len(load.seconds)} records", f"{load.p99():.3f} s, {max(load.seconds):.3f} s"
+    )
+    assert load.failures == []
+    assert sorted(values(SERVERS, topic)) == sorted(load.acknowledged)
+
+
+def test_a_volume_grows_under_a_running_broker(outside: Release) -> None:
+    """docs/guides/growing-volumes.md, as it stands there: no pod is restarted, and the file systems are larger."""
+    broker = "--selector=app.kubernetes.io/component=broker"
+    before = {pod["metadata"]["uid"] for pod in outside.objects("pods")}
+    sizes = free_bytes(outside)
+    for claim in outside.kubectl("get", "pvc", broker, "--output=name").split():
+        patch = {"spec": {"resources": {"requests": {"storage": "60Gi"}}}}
+        outside.kubectl("patch", claim, "--type=merge", f"--patch={json.dumps(patch)}")
+
+    def grown() -> bool:
+        return {each["status"]["capacity"]["storage"] for each in outside.objects("pvc", broker)} == {"60Gi"}
+
+    until(grown, "all claims have their new size")
+    outside.kubectl("delete", "statefulset", f"{outside.fullname}-broker", "--cascade=orphan")
+    upgrade(outside, "--set=broker.persistence.size=60Gi")
+    assert {pod["metadata"]["uid"] for pod in outside.objects("pods")} == before
+    assert all(now > was + 9 * 2**30 for was, now in zip(sizes, free_bytes(outside), strict=True))
+    healthy(outside)
+
+
+def free_bytes(release: Release) -> list[int]:
+    """The size of each broker's file system, as it sees it."""
+    program = "import os; s = os.statvfs('/var/lib/headrace'); print(s.f_blocks * s.f_frsize)"
+    pods = sorted(
+        pod["metadata"]["name"] for pod in release.objects("pods", "--selector=app.kubernetes.io/component=broker")
+    )
+    return [int(release.kubectl("exec", pod, "--", "python", "-c", program)) for pod in pods]
+
+
+def test_a_broker_more_takes_its_share(outside: Release, figure: Figure) -> None:
+    """Scaled up, no other pod restarts; the documented command gives it replicas, all in sync."""
+    before = {pod["metadata"]["uid"] for pod in outside.objects("pods")}
+    begun = time.monotonic()
+    upgrade(outside, "--set=broker.replicas=4")
+    figure("a fourth broker ready after", f"{time.monotonic() - begun:.0f} s")
+    assert before < {pod["metadata"]["uid"] for pod in outside.objects("pods")}
+    outside.headrace("partition", "move", "--add-broker", "3", "--execute", "--watch", "--wait-timeout", "300")
+    assert replicas_of(3) > 0
+    healthy(outside)
+
+
+def replicas_of(broker: int) -> int:
+    """How many replicas a broker holds."""
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        return sum(
+            broker in partition.replicas
+            for topic in admin.list_topics()
+            for partition in admin.describe_topic(topic.name).partitions
+        )
+
+
+def test_a_broker_with_data_is_not_scaled_away(outside: Release, figure: Figure) -> None:
+    """Refused with the command that moves the data; after that command it is allowed, and nothing is lost."""
+    begun = time.monotonic()
+    with pytest.raises(CommandError) as caught:
+        upgrade(outside, "--set=broker.replicas=3")
+    figure("scaling down is refused after", f"{time.monotonic() - begun:.0f} s")
+    assert len(outside.objects("pods", "--selector=app.kubernetes.io/component=broker")) == 4
+    (command,) = set(re.findall(r"headrace (partition move [^`\n]*)", str(caught.value)))
+    outside.headrace(*command.split(), "--wait-timeout", "300")
+    assert replicas_of(3) == 0
+    upgrade(outside, "--set=broker.replicas=3")
+    until(lambda: len(outside.objects("pods", "--selector=app.kubernetes.io/component=broker")) == 3, "three are left")
+    healthy(outside)
+    assert sorted(map(int, values(SERVERS, LOADED))) == list(range(10_000))
+
+
+def test_a_lost_volume_is_filled_again(outside: Release, figure: Figure) -> None:
+    """docs/guides/replacing-a-broker.md, as it stands there."""
+    pod = f"{outside.fullname}-broker-1"
+    before = identity(outside, pod)
+    outside.kubectl("delete", "pvc", f"data-{pod}", "--wait=false")
+    begun = time.monotonic()
+    outside.kubectl("delete", "pod", pod)
+    until(lambda: ready(outside, pod, before), f"{pod} is ready")
+    until(lambda: in_sync(SERVERS, LOADED), "in sync")
+    figure("a broker with an empty volume is in sync after", f"{time.monotonic() - begun:.0f} s")
+    healthy(outside)
+    assert sorted(map(int, values(SERVERS, LOADED))) == list(range(10_000))
+
+
+def test_racks_come_from_the_nodes(outside: Release) -> None:
+    """Each broker's rack is its node's zone, which its pod may read."""
+    upgrade(outside, "--set=broker.rack.fromNodeLabel=topology.kubernetes.io/zone")
+    found = json.loads(outside.headrace("broker", "list", "--output", "json"))
+    assert sorted(each["rack"] for each in found) == ["zone-1", "zone-2", "zone-3"]
+
+
+def test_what_is_uninstalled_leaves_its_volumes(outside: Release) -> None:
+    """And an installation under the same name has all that was there."""
+    outside.helm("uninstall", "--wait")
+    claims: list[dict[str, Any]] = outside.objects("pvc")
+    assert len(claims) >= 6
+    outside.helm("install", "--set=broker.persistence.size=60Gi", "--wait", TIMEOUT, values=OUTSIDE)
+    healthy(outside)
+    assert sorted(map(int, values(SERVERS, LOADED))) == list(range(10_000))
