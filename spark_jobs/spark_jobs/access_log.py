@@ -26,6 +26,7 @@ from spark_jobs.command import (
     JobError,
     Master,
     Quiet,
+    TableDirectory,
     run_job,
     show,
     usage_error,
@@ -189,7 +190,7 @@ def show_access(summary: Mapping[str, Any], console: Console) -> None:
 
 
 def access_log(
-    table: Annotated[Path, typer.Option(file_okay=False, help="The table's directory; made where it is not there.")],
+    table: TableDirectory,
     file: Annotated[
         list[Path] | None, typer.Option(exists=True, dir_okay=False, help="A log file; repeatable. Or --topic.")
     ] = None,

@@ -20,6 +20,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -53,6 +54,38 @@ Master = Annotated[
     str, typer.Option(help="Where Spark runs, unless spark-submit says: local[*], local[2], spark://host:7077.")
 ]
 DEFAULT_MASTER = "local[*]"
+
+
+def local_directory(path: Path) -> Path:
+    """Refuse the address of an object store, which would become a directory of that name.
+
+    Raises:
+        BadParameter: it is one.
+    """
+    scheme, colon, _ = str(path).partition(":/")
+    if colon and scheme.isalnum():
+        raise typer.BadParameter(
+            f"{scheme}:// is no directory: a table lies on a local disk or a shared file system, by its plain path"
+        )
+    return path
+
+
+_DIRECTORY = "a local disk or a shared file system; object stores (s3:// and others) are not supported."
+TableDirectory = Annotated[
+    Path,
+    typer.Option(
+        "--table",
+        file_okay=False,
+        callback=local_directory,
+        help=f"The table's directory, made where it is not there: on {_DIRECTORY}",
+    ),
+]
+OutputDirectory = Annotated[
+    Path,
+    typer.Option(
+        file_okay=False, callback=local_directory, help=f"Where the results and the checkpoint lie: on {_DIRECTORY}"
+    ),
+]
 EventTime = Annotated[
     str,
     typer.Option(

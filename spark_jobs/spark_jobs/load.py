@@ -27,6 +27,7 @@ from spark_jobs.command import (
     JobError,
     Master,
     Quiet,
+    TableDirectory,
     run_job,
     show,
 )
@@ -222,7 +223,7 @@ def show_load(summary: Mapping[str, Any], console: Console) -> None:
 
 def load(
     topic: Annotated[str, typer.Option(help="The topic.")],
-    table: Annotated[Path, typer.Option(file_okay=False, help="The table's directory; made where it is not there.")],
+    table: TableDirectory,
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
     table_format: Annotated[TableFormat, typer.Option("--format", help="How the table is kept.")] = TableFormat.PARQUET,
     event_time: EventTime = "timestamp",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +28,7 @@ from spark_jobs.command import (
     BootstrapServers,
     EventTime,
     Master,
+    OutputDirectory,
     Quiet,
     run_app,
     show,
@@ -58,7 +58,7 @@ app = typer.Typer(
 class SharedOptions:
     """What every command takes on the command line; see `command`."""
 
-    output: Annotated[Path, typer.Option(file_okay=False, help="Where the results and the checkpoint lie.")]
+    output: OutputDirectory
     watermark: Annotated[
         str,
         typer.Option(metavar="DURATION", help="How much later than the newest record one may come and still count."),
