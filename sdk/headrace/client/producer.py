@@ -59,6 +59,7 @@ from headrace.wire.errors import (
     InternalError,
     Outcome,
     TimedOutError,
+    TransportError,
     UnknownPartitionError,
 )
 from headrace.wire.ids import TopicPartition
@@ -603,6 +604,11 @@ class Producer:
             )
         except (ClosedError, ValueError):  # grpc says ValueError of a channel that was closed meanwhile
             self._resolve(request, None, ClosedError("Producer"))
+            return
+        except Exception as error:  # No thread to be had, no memory: it may be better at the next try.
+            _log.exception("a call could not be started")
+            typed = TransportError(f"no call could be started: {error!r}", outcome=Outcome.UNKNOWN, retriable=True)
+            self._resolve(request, None, typed)
             return
         self._calls[request] = call
         call.add_done_callback(lambda done: self._landed(request, done))

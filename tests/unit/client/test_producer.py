@@ -284,6 +284,23 @@ def test_the_clock_is_not_woken_for_what_an_answer_looks_after(fake_cluster, mon
         assert done.wait(WAIT)
 
 
+def test_a_call_that_cannot_be_started_is_tried_again(fake_cluster, monkeypatch, caplog):
+    """A process may be out of threads for a moment; the records wait, and what comes after them keeps its place."""
+    fake_cluster.create_topic("t")
+    with producer_for(fake_cluster) as producer:
+        producer.send("t", b"0").result(WAIT)
+        connections, endpoint = producer._connections, producer._connections.endpoint
+
+        def out_of_threads(address):
+            monkeypatch.setattr(connections, "endpoint", endpoint)
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(connections, "endpoint", out_of_threads)
+        receipts = [producer.send("t", b"%d" % number) for number in (1, 2)]
+        assert [receipt.result(WAIT).offset for receipt in receipts] == [1, 2]
+    assert "a call could not be started" in caplog.text
+
+
 def test_wrong_input_is_refused_at_the_call(fake_cluster):
     fake_cluster.create_topic("t")
     with producer_for(fake_cluster, max_block_ms=100) as producer:
