@@ -277,7 +277,7 @@ def _append_with_receipts(buffer: PartitionBuffer, pending: PendingBatch) -> Gen
             if cost > room:
                 return
             room -= cost
-            receipt = _new(Receipt)
+            receipt = Receipt()
             receipt.batch = pending
             receipt.index = index
             append(value)
@@ -301,9 +301,6 @@ def _append_without(buffer: PartitionBuffer) -> Generator[Receipt | None, bytes,
         yield None  # The value sent next is not taken.
     finally:
         buffer.room = room
-
-
-_new = object.__new__
 
 
 def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
