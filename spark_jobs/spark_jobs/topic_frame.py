@@ -32,9 +32,12 @@ def read_topic(
     *,
     accept_loss: bool = False,
 ) -> DataFrame:
-    """Read a topic once: from `starts` to `ends` (exclusive), or all that is there."""
-    reader = spark.read.format("headrace").option(SERVERS, bootstrap_servers).option("subscribe", topic)
-    if starts is not None:
+    """Read a topic once: from `starts` to `ends` (exclusive) in the partitions of `starts`, or all that is there."""
+    reader = spark.read.format("headrace").option(SERVERS, bootstrap_servers)
+    if starts is None:
+        reader = reader.option("subscribe", topic)
+    else:
+        reader = reader.option("assign", json.dumps({topic: sorted(starts)}))
         reader = reader.option("startingOffsets", _offsets(topic, starts))
     if ends is not None:
         reader = reader.option("endingOffsets", _offsets(topic, ends))

@@ -36,13 +36,11 @@ from spark_jobs.command import (
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import answer_of, show_answer
 from spark_jobs.session import spark_session
-from spark_jobs.streams import Stream, StreamRun, read_stream, run_stream
+from spark_jobs.streams import SHOWN_ROWS, Stream, StreamRun, read_stream, run_stream
 from spark_jobs.topic_frame import check_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-SHOWN_ROWS = 20
 
 app = typer.Typer(
     add_completion=False,
@@ -82,9 +80,17 @@ class SharedOptions:
         """
         return milliseconds(self.watermark, "--watermark")
 
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str, final_at: str) -> Stream:
         """Give the query that goes on from run to run."""
-        return Stream(name, self.output.absolute(), self.bootstrap_servers, self.follow, self.max_records)
+        return Stream(
+            name,
+            self.output.absolute(),
+            self.bootstrap_servers,
+            self.follow,
+            self.max_records,
+            self.event_time,
+            final_at,
+        )
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -101,6 +107,16 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__doc__ = function.__doc__
     app.command(function.__name__)(run)
     return function
+
+
+def end_of_window(window_ms: int) -> str:
+    """Give SQL for the end of the window that `event_time` is in."""
+    return f"timestamp_millis(unix_millis(event_time) - pmod(unix_millis(event_time), {window_ms}) + {window_ms})"
+
+
+def end_of_gap(gap_ms: int) -> str:
+    """Give SQL for the end of a session of one record."""
+    return f"event_time + INTERVAL {gap_ms * 1000} MICROSECONDS"
 
 
 def counts_of(records: DataFrame, by: str, window_ms: int, watermark_ms: int) -> DataFrame:
@@ -158,7 +174,8 @@ def counts(
 ) -> None:
     """Count records by window of event time and by key."""
     window_ms, watermark_ms = milliseconds(window, "--window"), shared.watermark_ms
-    _run("counts", shared, (topic,), lambda records: counts_of(records, by, window_ms, watermark_ms))
+    stream = shared.stream("counts", end_of_window(window_ms))
+    _run(stream, shared, (topic,), lambda records: counts_of(records, by, window_ms, watermark_ms))
 
 
 @command
@@ -173,7 +190,8 @@ def sessions(
 ) -> None:
     """Put the records of a key together that follow each other without a long gap."""
     gap_ms, watermark_ms = milliseconds(gap, "--gap"), shared.watermark_ms
-    _run("sessions", shared, (topic,), lambda records: sessions_of(records, by, gap_ms, watermark_ms))
+    stream = shared.stream("sessions", end_of_gap(gap_ms))
+    _run(stream, shared, (topic,), lambda records: sessions_of(records, by, gap_ms, watermark_ms))
 
 
 @command
@@ -198,18 +216,17 @@ def join(
     def query(shown: DataFrame, clicked: DataFrame) -> DataFrame:
         return joined(shown, clicked, impression_id, click_id, within_ms, watermark_ms)
 
-    _run("join", shared, (impressions, clicks), query)
+    _run(shared.stream("join", "event_time"), shared, (impressions, clicks), query)
 
 
-def _run(name: str, shared: SharedOptions, topics: tuple[str, ...], query: Callable[..., DataFrame]) -> None:
+def _run(stream: Stream, shared: SharedOptions, topics: tuple[str, ...], query: Callable[..., DataFrame]) -> None:
     """Run a query over a frame of each topic, and show what came of it."""
-    stream = shared.stream(name)
     check_topics(stream.bootstrap_servers, *topics)
     progress = ProgressLine(quiet=shared.quiet)
     with progress.shown():
         progress.step("starting Spark")
-        with spark_session(f"windows {name}", shared.master) as spark:
-            frames = [read_stream(spark, stream, topic, shared.event_time) for topic in topics]
+        with spark_session(f"windows {stream.name}", shared.master) as spark:
+            frames = [read_stream(spark, stream, topic) for topic in topics]
             run = run_stream(spark, stream, query(*frames), progress)
             document = _document(spark, stream, topics, run)
     show(document, shared.as_json, lambda console: _show(document, console))
@@ -233,6 +250,8 @@ def _document(spark: SparkSession, stream: Stream, topics: tuple[str, ...], run:
 def _show(document: dict[str, Any], console: Console) -> None:
     if document["newest"]:
         show_answer("the newest that are final", document["newest"]["columns"], document["newest"]["rows"], console)
+    if document["late_records"]:
+        show_answer("late", document["late_records"]["columns"], document["late_records"]["rows"], console)
     console.print(
         f"{document['records']:,} records in {document['batches']:,} micro-batches; {document['late']:,} late"
         f"{_unusable(document['without_event_time'])}; {document['written']:,} rows written; "

