@@ -12,6 +12,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from headrace.cli.exit_codes import ExitCode
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.settings import load_settings
@@ -418,7 +419,11 @@ def test_hooks_say_what_they_do(render: Render) -> None:
     guard = one(objects, "Job", "-scale-down")
     assert guard["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
     assert guard["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
-    assert containers(guard["spec"]["template"])[0]["args"] == ["broker", "removable", "--from", "3"]
+    (container,) = containers(guard["spec"]["template"])
+    assert container["args"] == ["broker", "removable", "--from", "3"]
+    (rule,) = guard["spec"]["podFailurePolicy"]["rules"]
+    refused = {"containerName": container["name"], "operator": "In", "values": [ExitCode.FAILED]}
+    assert rule == {"action": "FailJob", "onExitCodes": refused, "onPodConditions": []}
     topics = one(objects, "Job", "-topics")
     assert topics["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade"
     assert containers(topics["spec"]["template"])[0]["args"][0].splitlines() == [
