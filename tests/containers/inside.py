@@ -25,7 +25,7 @@ def main() -> int:
     cache, state, *arguments = sys.argv[1:]
     begun = time.monotonic()
     try:
-        lay_over(fetch_tools(Path(cache)), Path(state))
+        lay_over([fetch_tools(Path(cache))], Path(state))
         contents = fetch_contents(Path(cache))
     except UnavailableError as error:
         print(error, file=sys.stderr)

@@ -28,31 +28,35 @@ class UnavailableError(Exception):
     """The tier cannot run on this machine; the message says why and what would help."""
 
 
-def fetch_tools(cache: Path) -> Path:
-    """Unpack TOOLS below `cache`, once; return where."""
-    root = cache / "tools"
-    if not (cache / "tools.complete").exists():
+def fetch_tools(cache: Path, names: tuple[str, ...] = TOOLS) -> Path:
+    """Unpack these packages and what they need below `cache`, once; return where."""
+    root, complete = cache / "tools", cache / "tools.complete"
+    if not complete.exists() or complete.read_text("ascii") != " ".join(names):
         shutil.rmtree(root, ignore_errors=True)
+        complete.unlink(missing_ok=True)
         debs = _empty(cache / "debs")
         (debs / "partial").mkdir()
-        _apt("install", "--download-only", "--no-install-recommends", "-o", f"Dir::Cache::archives={debs}", *TOOLS)
+        _apt("install", "--download-only", "--no-install-recommends", "-o", f"Dir::Cache::archives={debs}", *names)
         _unpack(debs, root)
+        for name in ("bin", "sbin", "lib"):  # Some packages still write beside /usr what machines have in it.
+            if (root / name).is_dir():
+                shutil.copytree(root / name, root / "usr" / name, symlinks=True, dirs_exist_ok=True)
         for name in ("iptables", "ip6tables"):  # What update-alternatives would have made.
             for suffix in ("", "-save", "-restore"):
                 if (root / "usr/sbin/xtables-nft-multi").exists():
                     (root / f"usr/sbin/{name}{suffix}").symlink_to("xtables-nft-multi")
-        (cache / "tools.complete").touch()
+        complete.write_text(" ".join(names), "ascii")
     return root
 
 
-def lay_over(root: Path, state: Path) -> None:
+def lay_over(roots: list[Path], state: Path) -> None:
     """Let the unpacked tools appear in /usr, in this mount namespace alone: each finds its libraries where it looks.
 
     Tools start others with environments of their own, so that a path in a variable would not reach all of them. What
     they write where no option leads elsewhere, as the sockets of containers below /run, goes to `state`.
     """
-    (root / "usr").mkdir(exist_ok=True)
-    _overlay("/usr", f"lowerdir={root / 'usr'}:/usr")
+    layers = [str(root / "usr") for root in roots if (root / "usr").exists()]
+    _overlay("/usr", f"lowerdir={':'.join([*layers, '/usr'])}")
     for place in WRITTEN_TO:
         upper, work = (state / f"{kind}{place.replace('/', '-')}" for kind in ("upper", "work"))
         upper.mkdir()
@@ -83,7 +87,7 @@ def _apt(*arguments: str, directory: Path | None = None) -> None:
         subprocess.run([*APT, "update"], capture_output=True, check=False)
         run = subprocess.run([*APT, *arguments], cwd=directory, capture_output=True, text=True, check=False)
     if run.returncode != 0:
-        raise UnavailableError(f"apt cannot fetch {' '.join((*TOOLS, *CONTENTS))}:\n{run.stderr.strip()}")
+        raise UnavailableError(f"apt-get {' '.join(arguments)} failed:\n{run.stderr.strip()}")
 
 
 def _unpack(debs: Path, root: Path) -> None:

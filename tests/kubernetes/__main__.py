@@ -14,7 +14,7 @@ TIER = Tier(
     module="tests.kubernetes.inside",
     cache=Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace-kubernetes",
     control_group=CONTROL_GROUP,
-    programs=("unshare", "nsenter", "setpriv", "apt-get", "dpkg", "perl", "ip", "mkfs.ext4", "resize2fs"),
+    programs=("unshare", "nsenter", "setpriv", "apt-get", "dpkg", "perl", "ip", "losetup"),
 )
 
 if __name__ == "__main__":

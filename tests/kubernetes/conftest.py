@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.inside import NETWORK_PLUGINS, STATE
+from tests.kubernetes.inside import STATE
 from tests.kubernetes.machines import Machines
 from tests.kubernetes.volumes import Disks
 
@@ -32,7 +32,7 @@ def machines(figure: Figure) -> Iterator[Machines]:
     """Three nodes that have the images of the chart, and disks for who claims them."""
     state = Path(os.environ[STATE])
     begun = time.monotonic()
-    machines = Machines(state, Path(os.environ[NETWORK_PLUGINS]))
+    machines = Machines(state)
     os.environ["KUBECONFIG"] = str(machines.kubeconfig)
     with machines.running():
         figure("Kubernetes of three nodes is ready after", f"{time.monotonic() - begun:.1f} s")

