@@ -18,7 +18,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from headrace.client.consumer import Consumer
-from headrace.client.producer import Producer, ProducerStats
+from headrace.client.delivery import ProducerStats
+from headrace.client.producer import Producer
 from headrace.wire.errors import HeadraceError
 
 PREFIX = "headrace_client"

@@ -5,6 +5,8 @@ call; answers come on gRPC's thread, which starts the next call; one timer threa
 more reads metadata and the producer id when they are wanted. A batch lingers at least `linger_ms`, and as long as its
 partition has something in flight: so batches grow under load by themselves.
 
+What becomes of a batch once it is sealed is `Delivery`'s part.
+
 Locks, always taken in this order: a buffer's (appending), then the producer's `_lock` (dispatching). Neither is held to
 encode, to call or to wait. The path of a record is `send` down to the first `return`; it is written out flat because it
 runs once a record. The dictionary `_open` leads there; it is empty while there is a reason to look closer: closed,
@@ -14,7 +16,6 @@ forked, not yet known.
 import atexit
 import contextlib
 import logging
-import random
 import threading
 import time
 import weakref
@@ -23,43 +24,29 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import grpc
-
-from headrace.client.accumulator import RECORD_OVERHEAD, Budget, Headers, PartitionBuffer, Swapped, record_cost
+from headrace.client.accumulator import RECORD_OVERHEAD, Headers, PartitionBuffer, Swapped, record_cost
 from headrace.client.audit import AuditLedger
 from headrace.client.audit_publisher import AuditPublisher, publisher_settings
 from headrace.client.bulk import Bulk, EncodePart, bulk_of
-from headrace.client.cluster_calls import ClusterCalls, error_of_call
+from headrace.client.cluster_calls import ClusterCalls
 from headrace.client.config import ProducerConfig, build
-from headrace.client.connection import Connections
-from headrace.client.errors import BufferFullError, ClosedError, DeliveryError, ForkedError
+from headrace.client.delivery import Delivery, monotonic_ms
+from headrace.client.errors import BufferFullError, ClosedError, ForkedError
 from headrace.client.forking import ForkGuard
-from headrace.client.housekeeping import Housekeeper
-from headrace.client.inflight import MAX_BATCHES_IN_FLIGHT, Dispatcher
+from headrace.client.inflight import MAX_BATCHES_IN_FLIGHT
 from headrace.client.interrupts import Uninterrupted
 from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
-from headrace.client.pipeline import Finished, PartitionPipeline, Request, SealedBatch
-from headrace.client.produce_rpc import GRACE_MS, answers_of, produce_request
+from headrace.client.pipeline import PartitionPipeline, SealedBatch
 from headrace.client.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
 from headrace.client.records import RecordMetadata
-from headrace.client.request_ids import metadata_of
-from headrace.client.retry import OVERDUE_MS, Backoff
-from headrace.client.routing import RoutingTable, TopicRoute
-from headrace.client.sequences import ProducerStamp
+from headrace.client.routing import TopicRoute
 from headrace.client.serializers import resolve_serializer, serialize
 from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2, topics_pb2
-from headrace.wire.compression import Codec, compress
-from headrace.wire.crc import ReadableBuffer
-from headrace.wire.encoding import batch_parts
-from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import (
     BatchTooLargeError,
     HeadraceError,
-    InternalError,
     Outcome,
-    TimedOutError,
-    TransportError,
     UnknownPartitionError,
 )
 from headrace.wire.ids import TopicPartition
@@ -71,22 +58,9 @@ _log = logging.getLogger("headrace.client")
 DEFAULT_MAX_BATCH_BYTES = 1024 * 1024
 UNNUMBERED_BATCHES = 1_024
 """Batches sealed together where no leader has to remember them."""
-KEPT_FAILURES = 100
 ATEXIT_TIMEOUT_S = 5.0
 TOPIC_GRACE_S = 2.0
 """How long a topic may be unknown before that is believed: a server may not have heard of a new one yet."""
-
-
-class ProducerStats(NamedTuple):
-    """What a producer has done since it was made, and what it holds."""
-
-    sent_records: int
-    """Acknowledged; with acks=0, sent."""
-    sent_batches: int
-    failed_records: int
-    buffered_bytes: int
-    """Of records on their way, those in flight included."""
-    inflight_requests: int
 
 
 class TakeMemory(NamedTuple):
@@ -108,7 +82,7 @@ class _Topic:
         self.sticky = sticky
 
 
-class Producer:
+class Producer(Delivery):
     """Sends records.
 
     `send` returns at once, and blocks only while the buffer is full or a topic is new. What cannot be delivered shows
@@ -123,9 +97,8 @@ class Producer:
             ConfigError: an unknown setting, a value out of range, or settings that contradict each other.
             UnsupportedCodecError: the compression's package is not installed; the message names it.
         """
-        self._config = config = build(ProducerConfig, settings)
-        self._codec = Codec[config.compression_type.upper()]
-        compress(self._codec, b"", config.compression_level)
+        config = build(ProducerConfig, settings)
+        super().__init__(config)
         self._key_serializer = resolve_serializer(config.key_serializer, "key_serializer")
         self._value_serializer = resolve_serializer(config.value_serializer, "value_serializer")
         self._plain = config.partitioner is None and self._value_serializer is None and self._key_serializer is None
@@ -134,33 +107,10 @@ class Producer:
         self._keyed: dict[str, list[PartitionBuffer]] = {}
         self._topics: dict[str, _Topic] = {}
         self._topics_lock = threading.Lock()
-        self._budget = Budget(config.buffer_memory)
-        self._connections = Connections("Producer", config)
         self._cluster = ClusterCalls(config)
-        self._random = random.Random()
-        self._routes = RoutingTable()
-        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self._random)
-        self._dispatcher = Dispatcher(
-            self._routes,
-            self._backoff,
-            idempotent=config.idempotent,
-            max_in_flight_requests=config.max_in_flight_requests,
-            max_request_bytes=config.max_request_bytes,
-            request_timeout_ms=config.request_timeout_ms,
-            identity=config.identity,
-        )
-        self._lock = threading.Lock()
         self._lingering: dict[PartitionBuffer, None] = {}
-        self._failures: list[tuple[TopicPartition, int, HeadraceError]] = []
-        self._failed_records = 0
-        self._counted = ProducerStats(0, 0, 0, 0, 0)
         self._closed = False
         self._forked_at = False
-        self._calls: dict[Request, Any] = {}
-        self._dispatching = False
-        self._dispatch_again = False
-        self._housekeeper = Housekeeper(self._config, self._backoff, self._seal_due, self._refresh)
-        self._audit: AuditLedger | None = None
         if config.audit_topic:
             self._audit = AuditLedger(config)
             self._publisher = AuditPublisher(self, config, self._audit, lambda: _claims_producer(config))
@@ -289,10 +239,6 @@ class Producer:
         for chosen, share in plan:
             yield from self._send_bulk(topic, chosen, share, parts)
         return ManyReceipt(parts)
-
-    def stats(self) -> ProducerStats:
-        """Give what was sent and what is on its way; cheap, any thread."""
-        return self._counted._replace(buffered_bytes=self._budget.used, inflight_requests=len(self._calls))
 
     def flush(self, timeout: float | None = None) -> None:
         """Send everything that was taken so far and wait until it is acknowledged.
@@ -439,7 +385,7 @@ class Producer:
             if buffer.pending is not None:
                 buffer.extend(piece)
                 return
-            buffer.open(self._pending(buffer), _monotonic_ms(), piece)
+            buffer.open(self._pending(buffer), monotonic_ms(), piece)
             self._lingering[buffer] = None
         if buffer.pipeline.idle:  # Otherwise whatever becomes of what is in flight looks for what is due.
             self._housekeeper.due_at(buffer.opened_ms + self._config.linger_ms)
@@ -496,14 +442,14 @@ class Producer:
                 self._budget.give_back(cost)
                 return False
             before = self._seal(buffer)
-            batch = self._enqueue(buffer, pending, len(rows), cost)
+            batch = self._enqueue(buffer.pipeline, pending, len(rows), cost)
         if before is not None:
             self._encode_sealed(before)
         self._encode(batch, rows.start, encode)
         self._dispatch()
         return True
 
-    # Sealing and dispatching.
+    # Sealing.
 
     def _seal(self, buffer: PartitionBuffer) -> "tuple[SealedBatch, Swapped] | None":
         """Take the open batch and queue it in its place; still to be encoded. Under the buffer's lock."""
@@ -517,154 +463,7 @@ class Producer:
         if not records.values:
             records.pending.complete((), None)
             return None
-        return self._enqueue(buffer, records.pending, len(records.values), records.charged), records
-
-    def _enqueue(self, buffer: PartitionBuffer, pending: PendingBatch, records: int, charged: int) -> SealedBatch:
-        """Give a batch its place and its sequence. Under the buffer's lock."""
-        with self._lock:
-            self._dispatcher.start_pipeline(buffer.pipeline)
-            deadline_ms = _monotonic_ms() + self._config.delivery_timeout_ms
-            batch = SealedBatch(buffer.pipeline, pending, records, charged, deadline_ms)
-            self._dispatcher.add(batch)
-        if self._audit is not None and self._audit.sealed(pending, records):
-            self._publisher.wake()
-        return batch
-
-    def _encode_sealed(self, sealed: "tuple[SealedBatch, Swapped]") -> None:
-        batch, records = sealed
-
-        def encode(start: int, end: int, stamp: ProducerStamp) -> list[ReadableBuffer]:
-            part = records if batch.count == 1 else records.part(start, end)
-            return batch_parts(
-                part.values,
-                part.keys,
-                base_timestamp_ms=batch.pending.timestamp_ms,
-                headers=part.headers,
-                timestamps_ms=part.timestamps_ms,
-                codec=self._codec,
-                compression_level=self._config.compression_level,
-                producer_id=stamp.producer_id,
-                producer_epoch=stamp.producer_epoch,
-                base_sequence=stamp.base_sequence,
-            )
-
-        self._encode(batch, 0, encode)
-
-    def _encode(self, batch: SealedBatch, start: int, encode: EncodePart) -> None:
-        """Encode the records from `start` on, cut into batches."""
-        step = batch.pending.batch_records
-        try:
-            batch.encoded = [
-                Pieces(encode(start + first, start + min(first + step, batch.records), batch.stamp.behind(first)))
-                for first in range(0, batch.records, step)
-            ]
-        except BaseException as error:
-            typed = (
-                error if isinstance(error, HeadraceError) else InternalError(repr(error), outcome=Outcome.NOT_APPLIED)
-            )
-            with self._lock:
-                finished = self._dispatcher.give_up(batch, typed)
-            self._finish(finished)
-            if not isinstance(error, HeadraceError):
-                raise
-
-    def _dispatch(self) -> None:
-        """Start every call that may start now.
-
-        One thread at a time starts calls, so that they leave in the order of their sequences; another one that comes
-        meanwhile leaves its wish with it. Runs uninterrupted.
-        """
-        with self._lock:
-            self._dispatch_again = True
-            if self._dispatching:
-                return
-            self._dispatching = True
-        while True:
-            with self._lock:
-                if not self._dispatch_again:
-                    self._dispatching = False
-                    return
-                self._dispatch_again = False
-                requests = self._dispatcher.next_requests(_monotonic_ms())
-                wanted = self._dispatcher.needs_metadata or self._dispatcher.needs_producer_id
-            if wanted:
-                self._housekeeper.refresh_wanted()
-            if requests:
-                self._housekeeper.due_at(_monotonic_ms() + OVERDUE_MS)
-            for request in requests:
-                self._call(request)
-
-    def _call(self, request: Request) -> None:
-        try:
-            produce = self._connections.endpoint(request.address).produce
-            call = produce.future(
-                produce_request(request, self._config),
-                timeout=(request.timeout_ms + GRACE_MS) / 1000,
-                metadata=metadata_of(request.request_id),
-            )
-        except (ClosedError, ValueError):  # grpc says ValueError of a channel that was closed meanwhile
-            self._resolve(request, None, ClosedError("Producer"))
-            return
-        except Exception as error:  # No thread to be had, no memory: it may be better at the next try.
-            _log.exception("a call could not be started")
-            typed = TransportError(f"no call could be started: {error!r}", outcome=Outcome.UNKNOWN, retriable=True)
-            self._resolve(request, None, typed)
-            return
-        self._calls[request] = call
-        call.add_done_callback(lambda done: self._landed(request, done))
-
-    def _landed(self, request: Request, call: Any) -> None:
-        """Take an answer, on gRPC's thread."""
-        self._calls.pop(request, None)
-        try:
-            self._resolve(request, call.result(), None)
-        except grpc.FutureCancelledError:
-            self._resolve(
-                request, None, TimedOutError("the call was given up", outcome=Outcome.UNKNOWN, retriable=False)
-            )
-        except grpc.RpcError as error:
-            self._resolve(request, None, error_of_call(error))
-        except Exception as error:
-            _log.exception("an answer could not be handled")
-            self._resolve(request, None, InternalError(repr(error), outcome=Outcome.UNKNOWN))
-
-    def _resolve(self, request: Request, response: Any, error: HeadraceError | None) -> None:
-        now_ms = _monotonic_ms()
-        with self._lock:
-            if error is not None:
-                error.request_id = error.request_id or request.request_id
-                finished = self._dispatcher.failed(request, error, now_ms)
-            else:
-                finished = self._dispatcher.answered(request, answers_of(request, response, self._config), now_ms)
-        self._finish(finished)
-        self._housekeeper.due_at(self._seal_due())
-
-    def _finish(self, finished: list[Finished]) -> None:
-        """Complete batches and give their memory back."""
-        for batch, base_offsets, error in finished:
-            self._budget.give_back(batch.charged)
-            batch.encoded = None
-            if self._audit is not None:
-                self._audit.finished(batch.pending, batch.records, error)
-            if error is not None:
-                with self._lock:
-                    self._failed_records += batch.records
-                    if len(self._failures) < KEPT_FAILURES:
-                        self._failures.append((batch.pipeline.where, batch.records, error))
-            batch.pending.complete(base_offsets, error)
-        if finished:
-            self._count(finished)
-
-    def _count(self, finished: list[Finished]) -> None:
-        sent = [batch for batch, _, error in finished if error is None]
-        failed = sum(batch.records for batch, _, error in finished if error is not None)
-        with self._lock:
-            before = self._counted
-            self._counted = before._replace(
-                sent_records=before.sent_records + sum(batch.records for batch in sent),
-                sent_batches=before.sent_batches + sum(batch.count for batch in sent),
-                failed_records=before.failed_records + failed,
-            )
+        return self._enqueue(buffer.pipeline, records.pending, len(records.values), records.charged), records
 
     # Lingering, run by the timer and by answers.
 
@@ -672,7 +471,7 @@ class Producer:
         """Seal what has lingered, send what can be sent, end what is too late; give when to look again, in monotonic
         ms.
         """
-        now_ms = _monotonic_ms()
+        now_ms = monotonic_ms()
         linger_ms = self._config.linger_ms
         next_ms: int | None = None
         for buffer in list(self._lingering):
@@ -684,21 +483,6 @@ class Producer:
         event_ms = self._look_after(now_ms)
         self._dispatch()
         return min((at for at in (next_ms, event_ms) if at is not None), default=None)
-
-    def _look_after(self, now_ms: int) -> int | None:
-        """End what is too late, and cancel the calls that nobody answers where another leader is known.
-
-        Gives when to look again, in monotonic ms.
-        """
-        with self._lock:
-            given_up, finished = self._dispatcher.give_up_overdue(now_ms)
-            finished += self._dispatcher.expire(now_ms)
-            event_ms = self._dispatcher.next_event_ms(now_ms)
-            calls = [self._calls[request] for request in given_up if request in self._calls]
-        self._finish(finished)
-        for call in calls:
-            call.cancel()
-        return event_ms
 
     def _seal_now(self, buffer: PartitionBuffer, cost: int | None = None) -> None:
         """Seal the open batch, encode it and send; with `cost` only if it is still full for a record of that cost."""
@@ -872,7 +656,7 @@ class Producer:
             self._routes.update(response)
             finished = self._dispatcher.metadata_changed()
         self._finish(finished)
-        self._look_after(_monotonic_ms())
+        self._look_after(monotonic_ms())
 
     def _refresh(self) -> bool:
         return drive(self._refresh_steps(), self._perform)
@@ -910,21 +694,6 @@ class Producer:
         if self._closed and not closed_is_fine:
             raise ClosedError("Producer")
 
-    def _raise_failures(self, pending_records: int) -> None:
-        with self._lock:
-            failures, self._failures = self._failures, []
-            failed, self._failed_records = self._failed_records, 0
-        if failed or pending_records:
-            raise DeliveryError(failures, failed_records=failed, pending_records=pending_records)
-
-    def _give_up(self, error: HeadraceError) -> None:
-        """End what is left, and cancel the calls that still fly."""
-        with self._lock:
-            finished = self._dispatcher.abandon(error)
-        self._finish(finished)
-        for call in list(self._calls.values()):
-            call.cancel()
-
     def _forked(self) -> None:
         """In the child after a fork: every method says so from now on."""
         self._forked_at = True
@@ -944,10 +713,6 @@ def _is_unknown_topic(error: HeadraceError) -> bool:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 _live: "weakref.WeakSet[Producer]" = weakref.WeakSet()

@@ -28,8 +28,8 @@ from headrace.client.admin_rpc import (
     PartitionDescription,
     TopicDescription,
 )
+from headrace.client.delivery import ProducerStats
 from headrace.client.errors import DeliveryError
-from headrace.client.producer import ProducerStats
 from headrace.client.records import Record
 from headrace.wire.errors import (
     HeadraceError,

@@ -5,7 +5,7 @@ import threading
 
 import headrace
 import headrace.aio
-import headrace.client.producer
+import headrace.client.delivery
 import pytest
 from headrace import TopicPartition
 from headrace.wire.columns import encode_batch
@@ -187,7 +187,7 @@ def test_a_bug_in_reading_an_answer_is_the_records_error(brokers, monkeypatch):
 
     async def on_a_loop():
         async with headrace.aio.Producer(**both(brokers)) as producer:
-            monkeypatch.setattr(headrace.client.producer, "answers_of", bug)
+            monkeypatch.setattr(headrace.client.delivery, "answers_of", bug)
             with pytest.raises(InternalError, match="a bug"):
                 await producer.send_and_wait("t", b"b")
             monkeypatch.undo()
@@ -196,7 +196,7 @@ def test_a_bug_in_reading_an_answer_is_the_records_error(brokers, monkeypatch):
                 await producer.flush()
 
     with headrace.Producer(**both(brokers)) as producer:
-        monkeypatch.setattr(headrace.client.producer, "answers_of", bug)
+        monkeypatch.setattr(headrace.client.delivery, "answers_of", bug)
         receipt = producer.send("t", b"a")
         with pytest.raises(InternalError, match="a bug") as caught:
             receipt.result(WAIT)
