@@ -31,7 +31,7 @@ BATCH_OVERHEAD = 512
 """Bytes that a batch may take beside its records: its header, the first offsets, gaps and padding."""
 
 PIECE_BYTES = 128 * 1024
-"""What an open batch takes from the budget at a time."""
+"""What an open batch takes from the budget at first; then as much again as it has."""
 
 APPENDER_TIMEOUT_S = 5.0
 """How long another thread may take to leave the appender; a step of it takes a quarter of a microsecond."""
@@ -226,7 +226,7 @@ class PartitionBuffer:
         Never more than the limits allow, were all records of that cost.
         """
         left = min(self.batch_limit - self.charged, (self.limit - len(self.values)) * cost - max(self.room, 0))
-        return max(min(PIECE_BYTES, left), cost - max(self.room, 0))
+        return max(min(max(PIECE_BYTES, self.charged), left), cost - max(self.room, 0))
 
     def extend(self, taken: int) -> None:
         """Add bytes from the budget to the open batch."""

@@ -255,7 +255,19 @@ def test_a_buffer_takes_memory_in_pieces_within_bytes_and_records():
         buffer.append(b"0123456789abcdef", None, None, None, 40)
     assert (buffer.room, buffer.charged) == (0, 100 * 40)
     assert buffer.is_full_for(24)
-    assert make_buffer(batch_bytes=1 << 20, records=100_000).charged == PIECE_BYTES
+
+
+def test_a_piece_is_as_large_as_what_the_batch_has():
+    """So a large batch takes few, and never has more than twice what it needs, nor more than its limit."""
+    buffer = make_buffer(batch_bytes=1 << 20, records=100_000)
+    pieces = [buffer.charged]
+    while not buffer.is_full_for(1024):
+        if not buffer.has_room_for(1024):
+            pieces.append(buffer.piece_for(1024))
+            buffer.extend(pieces[-1])
+        buffer.append(bytes(1000), None, None, None, 1024)
+    assert pieces == [PIECE_BYTES, PIECE_BYTES, 2 * PIECE_BYTES, 4 * PIECE_BYTES]
+    assert buffer.charged == 1 << 20
 
 
 @pytest.mark.parametrize("receipts", [True, False])
