@@ -266,8 +266,8 @@ def test_a_piece_is_as_large_as_what_the_batch_has():
             pieces.append(buffer.piece_for(1024))
             buffer.extend(pieces[-1])
         buffer.append(bytes(1000), None, None, None, 1024)
-    assert pieces == [PIECE_BYTES, PIECE_BYTES, 2 * PIECE_BYTES, 4 * PIECE_BYTES]
-    assert buffer.charged == 1 << 20
+    assert pieces == [PIECE_BYTES, PIECE_BYTES, 2 * PIECE_BYTES, 4 * PIECE_BYTES - BATCH_OVERHEAD]
+    assert buffer.charged == buffer.batch_limit
 
 
 @pytest.mark.parametrize("receipts", [True, False])
