@@ -302,7 +302,7 @@ def copying(
         driver.wait()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_copies_each_record_once(
     spark_session: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, without_java: dict[str, str]
 ) -> None:
@@ -318,11 +318,11 @@ def test_a_driver_that_is_killed_copies_each_record_once(
             return sum(found.offset for found in admin.list_offsets(target).values())
 
         with copying(topic, target, checkpoint, 20_000, without_java) as driver:
-            until(lambda: copied() > 20_000 or driver.poll() is not None, "the second micro-batch is on its way", 120)
+            until(lambda: copied() > 20_000 or driver.poll() is not None, "the second micro-batch is on its way", 240)
         assert copied() > 20_000
         # As after a kill between the write and the commit of the micro-batch before, too.
         commits = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
         forget_commit(checkpoint, max(commits))
         with copying(topic, target, checkpoint, 20_000, without_java) as again:
-            assert again.wait(150) == 0, (tmp_path / "driver.log").read_text()[-3000:]
+            assert again.wait(240) == 0, (tmp_path / "driver.log").read_text()[-3000:]
     assert sorted(topic.values(target)) == sorted(row[2] for row in topic.rows())
