@@ -91,6 +91,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "topics": [{"name": "plain"}],
     },
+    "TLS by a secret alone": {"tls": {"enabled": True, "secretName": "log-tls", "clientAuth": "required"}},
     "TLS by cert-manager": {
         "tls": {
             "enabled": True,

@@ -98,8 +98,8 @@ spec:
         {{- with $files }}
         - {name: HEADRACE_FROM_FILES, value: {{ join "," . | quote }}}
         {{- end }}
-        {{- if and $root.Values.tls.enabled $root.Values.tls.internalAllowedNames }}
-        - {name: HEADRACE_BROKER_INTERNAL_TLS_ALLOWED_NAMES, value: {{ join "," $root.Values.tls.internalAllowedNames | quote }}}
+        {{- with include "headrace.internalAllowedNames" $root }}
+        - {name: HEADRACE_BROKER_INTERNAL_TLS_ALLOWED_NAMES, value: {{ . | quote }}}
         {{- end }}
         {{- with include "headrace.tlsEnvironment" (dict "root" $root "prefix" "HEADRACE_BROKER_") }}{{ nindent 8 (trim .) }}{{ end }}
         {{- with $broker.extraEnv }}

@@ -78,9 +78,27 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* host:port of the coordinators, for clients inside the Kubernetes cluster. */}}
+{{/* The host name of the coordinators, inside the Kubernetes cluster; and host:port, for clients there. */}}
+{{- define "headrace.serviceName" -}}
+{{- printf "%s.%s.svc.%s" (include "headrace.fullname" .) .Release.Namespace .Values.clusterDomain -}}
+{{- end -}}
+
 {{- define "headrace.bootstrap" -}}
-{{- printf "%s.%s.svc.%s:%d" (include "headrace.fullname" .) .Release.Namespace .Values.clusterDomain 7170 -}}
+{{- printf "%s:%d" (include "headrace.serviceName" .) 7170 -}}
+{{- end -}}
+
+{{/*
+Names by which brokers know each other's certificates and the coordinators', joined by commas. Where clients' certificates
+have the same authority there must be one, and the services' own certificate is good for this name.
+*/}}
+{{- define "headrace.internalAllowedNames" -}}
+{{- if .Values.tls.enabled -}}
+{{- if .Values.tls.internalAllowedNames -}}
+{{- join "," .Values.tls.internalAllowedNames -}}
+{{- else if not .Values.tls.internalSecretName -}}
+{{- include "headrace.serviceName" . -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The DNS domain of a headless service: (dict "root" $ "component" "broker"). */}}
