@@ -160,7 +160,8 @@ def _read_overrides(overrides: Mapping[str, object] | Sequence[str]) -> dict[str
 def _describe_error(detail: Mapping[str, Any], origins: Mapping[str, str], environ_prefix: str) -> str:
     location = [str(part) for part in detail["loc"]]
     message = str(detail["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    if not message[:2].isupper():  # A word in capitals stays one.
+        message = message[:1].lower() + message[1:]
     if not location:
         return message
     name = location[0]

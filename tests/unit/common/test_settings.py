@@ -22,6 +22,8 @@ class ExampleSettings:
     def __post_init__(self):
         if self.session_ms < self.lease_ttl_ms:
             raise ValueError("session_ms is less than lease_ttl_ms")
+        if self.fence_on_lease_loss and self.broker_id == 0:
+            raise ValueError("ID 0 is never fenced")
 
 
 def load(tmp_path=None, toml=None, environ=None, overrides=()):
@@ -77,6 +79,7 @@ def test_lists_in_a_file(tmp_path):
         ({"overrides": {"broker_id": 1, "log_format": "xml"}}, ["log_format = 'xml'", "'console' or 'json'"]),
         ({"overrides": {"broker_id": 1, "etcd_endpoints": ""}}, ["etcd_endpoints"]),
         ({"overrides": {"broker_id": 1, "session_ms": 9_999}}, ["session_ms is less than lease_ttl_ms"]),
+        ({"overrides": {"broker_id": 0, "fence_on_lease_loss": True}}, ["ID 0 is never fenced"]),
         ({"overrides": ["broker_id"]}, ["'broker_id' is not of the form name=value"]),
         ({"toml": "broker_id = "}, ["broker.toml", "is not TOML"]),
         ({"toml": "broker_id = 101", "environ": {"HEADRACE_TEST_LEASE_TTL_MS": "1"}}, ["broker_id", "lease_ttl_ms"]),
