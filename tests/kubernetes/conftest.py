@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ if STATE not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 
 Figure = Callable[[str, object], None]
+# What a test that failed shows: how all pods are, and what happened last.
+SHOWN = (("get", "pods", "--output=wide"), ("get", "events", "--sort-by=.lastTimestamp"))
+LAST_CHARACTERS = 6_000
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +43,15 @@ def machines(figure: Figure) -> Iterator[Machines]:
         machines.load(state / "archives")
         with Disks(machines).served():
             yield machines
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows how the cluster was."""
+    report = yield
+    if report.failed:
+        for words in SHOWN:
+            command = ["kubectl", *words, "--all-namespaces"]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            report.sections.append((" ".join(words), (run.stdout + run.stderr)[-LAST_CHARACTERS:]))
+    return report

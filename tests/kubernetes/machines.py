@@ -175,11 +175,11 @@ class Machines:
     def _start_node(self, node: str) -> list[subprocess.Popen[bytes]]:
         number = NODES.index(node) + 1
         home = self.state / node
-        for folder in ("kubelet", "containerd", "kernel"):
+        for folder in ("kubelet", "containerd", "kernel", "log"):
             (home / folder).mkdir(parents=True)
         for group in CONTROLLERS:
             _make_control_group(Path("/sys/fs/cgroup", group, CONTROL_GROUP, node))
-        binds = [(home / "kubelet", Path("/var/lib/kubelet"))]
+        binds = [(home / "kubelet", Path("/var/lib/kubelet")), (home / "log", Path("/var/log"))]
         Path("/var/lib/kubelet").mkdir(exist_ok=True)
         for name, value in KERNEL.items():
             shown = home / "kernel" / name.replace("/", ".")
