@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import figures
+from bench import figures, record_cost
 from bench.case import MB, RATE, Case, Catalogue, Figure, Sample, Target
 from bench.catalogue import CATALOGUE
 from bench.load import BATCH_BYTES, Load, one_batch
@@ -116,3 +116,10 @@ def test_the_first_second_is_not_counted() -> None:
     waits = [1_000.0] * 10_000 + [1.0] * 50_000
     assert len(waits) == record_count(10_000)
     assert percentiles(waits) == {"p50_ms": 1.0, "p99_ms": 1.0, "p999_ms": 1.0, "max_ms": 1.0}
+
+
+def test_what_a_record_costs_is_measured_step_by_step() -> None:
+    """Without a server; a step that did nothing would cost nothing."""
+    found = record_cost.measure(value_bytes=200, repeat=1)
+    assert all(cost > 0 for cost in found.values())
+    assert found["send"] > found["a method call with the parameters of send"]

@@ -1,0 +1,137 @@
+"""`python -m bench.record_cost`: what one record costs the thread that sends or reads it, without any server.
+
+Each step is repeated and its least time is taken, so that a busy machine shows little. A batch of a producer without a
+server is thrown away where it would be encoded; encoding, and what comes before and behind it, is measured by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import headrace
+import typer
+from headrace.client.accumulator import Swapped
+from headrace.client.handed_out import HandedOut
+from headrace.client.pipeline import PartitionPipeline, SealedBatch
+from headrace.client.receipts import PendingBatch
+from headrace.client.records import Deserializers, Segment
+from headrace.v1 import cluster_pb2
+from headrace.wire.batch import check_batch
+from headrace.wire.columns import decode_batch
+from headrace.wire.encoding import batch_parts, encode_batch
+from headrace.wire.ids import TopicPartition
+from rich.console import Console
+from rich.table import Table
+
+from bench.load import Load, records_a_batch
+
+TOPIC = "records"
+NO_LIMIT = 2**31 - 1
+
+
+class Unsent(headrace.Producer):
+    """A producer whose sealed batches go nowhere."""
+
+    def __init__(self, *, receipts: bool) -> None:
+        super().__init__(bootstrap_servers="127.0.0.1:1", receipts=receipts, linger_ms=10_000)
+        topic = cluster_pb2.TopicMetadata(name=TOPIC, topic_id=bytes(16), max_batch_bytes=1 << 20)
+        topic.partitions.add(partition=0, leader_id=1, leader_epoch=0)
+        broker = cluster_pb2.BrokerMetadata(broker_id=1, address="127.0.0.1:1")
+        self._routes.update(cluster_pb2.GetMetadataResponse(brokers=[broker], topics=[topic]))
+        self._install(self._routes.require(TOPIC))
+
+    def _enqueue(self, pipeline: PartitionPipeline, pending: PendingBatch, records: int, charged: int) -> SealedBatch:
+        return SealedBatch(pipeline, pending, records, charged, 0)
+
+    def _encode_sealed(self, sealed: tuple[SealedBatch, Swapped]) -> None:
+        batch, _ = sealed
+        self._budget.give_back(batch.charged)
+        batch.pending.complete((0,), None)
+
+    def _dispatch(self) -> None:
+        return
+
+
+class Named:
+    """A method with the parameters of `send`, and nothing in it."""
+
+    def send(
+        self, topic: str, value: Any, key: Any = None, *, headers: Any = None, partition: Any = None, at: Any = None
+    ) -> None:
+        """Nothing."""
+
+
+def least_ns(work: Callable[[], Any], records: int, repeat: int) -> float:
+    """The least time of `work` a record, in ns."""
+    times = []
+    for _ in range(repeat):
+        started = time.perf_counter_ns()
+        work()
+        times.append(time.perf_counter_ns() - started)
+    return min(times) / records
+
+
+def sending(send: Callable[[str, bytes], Any], values: Sequence[bytes]) -> Callable[[], None]:
+    """A `send` loop."""
+
+    def loop() -> None:
+        for value in values:
+            send(TOPIC, value)
+
+    return loop
+
+
+def measure(value_bytes: int, repeat: int) -> dict[str, float]:
+    """Every step by name, in ns a record."""
+    records = records_a_batch(value_bytes)
+    values = Load(records=records, value_bytes=value_bytes).values()
+    stamp = {"base_timestamp_ms": 1, "producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    parts, batch = batch_parts(values, **stamp), encode_batch(values, **stamp)
+    columns = decode_batch(batch, max_payload_bytes=NO_LIMIT)
+    segment = Segment(TopicPartition(TOPIC, 0), columns, 0, records, Deserializers())
+
+    def checked() -> None:
+        check_batch(batch, max_batch_bytes=NO_LIMIT, max_records=NO_LIMIT, max_payload_bytes=NO_LIMIT)
+
+    def looped() -> None:
+        for _ in HandedOut(segment, 1).records():
+            pass
+
+    steps: dict[str, Callable[[], Any]] = {
+        "a method call with the parameters of send": sending(Named().send, values),
+        "send, receipts=False": sending(Unsent(receipts=False).send, values),
+        "send": sending(Unsent(receipts=True).send, values),
+        "encoding a batch": lambda: batch_parts(values, **stamp),
+        "- of which joining the values": lambda: b"".join(values),
+        "- of which their lengths": lambda: deque(map(len, values), maxlen=0),
+        "writing it into a request": lambda: b"".join(parts),
+        "checking a batch": checked,
+        "decoding it": lambda: decode_batch(batch, max_payload_bytes=NO_LIMIT),
+        "for record in consumer": looped,
+        "- of which the values": columns.value_column.to_list,
+    }
+    return {name: round(least_ns(work, records, repeat), 1) for name, work in steps.items()}
+
+
+def main(
+    value_bytes: Annotated[int, typer.Option(help="Of a value.", min=1)] = 200,
+    repeat: Annotated[int, typer.Option(help="How often each step is measured.", min=1)] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print what a record costs, step by step."""
+    found = measure(value_bytes, repeat)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    table = Table("step, batches of 1 MiB", "ns a record")
+    for name, cost in found.items():
+        table.add_row(name, f"{cost:.1f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
