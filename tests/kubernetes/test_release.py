@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import headrace
 import pytest
 
 from tests.kubernetes.conftest import Figure
-from tests.kubernetes.inside import image_names
+from tests.kubernetes.inside import CHART, image_names
 from tests.kubernetes.machines import DOMAIN, NODES, Machines, address_of
 from tests.kubernetes.release import CommandError, Load, Release, in_sync, run, until, values
 
@@ -68,7 +70,7 @@ def create(topic: str) -> None:
 
 def upgrade(release: Release, *changes: str, values: dict[str, Any] | None = None) -> None:
     """`helm upgrade` as the guide has it, and wait until all is as it was asked for."""
-    release.helm("upgrade", "--reuse-values", *changes, "--wait", TIMEOUT, values=values)
+    release.helm("upgrade", "--reset-then-reuse-values", *changes, "--wait", TIMEOUT, values=values)
     release.kubectl("rollout", "status", f"statefulset/{release.fullname}-broker", TIMEOUT)
 
 
@@ -105,6 +107,22 @@ def test_what_is_installed_runs(release: Release) -> None:
     for component in ("broker", "etcd"):
         found = release.objects("pods", f"--selector=app.kubernetes.io/component={component}")
         assert sorted(pod["spec"]["nodeName"] for pod in found) == list(NODES), component
+
+
+def test_a_chart_with_a_new_value_is_an_upgrade(release: Release, tmp_path: Path) -> None:
+    """With the flag that the guide of upgrading names, and not with the one that it warns of."""
+    newer = tmp_path / "headrace"
+    shutil.copytree(CHART, newer)
+    values_file, schema_file = newer / "values.yaml", newer / "values.schema.json"
+    values_file.write_text(values_file.read_text("utf-8") + "\nnewcomer: {enabled: true}\n", "utf-8")
+    schema = json.loads(schema_file.read_text("utf-8"))
+    schema["properties"]["newcomer"] = {"type": "object"}
+    schema_file.write_text(json.dumps(schema), "utf-8")
+    (newer / "templates" / "newcomer.yaml").write_text("{{ if .Values.newcomer.enabled }}{{ end }}\n", "utf-8")
+    command = ("helm", "--namespace", release.namespace, "upgrade", release.name, str(newer), "--dry-run=server")
+    run(*command, "--reset-then-reuse-values")
+    with pytest.raises(CommandError, match="nil pointer"):
+        run(*command, "--reuse-values")
 
 
 def test_helm_test_passes(release: Release, figure: Figure) -> None:
@@ -310,12 +328,14 @@ def test_a_member_of_etcd_is_replaced_under_load(outside: Release, figure: Figur
         (number,) = (member[0] for member in members if member[2] == lost)
         etcdctl("member", "remove", number)
         etcdctl("member", "add", lost, f"--peer-urls={url}")
-        outside.helm("upgrade", "--reuse-values", "--set=etcd.bundled.initialClusterState=existing")
+        outside.helm("upgrade", "--reset-then-reuse-values", "--set=etcd.bundled.initialClusterState=existing")
         outside.kubectl("delete", "pvc", f"data-{lost}", "--wait=false")
         outside.kubectl("delete", "pod", lost)
         until(lambda: outside.kubectl("get", "pvc", f"data-{lost}", "--output=name") != "", "a new claim")
         outside.kubectl("rollout", "status", f"statefulset/{name}", TIMEOUT)
-        outside.helm("upgrade", "--reuse-values", "--set=etcd.bundled.initialClusterState=new", "--wait", TIMEOUT)
+        outside.helm(
+            "upgrade", "--reset-then-reuse-values", "--set=etcd.bundled.initialClusterState=new", "--wait", TIMEOUT
+        )
         figure("a member of etcd replaced in", f"{time.monotonic() - begun:.0f} s")
     figure("p99 and slowest send meanwhile", f"{load.p99():.3f} s, {max(load.seconds):.3f} s")
     members = [line.split(", ") for line in etcdctl("member", "list").splitlines()]
