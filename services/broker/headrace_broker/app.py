@@ -29,7 +29,7 @@ from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import LiveKey
-from headrace_server.lifecycle import StopRequest, write_ready_file
+from headrace_server.lifecycle import StopRequest, keep_what_the_start_made, write_ready_file
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
@@ -420,6 +420,7 @@ class Broker:
         metrics.recovering.set(0)
         took_seconds = time.monotonic() - started
         metrics.recovery_seconds.set_function(lambda: took_seconds)
+        keep_what_the_start_made()
         self._health.start_is_over()
 
     def _announce(self) -> None:

@@ -8,7 +8,6 @@ once), the rest.
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 import uuid
 from pathlib import Path
@@ -22,7 +21,7 @@ from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.lifecycle import StopRequest, write_ready_file
+from headrace_server.lifecycle import StopRequest, keep_what_the_start_made, write_ready_file
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, MetastoreStatus
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
@@ -374,10 +373,7 @@ class _Coordinator:
 
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
         """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen."""
-        # What the start has left behind stays: the collector need not look at it again, which stopped every call for 20
-        # to 50 ms each time.
-        gc.collect()
-        gc.freeze()
+        keep_what_the_start_made()
         self._supervision.health.start_is_over()
         log.info("coordinator_serves", address=address, revision=view.source.revision)
         own = self._settings.coordinator_id
