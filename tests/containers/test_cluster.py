@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 import headrace
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from tests.containers.conftest import Figure
 from tests.containers.engine import PROJECT, Engine
 from tests.containers.images import HEADRACE
+from tests.containers.records import in_sync, until, values
 
 SERVERS = "localhost:7170,localhost:7171"
 BROKERS = ("broker-1", "broker-2", "broker-3")
@@ -25,32 +25,10 @@ SECONDS = 60.0
 pytestmark = pytest.mark.timeout(300)
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> float:
-    """Look again until it is so; return after how many seconds."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < seconds, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
-    return time.monotonic() - begun
-
-
 def create(topic: str) -> None:
     """A topic of three partitions on all three brokers, of which two must have a record."""
     with headrace.Admin(bootstrap_servers=SERVERS) as admin:
         admin.create_topic(topic, partitions=3, replication_factor=3)
-
-
-def values(topic: str) -> list[bytes]:
-    """All records that are there now, in no order."""
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
-        ends = sum(each.offset for each in admin.list_offsets(topic, at="latest").values())
-    found: list[bytes] = []
-    with headrace.Consumer(topic, bootstrap_servers=SERVERS, auto_offset_reset="earliest") as consumer:
-        deadline = time.monotonic() + SECONDS
-        while len(found) < ends and time.monotonic() < deadline:
-            found += [record.value or b"" for record in consumer.poll(timeout=1.0)]
-    assert len(found) == ends
-    return found
 
 
 def transferred(cluster: Engine) -> int:
@@ -60,12 +38,6 @@ def transferred(cluster: Engine) -> int:
         "print(*(l.split()[1] for l in lines if l.startswith('headrace_broker_transferred_bytes_total ')))"
     )
     return sum(int(float(cluster.compose("exec", "-T", name, "python", "-c", program))) for name in BROKERS)
-
-
-def in_sync(topic: str) -> bool:
-    """All three replicas of each partition are in sync."""
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
-        return all(len(partition.in_sync_replicas) == 3 for partition in admin.describe_topic(topic).partitions)
 
 
 def test_the_quickstart_is_healthy(cluster: Engine) -> None:
@@ -91,7 +63,7 @@ def test_what_a_client_here_writes_it_reads(cluster: Engine, figure: Figure) -> 
         for number in range(20_000):
             producer.send("written-here", b"%d" % number, key=b"%d" % number)
     figure("20,000 records with acks=all from outside", f"{time.monotonic() - begun:.2f} s")
-    assert sorted(map(int, values("written-here"))) == list(range(20_000))
+    assert sorted(map(int, values(SERVERS, "written-here"))) == list(range(20_000))
 
 
 def test_commands_in_a_container_reach_the_cluster(cluster: Engine) -> None:
@@ -130,7 +102,7 @@ def test_a_client_in_another_container_reaches_the_cluster(cluster: Engine) -> N
     before = transferred(cluster)
     assert len(cluster.docker(*client, "consume", "from-a-container", "--exit-at-end", "-o", "start").split()) == 3
     assert transferred(cluster) > before
-    assert len(values("from-a-container")) == 3
+    assert len(values(SERVERS, "from-a-container")) == 3
 
 
 def test_fetches_come_from_the_page_cache(cluster: Engine) -> None:
@@ -140,7 +112,7 @@ def test_fetches_come_from_the_page_cache(cluster: Engine) -> None:
         for number in range(2_000):
             producer.send("transferred", bytes(1_000), key=b"%d" % number)
     before = transferred(cluster)
-    assert len(values("transferred")) == 2_000
+    assert len(values(SERVERS, "transferred")) == 2_000
     assert transferred(cluster) - before > 2_000_000
 
 
@@ -176,12 +148,12 @@ def test_a_killed_broker_loses_nothing(cluster: Engine, figure: Figure) -> None:
             return bool(state["Pid"] not in (0, before) and state["Health"]["Status"] == "healthy")
 
         figure(f"{service} is healthy again after", f"{until(is_back, 'healthy again'):.1f} s")
-        figure("all replicas in sync after", f"{until(lambda: in_sync(topic), 'in sync'):.1f} s more")
+        figure("all replicas in sync after", f"{until(lambda: in_sync(SERVERS, topic), 'in sync'):.1f} s more")
     finally:
         stop.set()
         writer.join(SECONDS)
     assert cluster.container(service)["RestartCount"] == 1
-    assert sorted(values(topic)) == sorted(acknowledged)
+    assert sorted(values(SERVERS, topic)) == sorted(acknowledged)
 
 
 def test_volumes_survive_down_and_up(cluster: Engine, figure: Figure) -> None:
@@ -211,4 +183,4 @@ def test_volumes_survive_down_and_up(cluster: Engine, figure: Figure) -> None:
     with headrace.Admin(bootstrap_servers=SERVERS) as admin:
         assert admin.describe_cluster().cluster_id == identity
         assert admin.group_offsets(group) == offsets
-    assert sorted(map(int, values(topic))) == list(range(5_000))
+    assert sorted(map(int, values(SERVERS, topic))) == list(range(5_000))

@@ -1,4 +1,4 @@
-"""Helm and kubectl as users call them, and clients of a release from outside the cluster."""
+"""Helm and kubectl as users call them, and a load on a release from outside the cluster."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import headrace
 
+from tests.containers.records import until
 from tests.kubernetes.inside import CHART
 
-SECONDS = 180.0
 AT_ONCE = 5  # Records of a load between two pauses.
 
 
@@ -34,15 +34,6 @@ def run(*command: str, stdin: str = "") -> str:
     if process.returncode != 0:
         raise CommandError(f"{' '.join(command)} ended with {process.returncode}:\n{process.stdout}{process.stderr}")
     return process.stdout
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> float:
-    """Look again until it is so; return after how many seconds."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < seconds, f"not within {seconds} s: {what}"
-        time.sleep(0.5)
-    return time.monotonic() - begun
 
 
 class Release:
@@ -134,23 +125,3 @@ class Load:
             self.seconds.append(time.perf_counter() - begun)
         else:
             self.failures.append(repr(error))
-
-
-def values(servers: str, topic: str) -> list[bytes]:
-    """All records that are there now, in no order."""
-    with headrace.Admin(bootstrap_servers=servers) as admin:
-        ends = sum(each.offset for each in admin.list_offsets(topic, at="latest").values())
-    found: list[bytes] = []
-    with headrace.Consumer(topic, bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
-        deadline = time.monotonic() + SECONDS
-        while len(found) < ends and time.monotonic() < deadline:
-            found += [record.value or b"" for record in consumer.poll(timeout=1.0)]
-    assert len(found) == ends
-    return found
-
-
-def in_sync(servers: str, topic: str, replicas: int = 3) -> bool:
-    """All replicas of each partition are in sync."""
-    with headrace.Admin(bootstrap_servers=servers) as admin:
-        partitions = admin.describe_topic(topic).partitions
-    return all(len(partition.in_sync_replicas) == replicas for partition in partitions)

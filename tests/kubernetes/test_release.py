@@ -16,10 +16,11 @@ from typing import Any
 import headrace
 import pytest
 
+from tests.containers.records import in_sync, until, values
 from tests.kubernetes.conftest import Figure
 from tests.kubernetes.inside import CHART, image_names
 from tests.kubernetes.machines import DOMAIN, NODES, Machines, address_of
-from tests.kubernetes.release import CommandError, Load, Release, in_sync, run, until, values
+from tests.kubernetes.release import CommandError, Load, Release, run
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.containers.records import until
 from tests.deploy.matrix import MATRIX, REFUSED
 from tests.kubernetes.inside import CHART, DEFINITIONS
 from tests.kubernetes.machines import Machines
-from tests.kubernetes.release import CommandError, Release, run, until
+from tests.kubernetes.release import CommandError, Release, run
 
 pytestmark = pytest.mark.timeout(300)
 

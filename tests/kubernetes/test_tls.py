@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 from headrace_devcluster.certificates import Authority
 
+from tests.containers.records import until
 from tests.kubernetes.conftest import Figure
 from tests.kubernetes.machines import DOMAIN, Machines
-from tests.kubernetes.release import Release, until
+from tests.kubernetes.release import Release
 
 pytestmark = pytest.mark.timeout(600)
 
