@@ -9,7 +9,7 @@ from bench import limit, replication
 from bench.case import BROKER_CPU, MB, RATE, Case, Catalogue, Figure, Sample, Target
 from bench.consuming import Consume
 from bench.growth import LongLog, Many, Recovery
-from bench.latency import Latency
+from bench.latency import Latency, pauses
 from bench.load import one_batch, records_a_batch
 from bench.producing import Produce
 from bench.stage import Meter, Stage
@@ -185,6 +185,7 @@ LIMITS = [
     Case("limit/page cache", machine_limit("page cache"), daily=True),
     Case("limit/disk", machine_limit("disk"), daily=True),
     Case("limit/sendfile", sendfile_limit, daily=True),
+    Case("limit/pauses", pauses, daily=True),
 ]
 
 

@@ -6,6 +6,8 @@ The reader is a process of its own (`python -m bench.latency`), so that it share
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,17 +18,18 @@ from itertools import islice
 import headrace
 
 from bench.case import Sample
-from bench.open_loop import STAMP_BYTES, percentiles, record_count, send_open_loop, waited_ms
+from bench.open_loop import STAMP_BYTES, pauses_ms, percentiles, record_count, send_open_loop, waited_ms
 from bench.stage import Stage
 
 RESULT_SECONDS = 60
+USUAL_RATE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
     """One rate and one promise; called, it measures them once."""
 
-    rate: int = 10_000
+    rate: int = USUAL_RATE
     linger_ms: int = 0
     acks: str | int = 1
     replication: int = 1
@@ -47,6 +50,15 @@ class Latency:
                 send_open_loop(lambda value: sender.send(target.topic, value), self.rate)
                 sender.flush(RESULT_SECONDS)
                 return Sample(result())
+
+
+def pauses(_: Stage) -> Sample:
+    """What the machine itself adds, at the same rate: a program on each core that only looks at the clock."""
+    cores = len(os.sched_getaffinity(0))
+    with multiprocessing.get_context("spawn").Pool(cores) as programs:
+        waits = programs.map(pauses_ms, [USUAL_RATE] * cores, chunksize=1)
+    found = [percentiles(core) for core in waits]
+    return Sample({name: max(figures[name] for figures in found) for name in found[0]})
 
 
 @contextmanager

@@ -35,6 +35,16 @@ def send_open_loop(send: Callable[[bytes], object], rate: int) -> None:
         time.sleep(TICK_SECONDS)
 
 
+def pauses_ms(rate: int) -> list[float]:
+    """How late a program is that only looks at the clock, for each of as many records: the machine's own pauses."""
+    gap_ns, started, waits = 1_000_000_000 // rate, time.monotonic_ns(), []
+    while len(waits) < record_count(rate):
+        late_ns = time.monotonic_ns() - started - len(waits) * gap_ns
+        if late_ns >= 0:
+            waits.append(late_ns / 1e6)
+    return waits
+
+
 def waited_ms(value: bytes) -> float:
     """How long ago a value was due."""
     return (time.monotonic_ns() - int.from_bytes(value[:STAMP_BYTES], "little")) / 1e6
