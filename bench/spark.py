@@ -277,6 +277,7 @@ def main(
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.streaming.noDataProgressEventInterval", "0")
+            .config("spark.python.unix.domain.socket.enabled", "true")
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")
