@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -71,10 +72,9 @@ def run(
     warm_rounds: int = 0,
 ) -> Report:
     """Measure cases, print the tables, write the JSON and the figures."""
-    _keep_large_buffers()
     console, progress = Console(width=200 if not Console().is_terminal else None), Console(stderr=True)
     before = machine()
-    with Stage(records) as stage:
+    with _large_buffers(), Stage(records) as stage:
         results, skipped = measure(stage, cases, rounds, progress, warm_rounds=warm_rounds)
     told = {"rounds": rounds, "records": records, "cores_allowed": len(os.sched_getaffinity(0))}
     report = Report(catalogue, results, told, skipped, before)
@@ -97,11 +97,19 @@ def run(
     return report
 
 
-def _keep_large_buffers() -> None:
-    """Here and in every process of the run, the limit's and the peers' too, as an application would that moves much."""
+@contextmanager
+def _large_buffers() -> Iterator[None]:
+    """Kept, here and in every process of the run, the limit's and the peers' too, as an application would keep them."""
     headrace.keep_large_buffers()
+    before = dict(os.environ)
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_BYTES)
     os.environ["MALLOC_TRIM_THRESHOLD_"] = str(TRIM_BYTES)
+    try:
+        yield
+    finally:
+        for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+            del os.environ[name]
+            os.environ.update({name: before[name]} if name in before else {})
 
 
 def list_cases(catalogue: Catalogue) -> None:

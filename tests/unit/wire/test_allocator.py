@@ -1,5 +1,6 @@
 """What `keep_large_buffers` is for: a large buffer that is free is used again, and not mapped page by page."""
 
+import os
 import subprocess
 import sys
 
@@ -25,7 +26,9 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 
 
 def page_faults(way):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, way], capture_output=True, text=True, check=True, timeout=60)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", PROGRAM, way]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, check=True, timeout=60)
     kept, faults = done.stdout.split()
     return kept == "True", int(faults)
 
