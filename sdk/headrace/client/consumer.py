@@ -10,10 +10,11 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.clock import monotonic_ms
 from headrace.client.config import ConsumerConfig, build
 from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.errors import ConfigError, WakeupError
-from headrace.client.fetching import Fetcher, NextChunk, now_ms
+from headrace.client.fetching import Fetcher, NextChunk
 from headrace.client.group_loops import GroupLoops
 from headrace.client.group_member import CLOSE_TIMEOUT_S, GroupMember
 from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
@@ -405,7 +406,7 @@ class Consumer:
                 assigned = len(positions.assigned())
         except Exception as error:  # a closed or forked consumer is unhealthy, and saying so is this method's work
             return ConsumerHealth(False, str(error), 0, 0)
-        silent_ms = now_ms() - fetcher.last_answer_ms
+        silent_ms = monotonic_ms() - fetcher.last_answer_ms
         limit_ms = self._config.request_timeout_ms + self._config.fetch_wait_ms
         if not problem and assigned and silent_ms > limit_ms and len(self.paused()) < assigned:
             problem = f"no broker has answered a fetch for {silent_ms} ms"

@@ -8,7 +8,6 @@ answer means is decided by the `Dispatcher`; here are the calls, the lock and th
 import logging
 import random
 import threading
-import time
 from typing import Any, NamedTuple
 
 import grpc
@@ -17,6 +16,7 @@ from headrace.client.accumulator import Budget, Swapped
 from headrace.client.audit import AuditLedger
 from headrace.client.audit_publisher import AuditPublisher
 from headrace.client.bulk import EncodePart
+from headrace.client.clock import monotonic_ms
 from headrace.client.cluster_calls import error_of_call
 from headrace.client.config import ProducerConfig
 from headrace.client.connection import Connections
@@ -287,8 +287,3 @@ class Delivery:
         self._finish(finished)
         for call in list(self._calls.values()):
             call.cancel()
-
-
-def monotonic_ms() -> int:
-    """Milliseconds of a clock that never goes back."""
-    return time.monotonic_ns() // 1_000_000

@@ -21,6 +21,7 @@ import grpc
 
 from headrace.client.admin_rpc import by_name
 from headrace.client.admin_steps import AdminSteps
+from headrace.client.clock import monotonic_ms
 from headrace.client.cluster_calls import ClusterCalls, error_of_call
 from headrace.client.config import FetchConfig
 from headrace.client.connection import Connections
@@ -116,7 +117,7 @@ class Fetcher:
         """Whether the application is told that a topic was deleted under it."""
         self.last_error: HeadraceError | None = None
         """What keeps metadata from being read, or None while it works."""
-        self.last_answer_ms = now_ms()
+        self.last_answer_ms = monotonic_ms()
         self.iterating: Callable[[], Iterated | None] = lambda: None
         """Gives what the application is in the middle of, where positions move with it; any thread."""
 
@@ -151,7 +152,7 @@ class Fetcher:
 
     def start(self) -> None:
         """Begin to fetch."""
-        self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
+        self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
         with self._lock:
             self._start_thread(self._run)
             if self._config.report_positions_as:
@@ -169,7 +170,7 @@ class Fetcher:
     def ask_again(self, chunk: Chunk, error: CorruptBatchError) -> bool:
         """Whether a batch that failed its checksum is asked for again; otherwise the error is the application's."""
         with self.changing() as positions:
-            return bool(positions.found_damage(chunk, error, now_ms()))
+            return bool(positions.found_damage(chunk, error, monotonic_ms()))
 
     def _wake_engine(self) -> None:
         self._work.notify()
@@ -210,7 +211,7 @@ class Fetcher:
             raise WakeupError
         if is_held or (self.holds is not None and self.holds()):
             return None
-        chunk = self.positions.pop(now_ms())
+        chunk = self.positions.pop(monotonic_ms())
         if self.positions.has_news:
             self._wake_engine()
         return chunk
@@ -270,7 +271,7 @@ class Fetcher:
             with self._lock:
                 if self._closed or self._failure is not None:
                     return
-                now = now_ms()
+                now = monotonic_ms()
                 self.positions.has_news = False
                 self._look_after_calls(now)
                 self._plan(now)
@@ -398,7 +399,7 @@ class Fetcher:
         except ValueError as failure:  # grpc says it of a channel that was closed meanwhile
             raise ClosedError(self._what) from failure
         with self._lock:
-            now = now_ms()
+            now = monotonic_ms()
             self._take(plan, answer, error, now)
             self._idle_fetchers += 1  # This thread is free again, and takes the next plan itself.
             self._plan(now)
@@ -426,16 +427,16 @@ class Fetcher:
             with self._lock:
                 self._metadata_failures += 1
                 delay_ms = self._backoff.delay_ms(self._metadata_failures, error.retry_after_ms)
-                self._metadata_at_ms = self._look_at_ms = now_ms() + delay_ms
+                self._metadata_at_ms = self._look_at_ms = monotonic_ms() + delay_ms
                 self.last_error = error
             return
         with self._lock:
             self._routes.update(answer)
             self.positions.stale_topics.clear()
             self._metadata_failures = 0
-            self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
-            self._look_at_ms = now_ms() + self._backoff.look_delay_ms()
-            self._look_after_calls(now_ms())
+            self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
+            self._look_at_ms = monotonic_ms() + self._backoff.look_delay_ms()
+            self._look_after_calls(monotonic_ms())
             self.last_error = None
             counts = {name: route.partitions for name in topics if (route := self._routes.topic(name)) is not None}
             self._fail_missing(topics)
@@ -448,7 +449,7 @@ class Fetcher:
         for where in self.positions.assigned():
             error = self._routes.error(where.topic) if where.topic in topics else None
             if error is not None and not error.retriable and self.tells_missing:
-                self.positions.fail(where, error, now_ms())
+                self.positions.fail(where, error, monotonic_ms())
                 self._wake_application()
 
     def _ask_metadata(self, topics: set[str]) -> Steps[cluster_pb2.GetMetadataResponse]:
@@ -466,11 +467,11 @@ class Fetcher:
             position = self.positions.position(where)
             target = position_after(where, position, earliest, latest, self._auto_offset_reset)
             if isinstance(target, HeadraceError):
-                self.positions.fail(where, target, now_ms())
+                self.positions.fail(where, target, monotonic_ms())
                 self._wake_application()
                 return
             if target == position:  # It is in the log again: the answer was of another view.
-                self.positions.rewind(where, now_ms())
+                self.positions.rewind(where, monotonic_ms())
                 return
             self.positions.seek(where, target)
         log.warning(
@@ -488,17 +489,12 @@ class Fetcher:
                 self.last_error = error
                 if where is not None:
                     if not error.retriable:
-                        self.positions.fail(where, error, now_ms())
+                        self.positions.fail(where, error, monotonic_ms())
                         self._wake_application()
                     elif where in self.positions:
-                        self.positions.rewind(where, now_ms())
+                        self.positions.rewind(where, monotonic_ms())
                     return
             yield Pause(self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
 
     def _after_fork(self) -> None:
         self._forked = True
-
-
-def now_ms() -> int:
-    """Milliseconds of a clock that never goes back."""
-    return time.monotonic_ns() // 1_000_000

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, cast
 
+from headrace.client.clock import monotonic_ms
 from headrace.client.config import ProducerConfig
 from headrace.client.errors import ClosedError
 from headrace.client.retry import Backoff
@@ -97,7 +98,7 @@ def _run_clock(keeper: Housekeeper) -> None:
         seal_due = keeper._seal_due()
         if seal_due is None:
             return
-        now_ms = time.monotonic_ns() // 1_000_000
+        now_ms = monotonic_ms()
         keeper._wakes_ms = now_ms + IDLE_LOOK_MS
         try:
             due_ms = seal_due()

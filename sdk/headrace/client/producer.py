@@ -28,9 +28,10 @@ from headrace.client.accumulator import RECORD_OVERHEAD, Headers, PartitionBuffe
 from headrace.client.audit import AuditLedger
 from headrace.client.audit_publisher import AuditPublisher, publisher_settings
 from headrace.client.bulk import Bulk, EncodePart, bulk_of
+from headrace.client.clock import monotonic_ms
 from headrace.client.cluster_calls import ClusterCalls
 from headrace.client.config import ProducerConfig, build
-from headrace.client.delivery import Delivery, monotonic_ms
+from headrace.client.delivery import Delivery
 from headrace.client.errors import BufferFullError, ClosedError, ForkedError
 from headrace.client.forking import ForkGuard
 from headrace.client.inflight import MAX_BATCHES_IN_FLIGHT

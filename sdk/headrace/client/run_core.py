@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.client.clock import monotonic_ms
 from headrace.client.config import ConsumerConfig
 from headrace.client.config_text import nearest
 from headrace.client.dead_letters import DeadLetter, dead_letter
 from headrace.client.errors import ConfigError, HandlerError
-from headrace.client.fetching import now_ms
 from headrace.client.group_loops import AwaitCommit
 from headrace.client.group_member import GroupMember
 from headrace.client.group_offsets import OffsetAndMetadata
@@ -108,7 +108,7 @@ class RunCore:
         self._wake_workers = wake_workers
         self._nudge = nudge
         self._deserializers = deserializers_of(config)
-        self._started_ms = now_ms()
+        self._started_ms = monotonic_ms()
         self._revoking: dict[TopicPartition, int] = {}
         self._was_full = False
         self.lock = threading.RLock()
@@ -130,7 +130,7 @@ class RunCore:
     def may_give_up(self, holdings: list[Holding]) -> list[Holding]:
         """See `Work`; what runs for too long is given up all the same, and handled again by the next owner."""
         ready = []
-        now = now_ms()
+        now = monotonic_ms()
         with self.lock:
             for holding in holdings:
                 since = self._revoking.setdefault(holding.where, now)
@@ -184,7 +184,7 @@ class RunCore:
     def _advance(self) -> None:
         """Let go of what is held back what may be begun, and store what says so first. Under the lock."""
         was_searching = self._trials.is_searching
-        for where, value in self._trials.step(now_ms()):
+        for where, value in self._trials.step(monotonic_ms()):
             self._store(where, value)
         if was_searching:
             self._wake_workers()
@@ -196,7 +196,7 @@ class RunCore:
             if isinstance(error, NotOwnerError | UnknownMemberError):
                 return  # It is not ours any more.
             with self.lock:
-                self._trials.stored(where, now_ms(), term=term)
+                self._trials.stored(where, monotonic_ms(), term=term)
                 self._advance()
             self._wake_workers()
 
@@ -248,7 +248,7 @@ class RunCore:
         """The handler has raised, or took too long."""
         with self.lock:
             self.failed += 1
-            verdict = self.queue.failed(task, error, now_ms(), is_final=is_final)
+            verdict = self.queue.failed(task, error, monotonic_ms(), is_final=is_final)
             if verdict is Verdict.GIVE_UP:
                 self._given_up(task)
             self._after(task)
@@ -268,7 +268,7 @@ class RunCore:
         """The dead letter is not written yet."""
         with self.lock:
             self._given_up(task)
-            self.queue.not_sent(task, now_ms())
+            self.queue.not_sent(task, monotonic_ms())
             self._after(task)
 
     def fail(self, error: BaseException) -> None:
@@ -334,6 +334,6 @@ class RunCore:
             handled=self.handled,
             failed=self.failed,
             dead_letters=self.dead_letters,
-            seconds=(now_ms() - self._started_ms) / 1000,
+            seconds=(monotonic_ms() - self._started_ms) / 1000,
             uncommitted=open_records,
         )

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.clock import monotonic_ms
 from headrace.client.dead_letters import producer_settings
 from headrace.client.errors import HandlerTimeoutError, WakeupError
-from headrace.client.fetching import now_ms
 from headrace.client.producer import Producer
 from headrace.client.records import Record
 from headrace.client.run_core import TURN_S, RunCore, RunOptions, RunSummary
@@ -95,7 +95,7 @@ class Runner:
 
     def _abandon_late(self, limit_ms: int) -> None:
         """A thread cannot be ended: one whose handler hangs is left behind, and another one takes its place."""
-        now = now_ms()
+        now = monotonic_ms()
         with self.core.lock:
             late = [ident for ident, (_, since) in self._at_work.items() if now - since >= limit_ms]
             for ident in late:
@@ -162,7 +162,7 @@ class Runner:
     def _next(self, ident: int) -> Task | None:
         with self._changed:
             while not self._ends:
-                now = now_ms()
+                now = monotonic_ms()
                 task = self.core.queue.take(now)
                 if task is not None:
                     self._at_work[ident] = task, now

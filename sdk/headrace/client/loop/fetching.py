@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc
 
+from headrace.client.clock import monotonic_ms
 from headrace.client.cluster_calls import error_of_call
 from headrace.client.errors import ClosedError
 from headrace.client.fetch_plan import FetchPlan
-from headrace.client.fetching import Fetcher, NextChunk, log, now_ms
+from headrace.client.fetching import Fetcher, NextChunk, log
 from headrace.client.loop.connection import LoopConnections
 from headrace.client.loop.transfer import LoopTransfers
 from headrace.client.position_reports import INTERVAL_S, PositionReports
@@ -38,7 +39,7 @@ class LoopFetcher(Fetcher):
 
     def begin(self) -> None:
         """Begin to fetch."""
-        self._metadata_at_ms = now_ms() + self._config.metadata_max_age_ms
+        self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
         self._own(self._run_engine())
         if self._config.report_positions_as:
             self._own(self._report_positions_async())
@@ -120,7 +121,7 @@ class LoopFetcher(Fetcher):
     async def _run_engine(self) -> None:
         while True:
             self._work_there.clear()
-            now = now_ms()
+            now = monotonic_ms()
             self.positions.has_news = False
             self._look_after_calls(now)
             self._plan(now)
@@ -167,5 +168,5 @@ class LoopFetcher(Fetcher):
             return
         except HeadraceError as failure:
             error = failure
-        self._take(plan, answer, error, now_ms())
+        self._take(plan, answer, error, monotonic_ms())
         self._wake_engine()

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.clock import monotonic_ms
 from headrace.client.dead_letters import producer_settings
 from headrace.client.errors import HandlerTimeoutError, WakeupError
-from headrace.client.fetching import now_ms
 from headrace.client.loop.producer import Producer
 from headrace.client.records import Record
 from headrace.client.run_core import TURN_S, RunCore, RunOptions, RunSummary
@@ -115,7 +115,7 @@ class LoopRunner:
 
     async def _serve(self) -> None:
         while True:
-            now = now_ms()
+            now = monotonic_ms()
             task = self.core.queue.take(now)
             if task is None:
                 due_ms = self.core.queue.next_due_ms()
