@@ -16,7 +16,6 @@ from headrace.cli.exit_codes import ExitCode
 from headrace.cli.help_topics import help_command
 from headrace.cli.rendering import Facts, JsonValue, Report
 from headrace.cli.session import Clients, SdkClients, Session, command, one_line, report_error, tell
-from headrace.wire.allocator import keep_large_buffers
 
 EPILOG = (
     "Exit codes: 0 worked, 1 failed, 2 usage, 3 not reachable, 4 not found, 5 unhealthy, 6 timed out, "
@@ -107,5 +106,4 @@ def main() -> None:
     if os.environ.get("HEADRACE_DEBUG", "") in ("", "0"):
         # gRPC writes lines of its own about failed handshakes; the command says it in one sentence.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    keep_large_buffers()
     sys.exit(run(sys.argv[1:], SdkClients()))

@@ -124,13 +124,17 @@ class SdkClients:
     def producer(self, **settings: Any) -> "Producer":
         """A new Producer."""
         from headrace.client.producer import Producer
+        from headrace.wire.allocator import keep_large_buffers
 
+        keep_large_buffers()
         return Producer(**settings)
 
     def consumer(self, **settings: Any) -> "Consumer":
         """A new Consumer without a group."""
         from headrace.client.consumer import Consumer
+        from headrace.wire.allocator import keep_large_buffers
 
+        keep_large_buffers()
         return Consumer(**settings)
 
 
