@@ -17,7 +17,7 @@ from headrace.client.sequences import ProducerStamp
 from headrace.client.serializers import Serializer, serialize
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts
+from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts, join_column
 
 Int64s = npt.NDArray[np.int64]
 EncodePart = Callable[[int, int, ProducerStamp], list[ReadableBuffer]]
@@ -96,13 +96,14 @@ class Bulk:
             "compression_level": level,
             **stamp._asdict(),
         }
+        keys = self._keys
+        if keys is not None:
+            keys = keys[start:end] if isinstance(keys, list) else _part(keys, start, end)
         if isinstance(self._values, ArrowBuffers):
-            keys = self._keys if self._keys is None or isinstance(self._keys, ArrowBuffers) else _as_buffers(self._keys)
-            return column_parts(
-                _part(self._values, start, end), None if keys is None else _part(keys, start, end), **rest
-            )
-        listed = _as_list(self._keys) if isinstance(self._keys, ArrowBuffers) else self._keys
-        return batch_parts(self._values[start:end], None if listed is None else listed[start:end], **rest)
+            joined = join_column("key", keys) if isinstance(keys, list) else keys
+            return column_parts(_part(self._values, start, end), joined, **rest)
+        listed = _as_list(keys) if isinstance(keys, ArrowBuffers) else keys
+        return batch_parts(self._values[start:end], listed, **rest)
 
     def by_partition(self, choose: Callable[[bytes | None], int]) -> Iterator[tuple[int, "Bulk"]]:
         """Split by the partition of each key, partitions ascending, order within one kept."""
@@ -204,18 +205,11 @@ def _part(column: ArrowBuffers, start: int, end: int) -> ArrowBuffers:
 
 
 def _as_list(column: ArrowBuffers) -> list[bytes | None]:
-    cuts = column.offsets.tolist()
-    data = bytes(column.data)
+    first, last = int(column.offsets[0]), int(column.offsets[-1])
+    cuts = (column.offsets - first).tolist()
+    data = bytes(memoryview(column.data)[first:last])
     entries: list[bytes | None] = [data[a:b] for a, b in pairwise(cuts)]
     if column.validity is not None:
         valid = np.unpackbits(column.validity, bitorder="little", count=len(entries)).tolist()
         entries = [entry if ok else None for entry, ok in zip(entries, valid, strict=True)]
     return entries
-
-
-def _as_buffers(entries: list[bytes | None]) -> ArrowBuffers:
-    offsets = np.zeros(len(entries) + 1, np.int32)
-    offsets[1:] = _ends(entries)
-    nulls = [entry is None for entry in entries]
-    bitmap = np.packbits(~np.array(nulls), bitorder="little") if any(nulls) else None
-    return ArrowBuffers(offsets, b"".join(entry or b"" for entry in entries), bitmap)

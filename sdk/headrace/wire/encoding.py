@@ -121,8 +121,8 @@ def batch_parts(
         if small is not None:
             return [small]
     return column_parts(
-        _column("value", values),
-        None if keys is None else _column("key", keys),
+        join_column("value", values),
+        None if keys is None else join_column("key", keys),
         base_timestamp_ms=base_timestamp_ms,
         headers=headers,
         timestamps_ms=timestamps_ms,
@@ -251,8 +251,17 @@ def arrow_buffers(array: Any) -> ArrowBuffers:
     return ArrowBuffers(cuts, b"" if data is None else memoryview(data), bitmap)
 
 
-def _column(name: str, entries: Sequence[bytes | None]) -> ArrowBuffers:
-    """Join entries and number their ends; the first try assumes that none is null."""
+def join_column(name: str, entries: Sequence[bytes | None]) -> ArrowBuffers:
+    """Join entries and number their ends; the first try assumes that none is null.
+
+    Args:
+        name: what the entries are, for errors.
+        entries: one a record; None is null.
+
+    Raises:
+        InvalidRequestError: an entry that is not bytes.
+        BatchTooLargeError: over 2^31 - 1 bytes; split the batch.
+    """
     count = len(entries)
     validity = None
     try:
@@ -337,5 +346,5 @@ class _Payload:
         values = [value for _, value in pairs]
         if None in values:
             raise InvalidRequestError("a header's value is None", action='Use b"" for a header without a value.')
-        self.column("header key", _column("header key", keys), len(pairs))
-        self.column("header value", _column("header value", values), len(pairs))
+        self.column("header key", join_column("header key", keys), len(pairs))
+        self.column("header value", join_column("header value", values), len(pairs))
