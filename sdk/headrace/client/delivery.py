@@ -34,13 +34,7 @@ from headrace.wire.compression import Codec, compress
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import batch_parts
 from headrace.wire.envelopes import Pieces
-from headrace.wire.errors import (
-    HeadraceError,
-    InternalError,
-    Outcome,
-    TimedOutError,
-    TransportError,
-)
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, TimedOutError, TransportError
 from headrace.wire.ids import TopicPartition
 
 _log = logging.getLogger("headrace.client")

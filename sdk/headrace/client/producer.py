@@ -44,12 +44,7 @@ from headrace.client.routing import TopicRoute
 from headrace.client.serializers import resolve_serializer, serialize
 from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2, topics_pb2
-from headrace.wire.errors import (
-    BatchTooLargeError,
-    HeadraceError,
-    Outcome,
-    UnknownPartitionError,
-)
+from headrace.wire.errors import BatchTooLargeError, HeadraceError, Outcome, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 
 __all__ = ["Producer", "RecordMetadata"]
