@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 import headrace
 import typer
@@ -101,15 +102,9 @@ def run(
 def _large_buffers() -> Iterator[None]:
     """Kept, here and in every process of the run, the limit's and the peers' too, as an application would keep them."""
     headrace.keep_large_buffers()
-    before = dict(os.environ)
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_BYTES)
-    os.environ["MALLOC_TRIM_THRESHOLD_"] = str(TRIM_BYTES)
-    try:
+    settings = {"MALLOC_MMAP_THRESHOLD_": str(MMAP_BYTES), "MALLOC_TRIM_THRESHOLD_": str(TRIM_BYTES)}
+    with patch.dict(os.environ, settings):
         yield
-    finally:
-        for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
-            del os.environ[name]
-            os.environ.update({name: before[name]} if name in before else {})
 
 
 def list_cases(catalogue: Catalogue) -> None:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import headrace
 import psutil
@@ -212,14 +213,10 @@ def compiled_once() -> Iterator[None]:
 
     Spark starts several processes of Python a query: where they may write no bytecode, each parses for half a second.
     """
-    before = {name: os.environ.pop(name, None) for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
-        os.environ["PYTHONPYCACHEPREFIX"] = directory
-        try:
+        with patch.dict(os.environ, {"PYTHONPYCACHEPREFIX": directory}):
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
             yield
-        finally:
-            os.environ.pop("PYTHONPYCACHEPREFIX")
-            os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def cpu_seconds() -> dict[str, float]:
