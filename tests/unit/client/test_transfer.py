@@ -61,7 +61,8 @@ class Port:
 
     def serve(self, connection):
         with contextlib.suppress(ConnectionError), connection, connection.makefile("rb") as reading:
-            assert reading.read(len(PREFACE)) == PREFACE
+            preface = reading.read(len(PREFACE))
+            assert preface in (PREFACE, b"")  # Nothing: a client that closed before it asked.
             while head := reading.read(REQUEST_HEAD.size):
                 self.requests.append(broker_pb2.FetchRequest.FromString(reading.read(REQUEST_HEAD.unpack(head)[0])))
                 if not self.answers:
