@@ -206,6 +206,8 @@ def more_cpu(text: str, case: str, other: str, bound: float) -> Target:
 
 FULL, FSYNC = "produce/send_many, batch 5000", "produce/send_many, batch 5000, fsync"
 REPLICATED = "produce/send_many, replication 3, acks all"
+LONG_LOG, DISK_READ = "log/20 GB", "disk_read_mb_per_s"
+LONG_READS = (("", ""), ("transfer_", ", transfer port"))
 TARGETS = [
     ratio("send_many: of the gRPC limit", "produce/send_many", "limit/in", 0.75, MB),
     ratio("Arrow in: of the gRPC limit", "produce/arrow", "limit/in", 0.75, MB),
@@ -229,16 +231,22 @@ TARGETS = [
     more_cpu("broker's CPU s/GB beyond a bare server, out", "consume/arrow", "limit/out", 0.5),
     at_most("broker's CPU s/GB over the transfer port", TRANSFERRED, BROKER_CPU, 0.15),
     at_most("bytes on disk beyond a value, batch 50", "produce/send, batch 50", "disk_overhead_bytes_per_record", 5.8),
-    ratio("log of 20 GB: appends, of 100 MB", "log/20 GB", "log/100 MB", 0.9, "append_records_per_s"),
-    ratio("log of 20 GB: warm reads, of 100 MB", "log/20 GB", "log/100 MB", 0.9, "warm_records_per_s"),
-    ratio("cold reads: of the disk's own rate", "log/20 GB", "log/20 GB", 0.9, "cold_mb_per_s", "disk_read_mb_per_s"),
-    ratio(
-        "writer beside a reader of the oldest: of alone",
-        "log/20 GB",
-        "log/20 GB",
-        0.9,
-        "append_beside_reader_records_per_s",
-        "append_records_per_s",
+    ratio("log of 20 GB: appends, of 100 MB", LONG_LOG, "log/100 MB", 0.9, "append_records_per_s"),
+    ratio("log of 20 GB: warm reads, of 100 MB", LONG_LOG, "log/100 MB", 0.9, "warm_records_per_s"),
+    *(
+        ratio(f"cold reads{by}: of the disk's own rate", LONG_LOG, LONG_LOG, 0.9, f"cold_{way}mb_per_s", DISK_READ)
+        for way, by in LONG_READS
+    ),
+    *(
+        ratio(
+            f"writer beside a reader of the oldest{by}: of alone",
+            LONG_LOG,
+            LONG_LOG,
+            0.9,
+            f"append_beside_{way}reader_records_per_s",
+            "append_records_per_s",
+        )
+        for way, by in LONG_READS
     ),
 ]
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,8 @@ KEPT_BYTES = 2_000_000_000
 """A log that is longer is filled once."""
 LOG_PART_BYTES = 100_000_000
 WARM_PASSES = 5
+LOG_READS = {"": False, "transfer_": True}
+"""By what is put before the name of a figure: whether its reader uses the transfer port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def _read(servers: dict[str, Any], topic: str, records: int) -> None:
 @dataclass(frozen=True, slots=True)
 class LongLog:
     """A log of some size: its newest 100 MB appended and read warm, and its oldest read cold by a reader beside a
-    writer; called, it measures all once."""
+    writer, over gRPC and over the transfer port; called, it measures all once."""
 
     log_bytes: int
 
@@ -133,24 +135,24 @@ class LongLog:
     def _measure(self, target: Target) -> Sample:
         part, directory = Load(LOG_PART_BYTES // VALUE_BYTES, VALUE_BYTES), target.cluster.directory / "broker-1"
         segments = self._segments(target)
+        figures = {}
         with headrace.Producer(bootstrap_servers=target.bootstrap_servers, acks=1) as sender:
             sender.send(target.topic, WARM_UP).result(60)
-            append = part.records / _timed(lambda: _send_part(sender, target.topic, part))
-            warm = part.records * WARM_PASSES / sum(_read_time(target, last=part.records) for _ in range(WARM_PASSES))
+            figures["append_records_per_s"] = part.records / _timed(lambda: _send_part(sender, target.topic, part))
+            warm = sum(_read_time(target, last=part.records, use_transfer_port=False) for _ in range(WARM_PASSES))
+            figures["warm_records_per_s"] = part.records * WARM_PASSES / warm
             opening.forget(str(directory))
-            disk = _disk_read_rate(segments, part.total_bytes)
-            opening.forget(str(directory))
-            cold = part.total_bytes / _read_time(target, end=part.records) / 1e6
-            beside = part.records / self._beside_a_reader(sender, target, part)
-        return Sample(
-            {
-                "append_records_per_s": append,
-                "warm_records_per_s": warm,
-                "cold_mb_per_s": cold,
-                "disk_read_mb_per_s": disk,
-                "append_beside_reader_records_per_s": beside,
-            }
-        )
+            figures["disk_read_mb_per_s"] = _disk_read_rate(segments, part.total_bytes)
+            for way, transfers in LOG_READS.items():
+                reading = {"use_transfer_port": transfers}
+                opening.forget(str(directory))
+                figures[f"cold_{way}mb_per_s"] = (
+                    part.total_bytes / _read_time(target, end=part.records, **reading) / 1e6
+                )
+                figures[f"append_beside_{way}reader_records_per_s"] = part.records / self._beside_a_reader(
+                    sender, target, part, reading
+                )
+        return Sample(figures)
 
     @staticmethod
     def _segments(target: Target) -> list[Path]:
@@ -159,9 +161,12 @@ class LongLog:
             topic_id = admin.describe_topic(target.topic).topic_id
         return sorted(target.cluster.directory.rglob(f"{topic_id.hex()}-*/*.log"))
 
-    def _beside_a_reader(self, sender: headrace.Producer, target: Target, part: Load) -> float:
+    def _beside_a_reader(
+        self, sender: headrace.Producer, target: Target, part: Load, reading: Mapping[str, Any]
+    ) -> float:
         """Seconds of the same appends while another process reads from the oldest offset on."""
-        command = [sys.executable, "-m", "bench.growth", json.dumps({"read": target.topic, **_servers(target)})]
+        task = {"read": target.topic, "settings": {**reading, **_servers(target)}}
+        command = [sys.executable, "-m", "bench.growth", json.dumps(task)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
             try:
                 assert reader.stdout is not None
@@ -172,7 +177,7 @@ class LongLog:
 
     @contextmanager
     def _filled(self, stage: Stage) -> Iterator[Target]:
-        with stage.topic() as target, headrace.Producer(**_servers(target), acks=1) as sender:
+        with stage.topic(transfer_port=True) as target, headrace.Producer(**_servers(target), acks=1) as sender:
             _send_part(sender, target.topic, Load(self.log_bytes // VALUE_BYTES, VALUE_BYTES))
             yield target
 
@@ -199,9 +204,9 @@ def _timed(work: Any) -> float:
     return time.perf_counter() - started
 
 
-def _read_time(target: Target, **where: int) -> float:
+def _read_time(target: Target, **settings: Any) -> float:
     """Seconds that it takes to read a part of a topic to Arrow."""
-    with headrace.Reader(target.topic, **where, **_servers(target)) as reader:
+    with headrace.Reader(target.topic, **settings, **_servers(target)) as reader:
         return _timed(lambda: [*map(_rows, reader.batches(timeout=60.0))])
 
 
@@ -238,7 +243,7 @@ def read_forever(task: dict[str, Any]) -> None:
     """Read a topic to Arrow again and again, from its oldest offset; say `ready` when the first came."""
     said = False
     while True:
-        with headrace.Reader(task["read"], bootstrap_servers=task["bootstrap_servers"]) as reader:
+        with headrace.Reader(task["read"], **task["settings"]) as reader:
             for batch in reader.batches(timeout=60.0):
                 _rows(batch)
                 if not said:
