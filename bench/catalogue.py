@@ -161,6 +161,7 @@ def growing() -> list[Case]:
     """Clients, logs, latency, recovery, failover."""
     cases = [
         Case("latency/10000 a second", Latency(), daily=True),
+        Case("latency/10000 a second, transfer port", Latency(transfer_port=True), daily=True),
         Case("latency/10000 a second, linger 5 ms", Latency(linger_ms=5)),
         Case(
             "latency/10000 a second, replication 3, acks all, fsync",
@@ -217,6 +218,7 @@ TARGETS = [
     ratio("fsync: of async, batch 5,000", FSYNC, FULL, 0.6),
     ratio("replication 3, acks all: of replication 1", REPLICATED, "produce/send_many", 0.2),
     at_most("p99 end to end at 10,000/s, ms", "latency/10000 a second", "p99_ms", 5.0),
+    at_most("p99, transfer port, ms", "latency/10000 a second, transfer port", "p99_ms", 5.0),
     at_most(
         "p99, fsync, replication 3, acks all, ms",
         "latency/10000 a second, replication 3, acks all, fsync",

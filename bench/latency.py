@@ -34,11 +34,17 @@ class Latency:
     acks: str | int = 1
     replication: int = 1
     durability: str = "async"
+    transfer_port: bool = False
 
     def __call__(self, stage: Stage) -> Sample:
         """Send for a few seconds, and give what the reader saw."""
         with (
-            stage.topic(brokers=self.replication, replication=self.replication, durability=self.durability) as target,
+            stage.topic(
+                brokers=self.replication,
+                replication=self.replication,
+                transfer_port=self.transfer_port,
+                durability=self.durability,
+            ) as target,
             headrace.Producer(
                 bootstrap_servers=target.bootstrap_servers, acks=self.acks, linger_ms=self.linger_ms, receipts=False
             ) as sender,
