@@ -18,12 +18,19 @@ CASES = (
     "produce/arrow",
     "produce/send, batch 50",
     "produce/send_many, 10 partitions",
+    "produce/send_many, batch 5000, fsync",
     "consume/loop",
     "consume/poll",
     "consume/arrow",
     "consume/arrow, transfer port",
     "clients/2 consumers",
 )
+OTHERS = {
+    "latency/1000 a second": "p99_ms",
+    "log/100 MB": "cold_transfer_mb_per_s",
+    "recovery/100 MB": "crash_s",
+}
+"""What is measured in no records a second, and one of its figures."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,19 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run of small cases wrote."""
     directory = tmp_path_factory.mktemp("bench")
     temporary = tmp_path_factory.mktemp("t")
-    command = [sys.executable, "-m", "bench", *CASES, "--rounds", "1", "--records", "20000", "--output", str(directory)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench",
+        *CASES,
+        *OTHERS,
+        "--rounds",
+        "1",
+        "--records",
+        "20000",
+        "--output",
+        str(directory),
+    ]
     environment = {**os.environ, "TMPDIR": str(temporary)}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -50,6 +69,9 @@ def test_every_kind_of_case_is_measured(document: dict[str, Any]) -> None:
         assert min(figures[RATE], figures[MB]) > 0, name
         assert figures[BROKER_CPU] >= 0, name
     assert document["cases"]["consume/arrow, transfer port"]["of_limit"] > 0
+    for name, figure in OTHERS.items():
+        (figures,) = document["cases"][name]["repetitions"]
+        assert figures[figure] > 0, name
 
 
 def test_a_batch_of_fifty_has_the_overhead_that_the_format_promises(document: dict[str, Any]) -> None:
