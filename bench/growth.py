@@ -22,13 +22,15 @@ from bench import opening
 from bench.case import Sample
 from bench.load import Load
 from bench.producing import Produce
-from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids
+from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids, read_through
 
 VALUE_BYTES = 200
 FILL_SECONDS = 600.0
 KEPT_BYTES = 2_000_000_000
 """A log that is longer is filled once."""
 LOG_PART_BYTES = 100_000_000
+COLD_BYTES = 1_000_000_000
+"""How much of a log is read cold, if it has as much: a reader's first fetch takes some ms, whatever comes after."""
 WARM_PASSES = 5
 LOG_READS = {"": False, "transfer_": True}
 """By what is put before the name of a figure: whether its reader uses the transfer port."""
@@ -68,7 +70,9 @@ class Many:
     @contextmanager
     def _target(self, stage: Stage, load: Load) -> Iterator[Target]:
         if self.consume:
-            yield stage.filled(load)
+            target = stage.filled(load)
+            read_through(target.segments())
+            yield target
         else:
             with stage.topic(partitions=min(self.clients, 8)) as target:
                 yield target
@@ -133,8 +137,9 @@ class LongLog:
             return self._measure(target)
 
     def _measure(self, target: Target) -> Sample:
-        part, directory = Load(LOG_PART_BYTES // VALUE_BYTES, VALUE_BYTES), target.cluster.directory / "broker-1"
-        segments = self._segments(target)
+        part = Load(LOG_PART_BYTES // VALUE_BYTES, VALUE_BYTES)
+        oldest = Load(min(COLD_BYTES, self.log_bytes) // VALUE_BYTES, VALUE_BYTES)
+        directory, segments = target.cluster.directory / "broker-1", target.segments()
         figures = {}
         with headrace.Producer(bootstrap_servers=target.bootstrap_servers, acks=1) as sender:
             sender.send(target.topic, WARM_UP).result(60)
@@ -142,24 +147,17 @@ class LongLog:
             warm = sum(_read_time(target, last=part.records, use_transfer_port=False) for _ in range(WARM_PASSES))
             figures["warm_records_per_s"] = part.records * WARM_PASSES / warm
             opening.forget(str(directory))
-            figures["disk_read_mb_per_s"] = _disk_read_rate(segments, part.total_bytes)
+            figures["disk_read_mb_per_s"] = _disk_read_rate(segments, oldest.total_bytes)
             for way, transfers in LOG_READS.items():
                 reading = {"use_transfer_port": transfers}
                 opening.forget(str(directory))
                 figures[f"cold_{way}mb_per_s"] = (
-                    part.total_bytes / _read_time(target, end=part.records, **reading) / 1e6
+                    oldest.total_bytes / _read_time(target, end=oldest.records, **reading) / 1e6
                 )
                 figures[f"append_beside_{way}reader_records_per_s"] = part.records / self._beside_a_reader(
                     sender, target, part, reading
                 )
         return Sample(figures)
-
-    @staticmethod
-    def _segments(target: Target) -> list[Path]:
-        """The files of the log, the oldest first."""
-        with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
-            topic_id = admin.describe_topic(target.topic).topic_id
-        return sorted(target.cluster.directory.rglob(f"{topic_id.hex()}-*/*.log"))
 
     def _beside_a_reader(
         self, sender: headrace.Producer, target: Target, part: Load, reading: Mapping[str, Any]

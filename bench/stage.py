@@ -7,10 +7,11 @@ filled once and stays.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,12 @@ class Target:
     def bootstrap_servers(self) -> str:
         """For clients."""
         return self.cluster.bootstrap_servers
+
+    def segments(self) -> list[Path]:
+        """The files of its log, a partition's oldest first."""
+        with headrace.Admin(bootstrap_servers=self.bootstrap_servers) as admin:
+            topic_id = admin.describe_topic(self.topic).topic_id
+        return sorted(self.cluster.directory.rglob(f"{topic_id.hex()}-*/*.log"))
 
 
 class Stage:
@@ -144,6 +151,18 @@ class Stage:
 
         target: Target = self.kept(("filled", load, partitions, codec, batch_records, transfer_port), fill)
         return target
+
+
+def read_through(files: Iterable[Path]) -> None:
+    """Read files to their end, so that they lie in the page cache.
+
+    Some kernels take out what nobody has read for a minute, and a case is measured every few minutes.
+    """
+    buffer = bytearray(1 << 20)
+    for path in files:
+        with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
 
 
 def _remove(admin: headrace.Admin, target: Target) -> None:

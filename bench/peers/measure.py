@@ -16,7 +16,7 @@ from bench.case import MB, Sample
 from bench.latency import reader
 from bench.load import PAPER_BYTES, Load
 from bench.peers.servers import KAFKA, PEERS, Running, Server, guarded, java, needs, needs_all
-from bench.stage import Meter, Stage
+from bench.stage import Meter, Stage, read_through
 
 PYTHON = PEERS / "venv" / "bin" / "python"
 LIBRDKAFKA = PEERS / "librdkafka"
@@ -122,8 +122,9 @@ class PeerOut:
         if self.drains:
             with fill() as topic:
                 return self._measure(running, topic, load)
-        key = ("filled", self.client.server.name, self.filler.protocol, load)
-        return self._measure(running, stage.kept(key, fill), load)
+        topic = stage.kept(("filled", self.client.server.name, self.filler.protocol, load), fill)
+        read_through(path for path in running.directory.rglob("*") if path.is_file())
+        return self._measure(running, topic, load)
 
     def _measure(self, running: Running, topic: str, load: Load) -> Sample:
         meter = Meter(running.pids)

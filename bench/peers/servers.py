@@ -41,6 +41,8 @@ class Running:
     ports: Mapping[str, int]
     """On loopback, by protocol."""
     pids: Sequence[int]
+    directory: Path
+    """Where its data lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ def start_kafka(directory: Path, stack: ExitStack) -> Running:
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=START_SECONDS)
     process = spawn([*java("kafka.Kafka", "-Xms1g", "-Xmx1g"), file], directory, stack)
     wait_for_port(ports["kafka"], process, directory)
-    return Running(ports, [process.pid])
+    return Running(ports, [process.pid], directory)
 
 
 def java(main_class: str, *options: str) -> list[str]:
@@ -214,7 +216,7 @@ def start_rabbitmq(directory: Path, stack: ExitStack) -> Running:
     process = spawn([server], directory, stack, environment)
     for name in ("amqp", "stream"):
         wait_for_port(ports[name], process, directory)
-    return Running(ports, [process.pid])
+    return Running(ports, [process.pid], directory)
 
 
 def start_nats(directory: Path, stack: ExitStack) -> Running:
@@ -226,7 +228,7 @@ def start_nats(directory: Path, stack: ExitStack) -> Running:
     )
     process = spawn(["nats-server", "-c", directory / "nats.conf"], directory, stack)
     wait_for_port(ports["nats"], process, directory)
-    return Running(ports, [process.pid])
+    return Running(ports, [process.pid], directory)
 
 
 def start_redis(directory: Path, stack: ExitStack) -> Running:
@@ -246,7 +248,7 @@ def start_redis(directory: Path, stack: ExitStack) -> Running:
         command += [f"--{name}", str(value)]
     process = spawn(command, directory, stack)
     wait_for_port(ports["redis"], process, directory)
-    return Running(ports, [process.pid])
+    return Running(ports, [process.pid], directory)
 
 
 def start_activemq(directory: Path, stack: ExitStack) -> Running:
@@ -262,7 +264,7 @@ def start_activemq(directory: Path, stack: ExitStack) -> Running:
     options = [f"-Dactivemq.home={directory}", f"-Dactivemq.base={directory}"]
     process = spawn([command[0], *options, *command[1:]], directory, stack, home)
     wait_for_port(ports["stomp"], process, directory)
-    return Running(ports, [process.pid])
+    return Running(ports, [process.pid], directory)
 
 
 KAFKA = Server(

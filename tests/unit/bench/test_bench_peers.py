@@ -73,12 +73,12 @@ def test_the_program_in_c_is_told_and_read(monkeypatch: pytest.MonkeyPatch) -> N
     """No linger at batch 1, else 5 ms; seconds, processor seconds, and marks to the end."""
     commands = prints(monkeypatch, "2.5 0.75 10000:1.0\n")
     client = Client(KAFKA, "librdkafka", "kafka", batch=1)
-    found = client.run("in", Running({"kafka": 9}, []), "t", LOAD)
+    found = client.run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)
     assert list(commands[0])[1:] == ["in", "127.0.0.1:9", "t", "20000", "200", "1", "0", "1"]
     assert found == {"seconds": 2.5, "cpu_seconds": 0.75, "marks": [(10_000, 1.0), (20_000, 2.5)]}
-    Client(KAFKA, "librdkafka", "kafka", batch=50).run("in", Running({"kafka": 9}, []), "t", LOAD)
+    Client(KAFKA, "librdkafka", "kafka", batch=50).run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)
     assert list(commands[1])[-3:] == ["50", "5", "1"]
-    client.run("out", Running({"kafka": 9}, []), "t", LOAD)
+    client.run("out", Running({"kafka": 9}, [], Path()), "t", LOAD)
     assert list(commands[2])[1:] == ["out", "127.0.0.1:9", "t", "20000"]
 
 
@@ -87,17 +87,17 @@ def test_what_java_prints_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(KAFKA, "java", "kafka", batch=50)
     text = "9000 records sent, 1.0 records/sec (0 MB/sec)\n20000 records sent, 8000.0 records/sec (1.53 MB/sec)\n"
     commands = prints(monkeypatch, text)
-    assert client.run("in", Running({"kafka": 9}, []), "t", LOAD)["seconds"] == 2.5
+    assert client.run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)["seconds"] == 2.5
     assert {"linger.ms=5", f"batch.size={50 * 208 + 61}", "acks=1"} <= set(commands[0])
     prints(monkeypatch, "start.time, data.consumed.in.MB, fetch.nMsg.sec\n2030-01-01, 3.8, 5000.0\n")
-    assert client.run("out", Running({"kafka": 9}, []), "t", LOAD)["seconds"] == 4.0
+    assert client.run("out", Running({"kafka": 9}, [], Path()), "t", LOAD)["seconds"] == 4.0
 
 
 def test_a_client_in_python_is_told_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its task as JSON, its figures from the last line that it prints."""
     commands = prints(monkeypatch, 'a warning\n{"seconds": 2.0, "cpu_seconds": 1.0, "marks": [[10000, 1.0]]}\n')
     client = Client(KAFKA, "confluent", "kafka", batch=7, settings={"linger.ms": 5})
-    found = client.run("in", Running({"kafka": 9}, []), "t", LOAD)
+    found = client.run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)
     told = task.Task(**json.loads(commands[0][-1]))
     assert (told.operation, told.port, told.topic, told.records, told.batch) == ("in", 9, "t", 20_000, 7)
     assert told.settings == {"linger.ms": 5}
@@ -198,7 +198,7 @@ def test_a_topic_of_kafka_is_made_and_deleted(monkeypatch: pytest.MonkeyPatch, t
         return {}
 
     monkeypatch.setattr(Client, "run", run)
-    monkeypatch.setattr(measure, "server_of", lambda *_: Running({"kafka": 1, "redis": 2}, []))
+    monkeypatch.setattr(measure, "server_of", lambda *_: Running({"kafka": 1, "redis": 2}, [], tmp_path))
     with pytest.raises(RuntimeError):
         PeerIn(Client(KAFKA, "x", "kafka"))(Stage(20_000))
     assert operations == ["make", "in", "delete"]
@@ -237,7 +237,7 @@ def test_a_server_ends_with_all_that_it_started(tmp_path: Path) -> None:
         port, child = map(int, port_file.read_text().split())
         servers.wait_for_port(port, process, directory)
         seen.extend([directory, child])
-        return Running({"x": port}, [process.pid])
+        return Running({"x": port}, [process.pid], directory)
 
     with Server("fake", lambda: "", start).running() as running:
         assert all(map(psutil.pid_exists, [*running.pids, seen[1]]))
