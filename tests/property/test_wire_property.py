@@ -59,7 +59,7 @@ def test_round_trip(drawn: tuple[list, int, bytes]) -> None:
 def test_few_short_values_are_encoded_as_many_are(values: list[bytes], base: int, sequence: int) -> None:
     """The short way gives the same bytes."""
     how = {"base_timestamp_ms": base, "producer_id": 7, "producer_epoch": 1, "base_sequence": sequence}
-    columns = encoding._column("value", values)
+    columns = encoding.join_column("value", values)
     assert encode_batch(values, **how) == encoding.encode_columns(columns, **how)
 
 
