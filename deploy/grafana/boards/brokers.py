@@ -128,6 +128,40 @@ BOARD = Dashboard(
             ),
         ),
         Row(
+            "Transfer port",
+            (
+                graph(
+                    "Bytes over the transfer port",
+                    "By sendfile; and beside them what readers fetched over gRPC, which costs this process more.",
+                    "Bps",
+                    Query(
+                        per_second("headrace_broker_transferred_bytes_total", HERE, "instance"),
+                        "{{instance}} transferred",
+                    ),
+                    Query(
+                        f"{per_second('headrace_broker_fetched_bytes_total', HERE, 'instance')} - "
+                        f"{per_second('headrace_broker_transferred_bytes_total', HERE, 'instance')}",
+                        "{{instance}} over gRPC",
+                    ),
+                ),
+                graph(
+                    "Connections to the transfer port",
+                    "Each has a thread; at max_transfer_connections further ones are refused.",
+                    "short",
+                    Query(f"headrace_broker_transfer_connections{{{HERE}}}", "{{instance}}"),
+                ),
+                graph(
+                    "Transfers refused and broken",
+                    "Refused: too many connections; they go on over gRPC. Broken: the reader left or stood still.",
+                    "reqps",
+                    Query(
+                        per_second("headrace_broker_transfer_refused_total", HERE, "instance"), "{{instance}} refused"
+                    ),
+                    Query(per_second("headrace_broker_transfer_broken_total", HERE, "instance"), "{{instance}} broken"),
+                ),
+            ),
+        ),
+        Row(
             "Errors",
             (
                 graph(

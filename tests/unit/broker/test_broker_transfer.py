@@ -21,6 +21,7 @@ from headrace_broker.rpc.fetch import Located
 from headrace_broker.rpc.transfer import TransferServer
 from headrace_broker.storage import DataDirectory, DiskLimits, LogSettings
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 TOPIC_ID = bytes(range(16))
 SECONDS = 20.0
@@ -258,6 +259,23 @@ def test_one_connection_too_many_is_closed(run):
         assert (await (await bench.connect()).ask())[0] == ANSWER
 
     run(scenario, max_connections=1)
+
+
+@pytest.mark.parametrize(("tell_seconds", "told"), [(60.0, 1), (0.0, 3)])
+def test_that_connections_are_refused_is_said_now_and_then(run, monkeypatch, tell_seconds, told):
+    """Each is counted, and the log has a line a minute at most: their readers notice nothing, so nobody else would."""
+    monkeypatch.setattr(transfer, "TELL_SECONDS", tell_seconds)
+
+    async def scenario(bench):
+        await (await bench.connect()).ask()
+        for _ in range(3):
+            assert await (await bench.connect()).ended()
+        assert bench.metric("transfer_refused_total") == 3
+
+    with capture_logs() as logged:
+        run(scenario, max_connections=1)
+    lines = [line for line in logged if line["event"] == "transfer_refused"]
+    assert [(line["log_level"], line["max_transfer_connections"]) for line in lines] == [("warning", 1)] * told
 
 
 def test_a_long_poll_ends_when_its_reader_leaves(run, monkeypatch):

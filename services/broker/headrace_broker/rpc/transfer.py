@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -50,6 +51,8 @@ STALL_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 """How soon a long poll ends whose reader is gone."""
 STOP_SECONDS = 2.0
+TELL_SECONDS = 60.0
+"""How seldom the log says that connections are refused; the metric counts each."""
 
 
 class TransferServer:
@@ -62,6 +65,7 @@ class TransferServer:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: dict[socket.socket, threading.Thread] = {}  # changed on the event loop alone
+        self._tell_at_seconds = -math.inf
         metrics.transfer_connections.set_function(lambda: len(self._connections))
 
     async def start(self, listen: str) -> str:
@@ -101,12 +105,23 @@ class TransferServer:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             if len(self._connections) >= self._max_connections:
-                self._metrics.transfer_refused.inc()
                 connection.close()
+                self._count_refused(loop.time())
                 continue
             thread = threading.Thread(target=self._serve, args=(connection, loop), name="transfer", daemon=True)
             self._connections[connection] = thread
             thread.start()
+
+    def _count_refused(self, now_seconds: float) -> None:
+        """Its reader goes on over gRPC, which costs this broker more: somebody should know."""
+        self._metrics.transfer_refused.inc()
+        if now_seconds >= self._tell_at_seconds:
+            self._tell_at_seconds = now_seconds + TELL_SECONDS
+            log.warning(
+                "transfer_refused",
+                max_transfer_connections=self._max_connections,
+                advice="these readers go on over gRPC; raise max_transfer_connections, or let fewer of them read",
+            )
 
     # --- a connection's thread ---
 
