@@ -18,12 +18,22 @@ BOARD = Dashboard(
                     "Brokers that Prometheus reaches; fewer than there should be: see Brokers.",
                     "short",
                     f'sum(up{{job="headrace-broker", {OURS}}})',
+                    width=3,
+                ),
+                number(
+                    "Brokers missing",
+                    "Brokers that hold replicas and are not registered: down, not scheduled, or scaled away.",
+                    "short",
+                    f"max(headrace_coordinator_missing_brokers{{{OURS}}})",
+                    width=3,
+                    steps=GOOD_IS_ZERO,
                 ),
                 number(
                     "Controllers",
                     "Exactly one coordinator must be the controller.",
                     "short",
                     f"sum(headrace_coordinator_is_controller{{{OURS}}})",
+                    width=3,
                     steps=((None, "red"), (1.0, "green"), (2.0, "red")),
                 ),
                 number(
@@ -31,6 +41,7 @@ BOARD = Dashboard(
                     "Partitions without a leader: neither written nor read.",
                     "short",
                     f"max(headrace_coordinator_offline_partitions{{{OURS}}})",
+                    width=3,
                     steps=GOOD_IS_ZERO,
                 ),
                 number(
@@ -38,6 +49,7 @@ BOARD = Dashboard(
                     "Partitions that refuse acks=all.",
                     "short",
                     f"sum(headrace_broker_under_min_insync{{{OURS}}})",
+                    width=3,
                     steps=GOOD_IS_ZERO,
                 ),
                 number(
@@ -45,6 +57,7 @@ BOARD = Dashboard(
                     "Partitions with a replica that is not in sync; expected while a broker restarts.",
                     "short",
                     f"max(headrace_coordinator_under_replicated_partitions{{{OURS}}})",
+                    width=3,
                     steps=GOOD_IS_SMALL,
                 ),
                 number(
@@ -52,7 +65,17 @@ BOARD = Dashboard(
                     "The fullest of the brokers' volumes.",
                     "percentunit",
                     f"min(headrace_broker_disk_free_bytes{{{OURS}}} / headrace_broker_disk_total_bytes{{{OURS}}})",
+                    width=3,
                     steps=((None, "red"), (0.15, "orange"), (0.25, "green")),
+                ),
+                number(
+                    "etcd's space used",
+                    "Its database, of its quota; at all of it etcd refuses writes.",
+                    "percentunit",
+                    f"max(headrace_coordinator_etcd_db_bytes{{{OURS}}} / "
+                    f"headrace_coordinator_etcd_db_quota_bytes{{{OURS}}})",
+                    width=3,
+                    steps=((None, "green"), (0.5, "orange"), (0.7, "red")),
                 ),
             ),
         ),

@@ -81,6 +81,9 @@ class CoordinatorMetrics:
             "under_replicated_partitions", "Partitions with a replica that is not in sync; seen by the controller"
         )
         self.moving_partitions = gauge("moving_partitions", "Partitions whose replicas move; seen by the controller")
+        self.missing_brokers = gauge(
+            "missing_brokers", "Brokers that hold replicas and are not registered; seen by the controller"
+        )
         self.etcd_request_seconds = histogram_by(
             "etcd_request_seconds", "Calls of etcd, answered or not, by operation", "operation"
         )

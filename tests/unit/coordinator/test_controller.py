@@ -333,6 +333,46 @@ def test_the_gauges_count_what_is_wrong_now(run_with_parts):
     run_with_parts(scenario)
 
 
+def test_a_broker_that_holds_replicas_and_is_not_registered_is_missing(run_with_parts):
+    """Down, not scheduled, scaled away: all the same. A spare that leaves does not count, nor a topic that is gone."""
+
+    async def scenario(parts):
+        await three_in_sync(parts, 2)
+        await parts.register(4)
+        async with coordinator(parts):
+            await elected(parts)
+            await becomes(lambda: parts.metric("partitions") == 2)
+            assert parts.metric("missing_brokers") == 0
+            await parts.unregister(4)
+            await parts.unregister(3)
+            await becomes(lambda: parts.metric("missing_brokers") == 1)
+            await parts.unregister(2)
+            await becomes(lambda: parts.metric("missing_brokers") == 2)
+            await parts.register(3)
+            await becomes(lambda: parts.metric("missing_brokers") == 1)
+            await parts.store.delete(topics_pb2.TopicRef(name="t"), parts.deadline)
+            await becomes(lambda: parts.metric("missing_brokers") == 0)
+
+    run_with_parts(scenario)
+
+
+def test_who_is_no_controller_any_more_counts_nothing(run_with_parts):
+    """Else its last figures would stand beside its successor's, and an alert on their maximum would never end."""
+
+    async def scenario(parts):
+        await three_in_sync(parts, 2)
+        gauges = ("partitions", "under_replicated_partitions", "missing_brokers")
+        async with coordinator(parts) as (session, controller):
+            await elected(parts)
+            await parts.unregister(3)
+            await becomes(lambda: [parts.metric(name) for name in gauges] == [2, 2, 1])
+            await parts.memory.revoke_lease(session.lease_id)
+            await becomes(lambda: controller.epoch == 0)
+            assert [parts.metric(name) for name in gauges] == [0, 0, 0]
+
+    run_with_parts(scenario)
+
+
 def test_a_broker_that_dies_is_replaced_everywhere_by_one_write_a_partition(run_with_parts):
     """Many at once and never more than allowed, partitions without a leader first."""
 

@@ -144,6 +144,7 @@ class Controller:
         finally:
             self.epoch = 0
             self._metrics.is_controller.set(0)
+            self._partitions.end()
             log.info("controller_steps_down", controller_epoch=epoch)
 
     def _is_elected(self, lease_id: int, epoch: int) -> bool:

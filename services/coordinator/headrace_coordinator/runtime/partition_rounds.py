@@ -6,8 +6,10 @@ at that partition. Decides nothing: `core.control` does. Belongs to the event lo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+import structlog
 from headrace.wire.ids import TopicId
 from headrace_server.keys import PartitionKey
 from headrace_server.metadata_view import ClusterView
@@ -16,6 +18,8 @@ from headrace_server.partition_state import PartitionState
 from headrace_coordinator.core.control import PartitionChange, Step, change_partition, is_under_replicated
 from headrace_coordinator.core.election import Session, sessions_of
 from headrace_coordinator.metrics import CoordinatorMetrics
+
+log = structlog.get_logger(__name__)
 
 URGENT = (Step.ELECT, Step.RELIEVE)
 """What somebody waits for: a producer without a leader, a broker that stops."""
@@ -42,6 +46,9 @@ class PartitionRounds:
         self._offline: dict[str, None] = {}
         self._under_replicated: dict[str, None] = {}
         self._moving: dict[str, None] = {}
+        self._replicas: dict[str, tuple[int, ...]] = {}
+        self._held: Counter[int] = Counter()
+        self._missing: tuple[int, ...] = ()
         self.live: dict[int, Session] = {}
         """The registered brokers as of the last look at everything."""
 
@@ -49,6 +56,18 @@ class PartitionRounds:
         """Start anew, as a controller that was just elected: everything is to be looked at, nothing was written."""
         self._look_at_all = True
         self._written.clear()
+
+    def end(self) -> None:
+        """Say nothing any more: another controller counts from now on."""
+        self._missing = ()
+        for gauge in (
+            self._metrics.partitions,
+            self._metrics.offline_partitions,
+            self._metrics.under_replicated_partitions,
+            self._metrics.moving_partitions,
+            self._metrics.missing_brokers,
+        ):
+            gauge.set(0)
 
     def note(self, keys: Sequence[str]) -> bool:
         """Note what changed; False: it concerns no partition."""
@@ -97,6 +116,7 @@ class PartitionRounds:
         self._metrics.offline_partitions.set(len(self._offline))
         self._metrics.under_replicated_partitions.set(len(self._under_replicated))
         self._metrics.moving_partitions.set(len(self._moving))
+        self._look_for_missing()
         return found
 
     def _change(self, key: str, topic_id: TopicId, number: int) -> PartitionChange | None:
@@ -129,6 +149,8 @@ class PartitionRounds:
         self.live = registered_sessions(self._view)
         for counted in (self._offline, self._under_replicated, self._moving):
             counted.clear()
+        self._replicas.clear()
+        self._held.clear()
         self._look_at = {
             self._keyspace.partition(topic.topic_id, number): (topic.topic_id, number)
             for _, topic in sorted(self._view.topics.items())
@@ -147,3 +169,17 @@ class PartitionRounds:
                 counted[key] = None
             else:
                 counted.pop(key, None)
+        self._held.subtract(self._replicas.pop(key, ()))
+        if state is not None:
+            self._replicas[key] = state.replicas
+            self._held.update(state.replicas)
+
+    def _look_for_missing(self) -> None:
+        """Count the brokers that hold replicas and are not registered, and name them once."""
+        missing = tuple(sorted(each for each, count in self._held.items() if count > 0 and each not in self.live))
+        if missing and missing != self._missing:
+            log.warning("brokers_missing", broker_ids=missing)
+        elif self._missing and not missing:
+            log.info("brokers_back", broker_ids=self._missing)
+        self._missing = missing
+        self._metrics.missing_brokers.set(len(missing))
