@@ -98,6 +98,7 @@ def test_the_lag_of_a_group_is_seen_at_the_controller(cluster: LocalCluster) -> 
     (other,) = [each for each in cluster.coordinators if each is not part]
     assert not [key for key in samples(other) if "group_lag_records{" in key]
     assert found["headrace_coordinator_etcd_has_leader"] == 1
+    assert 0 < found["headrace_coordinator_etcd_db_bytes"] < found["headrace_coordinator_etcd_db_quota_bytes"]
     assert found['headrace_coordinator_etcd_request_seconds_count{operation="txn"}'] > 0
     assert found['headrace_coordinator_call_seconds_count{method="CommitOffsets"}'] >= 0
 

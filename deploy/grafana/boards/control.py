@@ -93,7 +93,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Database",
-                    "Its size and its quota; at the quota etcd refuses writes.",
+                    "Its size and its quota; at the quota etcd refuses writes. 2 GiB where etcd does not say (3.5).",
                     "bytes",
                     Query(f"max(headrace_coordinator_etcd_db_bytes{{{OURS}}})", "size"),
                     Query(f"max(headrace_coordinator_etcd_db_quota_bytes{{{OURS}}})", "quota"),

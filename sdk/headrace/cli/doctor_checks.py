@@ -33,7 +33,8 @@ ETCD_MINIMUM = (3, 5)
 ETCD_PRODUCTION = {(3, 5): 28, (3, 6): 9}
 """First patch releases with the fixes that a production cluster needs."""
 ETCD_DEFAULT_QUOTA = 2 << 30
-QUOTA_WARNING, QUOTA_FAILURE = 0.7, 0.9
+QUOTA_WARNING, QUOTA_FAILURE = 0.5, 0.7
+"""As the alerts HeadraceEtcdQuota and HeadraceEtcdNearlyFull: past its quota etcd refuses every write."""
 FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.5, 256 << 20
 CERTIFICATE_WARNING_MS = 30 * 86_400_000
 """Renewal by hand takes somebody who has time; by cert-manager it is over by then."""

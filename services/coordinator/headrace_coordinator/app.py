@@ -25,6 +25,7 @@ from headrace_server.lifecycle import StopRequest, keep_what_the_start_made, wri
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, MetastoreStatus
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.etcd_status import effective_quota_bytes
 from headrace_server.metastore.view import PrefixView
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer
@@ -401,7 +402,7 @@ class _Coordinator:
             metrics.etcd_has_leader.set(any(found.has_leader for found in reached))
             if reached:
                 metrics.etcd_db_bytes.set(max(found.database_bytes for found in reached))
-                metrics.etcd_db_quota_bytes.set(max(found.quota_bytes for found in reached))
+                metrics.etcd_db_quota_bytes.set(effective_quota_bytes(reached))
                 metrics.etcd_alarms.set(len({alarm for found in reached for alarm in found.alarms}))
             await asyncio.sleep(ETCD_LOOK_SECONDS)
 

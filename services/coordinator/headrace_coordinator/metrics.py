@@ -92,7 +92,7 @@ class CoordinatorMetrics:
         self.etcd_has_leader = gauge("etcd_has_leader", "1 where a member of etcd knows a leader")
         self.etcd_db_bytes = gauge("etcd_db_bytes", "Size of etcd's database, of its largest member")
         self.etcd_db_quota_bytes = gauge(
-            "etcd_db_quota_bytes", "etcd's space quota; 0: it does not say, which it does from 3.6 on"
+            "etcd_db_quota_bytes", "etcd's space quota; its default of 2 GiB where it does not say, as before 3.6"
         )
         self.etcd_alarms = gauge("etcd_alarms", "Alarms that etcd has raised, such as NOSPACE")
         self.lags = LagCollector()

@@ -7,6 +7,7 @@ fields that it does not know, by the numbers of etcd's rpc.proto.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from headrace_server.metastore import etcd3_stubs as stubs
 
 _IN_USE, _IS_LEARNER, _QUOTA = 9, 10, 12  # of StatusResponse: since etcd 3.4, 3.4 and 3.6
+DEFAULT_QUOTA_BYTES = 2 << 30
+"""What etcd stores at most where nobody told it otherwise (its --quota-backend-bytes)."""
 _ALARMS = {1: "NOSPACE", 2: "CORRUPT"}
 
 
@@ -61,3 +64,12 @@ async def describe_member(endpoint: str, maintenance: Any, timeout_seconds: floa
         is_learner=bool(later.get(_IS_LEARNER, 0)),
         alarms=tuple(sorted(alarms)),
     )
+
+
+def effective_quota_bytes(members: Iterable[MemberStatus]) -> int:
+    """Give the space that etcd has: the first full member stops all, so it is the least that one says.
+
+    Where none says, which is so before 3.6, it is etcd's default: an alert that waits for a word would wait for ever.
+    """
+    said = [member.quota_bytes for member in members if member.quota_bytes]
+    return min(said, default=DEFAULT_QUOTA_BYTES)
