@@ -150,6 +150,9 @@ def test_a_process_describes_itself_and_its_log_level_changes(cluster: LocalClus
         answer = stub.SetLogLevel(process_pb2.SetLogLevelRequest(level="debug", duration_ms=600), timeout=SECONDS)
         assert answer.previous_level == "info"
         assert describe(broker).log_level == "debug"
+        meant = process_pb2.SetLogLevelRequest(level="error", server="broker-2")
+        assert stub.SetLogLevel(meant, timeout=SECONDS).name == answer.name == "broker-1"
+        assert describe(broker).log_level == "debug"
         wait_for(lambda: describe(broker).log_level == "info", "the old level")
         with pytest.raises(grpc.RpcError) as refused:
             stub.SetLogLevel(process_pb2.SetLogLevelRequest(level="loud"), timeout=SECONDS)

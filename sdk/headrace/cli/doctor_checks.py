@@ -131,6 +131,15 @@ def _by_limits(value: float, warning: float, failure: float) -> Status:
 
 def _check_process(process: ProcessDescription, now_ms: int) -> Iterator[Finding]:
     where = process.name
+    if process.answered_by:
+        yield Finding(
+            "reachable",
+            where,
+            Status.WARNING,
+            f"{process.answered_by} answers at its address {process.address}, so it could not be looked at",
+            "Give each process an advertised_address of its own, or run doctor where they are told apart.",
+        )
+        return
     if process.error:
         yield Finding(
             "reachable",

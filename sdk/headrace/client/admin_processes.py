@@ -65,7 +65,9 @@ class ProcessDescription:
     """As `broker-1` or `coordinator-a`."""
     address: str
     error: str = ""
-    """Why it gave no answer; then only name and address say something."""
+    """Why it gave no answer; then only name, address and `answered_by` say something."""
+    answered_by: str = ""
+    """The process that answered in its place: the two are reached by one address, or a balancer's. Empty: none."""
     version: str = ""
     python_version: str = ""
     host: str = ""
@@ -112,6 +114,10 @@ class ProcessSteps:
             except grpc.RpcError as error:
                 found.append(ProcessDescription(name, address, error=from_rpc_error(error).message))
                 continue
+            if answer.name != name:
+                problem = f"{answer.name} answers at {address}"
+                found.append(ProcessDescription(name, address, problem, answered_by=answer.name))
+                continue
             found.append(_read(answer, address, time.time_ns() // 1_000_000))
         return found
 
@@ -131,7 +137,7 @@ class ProcessSteps:
             if servers is not None and name not in servers:
                 continue
             request = process_pb2.SetLogLevelRequest(
-                client_id=self._config.client_id, level=level, duration_ms=duration_ms
+                client_id=self._config.client_id, level=level, duration_ms=duration_ms, server=name
             )
             try:
                 answer = yield Call(address, "process", "SetLogLevel", request, self._seconds(timeout))
@@ -141,7 +147,9 @@ class ProcessSteps:
                     raise typed from error
                 results.append(LogLevelResult(name, "", typed.message))
             else:
-                results.append(LogLevelResult(name, answer.previous_level))
+                stranger = answer.name not in ("", name)  # Empty: of a release that does not say.
+                problem = f"{answer.name} answers at its address {address}; nothing was changed" if stranger else ""
+                results.append(LogLevelResult(name, answer.previous_level, problem))
         return results
 
     def _seconds(self, timeout: float | None) -> float:

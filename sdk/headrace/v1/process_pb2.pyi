@@ -112,17 +112,21 @@ class CertificateDescription(_message.Message):
     def __init__(self, use: _Optional[str] = ..., path: _Optional[str] = ..., subject: _Optional[str] = ..., not_after_ms: _Optional[int] = ...) -> None: ...
 
 class SetLogLevelRequest(_message.Message):
-    __slots__ = ("client_id", "level", "duration_ms")
+    __slots__ = ("client_id", "level", "duration_ms", "server")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     level: str
     duration_ms: int
-    def __init__(self, client_id: _Optional[str] = ..., level: _Optional[str] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+    server: str
+    def __init__(self, client_id: _Optional[str] = ..., level: _Optional[str] = ..., duration_ms: _Optional[int] = ..., server: _Optional[str] = ...) -> None: ...
 
 class SetLogLevelResponse(_message.Message):
-    __slots__ = ("previous_level",)
+    __slots__ = ("previous_level", "name")
     PREVIOUS_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     previous_level: str
-    def __init__(self, previous_level: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, previous_level: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...

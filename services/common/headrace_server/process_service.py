@@ -102,6 +102,9 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
             )
         if not 0 <= request.duration_ms <= MAX_LEVEL_MS:
             raise InvalidRequestError(f"duration_ms is not between 0 and {MAX_LEVEL_MS}")
+        name = self._parts.name
+        if request.server not in ("", name):
+            return process_pb2.SetLogLevelResponse(name=name)
         before = log_level()
         if self._fall_back is not None:
             self._fall_back.cancel()
@@ -111,7 +114,7 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
             self._level_until_ms = self._parts.clock.now_ms() + request.duration_ms
             self._fall_back = asyncio.get_running_loop().call_later(request.duration_ms / 1000, self._end_level)
         log.warning("log_level_changed", log_level=level, before=before, duration_ms=request.duration_ms)
-        return process_pb2.SetLogLevelResponse(previous_level=before)
+        return process_pb2.SetLogLevelResponse(previous_level=before, name=name)
 
     def _end_level(self) -> None:
         """The time of a level is over: the one of the settings holds again."""

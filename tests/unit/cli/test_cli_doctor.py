@@ -70,6 +70,7 @@ def test_a_cluster_that_is_well_has_no_findings_but_good_ones():
     ("fields", "expected"),
     [
         ({"error": "UNAVAILABLE"}, {"reachable": Status.FAILURE}),
+        ({"error": "broker-2 answers", "answered_by": "broker-2"}, {"reachable": Status.WARNING}),
         ({"clock_ahead_ms": 700}, {"clock": Status.WARNING}),
         ({"clock_ahead_ms": -6_000}, {"clock": Status.FAILURE}),
         ({"max_open_files": 1_024}, {"open_files": Status.WARNING}),

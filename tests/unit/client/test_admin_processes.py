@@ -1,0 +1,61 @@
+"""Asking processes how they are, and setting their logs' levels: what one answers is never told of another. No I/O."""
+
+import pytest
+from headrace.client.admin_processes import LogLevelResult, ProcessSteps
+from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.config import ClientConfig
+from headrace.client.steps import drive
+from headrace.v1 import cluster_pb2, process_pb2
+
+SHARED, OWN = "headrace:7170", "broker-1:7180"
+
+
+class Servers:
+    """Two coordinators behind one address, where `behind` answers, and a broker with its own."""
+
+    def __init__(self, behind):
+        self.names = {SHARED: behind, OWN: "broker-1"}
+        self.changed = []
+        config = ClientConfig(bootstrap_servers=(SHARED,))
+        self.steps = ProcessSteps(config, ClusterCalls(config))
+
+    def perform(self, step):
+        if step.method == "GetMetadata":
+            return cluster_pb2.GetMetadataResponse(cluster_id="c", coordinators=[SHARED])
+        if step.method == "DescribeCluster":
+            cluster = cluster_pb2.DescribeClusterResponse()
+            for name in ("a", "b"):
+                cluster.coordinators.add(coordinator_id=name, address=SHARED)
+            cluster.brokers.add(broker_id=1, address=OWN)
+            return cluster
+        name = self.names[step.address]
+        if step.method == "DescribeProcess":
+            return process_pb2.DescribeProcessResponse(name=name, version="0.1.0")
+        assert step.method == "SetLogLevel"
+        if step.request.server != name:
+            return process_pb2.SetLogLevelResponse(name=name)
+        self.changed.append(name)
+        return process_pb2.SetLogLevelResponse(name=name, previous_level="info")
+
+
+@pytest.mark.parametrize(("behind", "other"), [("coordinator-a", "coordinator-b"), ("coordinator-b", "coordinator-a")])
+def test_who_shares_an_address_is_not_taken_for_who_answers(behind, other):
+    """One of the two is described, and of the other it is said who answered in its place."""
+    servers = Servers(behind)
+    found = drive(servers.steps.describe(measure_disk=False, timeout=1.0), servers.perform)
+    assert {each.name: each.answered_by for each in found} == {"broker-1": "", behind: "", other: behind}
+    (missed,) = [each for each in found if each.answered_by]
+    assert missed.error == f"{behind} answers at {SHARED}"
+    assert missed.version == ""
+
+
+def test_the_level_of_one_is_not_set_in_place_of_anothers():
+    """Nothing is changed, and a sentence says who answered."""
+    servers = Servers("coordinator-a")
+    results = drive(servers.steps.set_log_level("debug", ("coordinator-b",), 0, 1.0), servers.perform)
+    assert servers.changed == []
+    error = f"coordinator-a answers at its address {SHARED}; nothing was changed"
+    assert results == [LogLevelResult("coordinator-b", "", error)]
+    results = drive(servers.steps.set_log_level("debug", None, 0, 1.0), servers.perform)
+    assert servers.changed == ["coordinator-a", "broker-1"]
+    assert [each.name for each in results if not each.error] == servers.changed
