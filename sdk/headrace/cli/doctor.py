@@ -26,25 +26,32 @@ def doctor(
         Path | None,
         typer.Option("--data-dir", metavar="DIR", help="Look at the disk below DIR too; writes a little there."),
     ] = None,
+    certificates: Annotated[
+        list[Path] | None,
+        typer.Option("--certificate", metavar="FILE", help="Look at the certificates in FILE too, PEM; repeatable."),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with 5 for warnings, too.")] = False,
 ) -> None:
     """Check a running cluster and this machine, and say what to do.
 
     Looks at every broker and coordinator: whether it answers, its clock, open files, disk and fsync time, certificates;
-    at etcd: version, leader, alarms, quota; and at this machine's limits and clock. Brokers write and fsync a few KiB
-    for that. Exit code 5 for a failure, 3 where no coordinator could be reached.
+    at etcd: version, leader, alarms, quota; and at this machine's limits (files, threads, memory, a file's size), its
+    clock, and the certificates that are named. Brokers write and fsync a few KiB for that. Exit code 5 for a failure,
+    3 where no coordinator could be reached.
 
     \b
     Examples:
       headrace doctor
       headrace doctor --output json
-      headrace doctor --host-only --data-dir /var/lib/headrace
+      headrace doctor --host-only --data-dir /var/lib/headrace --certificate /etc/headrace/tls.crt
     """
-    from headrace.cli.doctor_checks import Finding, Status, check_host, check_processes
+    from headrace.cli.doctor_checks import Finding, Status, check_processes
     from headrace.cli.doctor_host import look_at_host
+    from headrace.cli.doctor_host_checks import check_host
     from headrace.client.errors import NoBrokersAvailableError
 
-    findings: list[Finding] = check_host(look_at_host(data_dir))
+    now_ms = time.time_ns() // 1_000_000
+    findings: list[Finding] = check_host(look_at_host(data_dir, certificates or ()), now_ms)
     unreachable = ""
     if not host_only:
         try:
@@ -55,7 +62,7 @@ def doctor(
             action = "Check bootstrap_servers, and that a coordinator runs there."
             findings.append(Finding("cluster", "cluster", Status.FAILURE, error.message, action))
         else:
-            findings += check_processes(processes, time.time_ns() // 1_000_000)
+            findings += check_processes(processes, now_ms)
     counts = {status: sum(finding.status is status for finding in findings) for status in Status}
     order = [Status.FAILURE, Status.WARNING, Status.OK]
     findings.sort(key=lambda finding: order.index(finding.status))

@@ -1,4 +1,4 @@
-"""What `headrace doctor` makes of what it is told: facts in, findings out. Pure.
+"""What `headrace doctor` makes of what processes tell it: facts in, findings out. Pure.
 
 A failure loses data or availability now or at the next mishap; a warning will cost somebody a bad night. Each says what
 to do. The limits are here, each with its reason.
@@ -66,21 +66,6 @@ class Finding:
     """What to do, in one sentence; empty where all is well."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
-    """The machine that doctor runs on."""
-
-    name: str
-    max_open_files: int
-    """-1: no limit."""
-    clock_synchronised: bool | None
-    """None: the kernel does not say."""
-    available_memory_bytes: int
-    """-1: not known."""
-    disk: DiskDescription | None = None
-    """Of the data directory that was named."""
-
-
 def check_processes(processes: Sequence[ProcessDescription], now_ms: int) -> list[Finding]:
     """Everything about a cluster's processes and their etcd, process by process."""
     reached = [process for process in processes if not process.error]
@@ -91,37 +76,8 @@ def check_processes(processes: Sequence[ProcessDescription], now_ms: int) -> lis
     return [*found, *_check_etcd(reached)]
 
 
-def check_host(facts: HostFacts) -> list[Finding]:
-    """Everything about the machine."""
-    where = f"host {facts.name}"
-    found = [_open_files(where, -1, facts.max_open_files, BROKER_FILES)]
-    if facts.clock_synchronised is not None:
-        found.append(
-            _finding(
-                "clock_synchronised",
-                where,
-                Status.OK if facts.clock_synchronised else Status.WARNING,
-                "synchronised" if facts.clock_synchronised else "the kernel says that nobody sets its clock",
-                "Run chrony or another NTP client.",
-            )
-        )
-    if facts.available_memory_bytes >= 0:
-        is_short = facts.available_memory_bytes < 512 << 20
-        found.append(
-            _finding(
-                "memory",
-                where,
-                Status.WARNING if is_short else Status.OK,
-                f"{bytes_text(facts.available_memory_bytes)} available",
-                "Give a broker at least 512 MiB, and the page cache the rest.",
-            )
-        )
-    if facts.disk is not None:
-        found += _check_disk(f"{where} {facts.disk.data_dir}", facts.disk)
-    return found
-
-
-def _finding(check: str, where: str, status: Status, found: str, action: str) -> Finding:
+def judged(check: str, where: str, status: Status, found: str, action: str) -> Finding:
+    """Give a finding with its action, which a good one has not."""
     return Finding(check, where, status, found, "" if status is Status.OK else action)
 
 
@@ -154,29 +110,31 @@ def _check_process(process: ProcessDescription, now_ms: int) -> Iterator[Finding
         status = Status.WARNING if name == "readiness" else Status.FAILURE
         yield Finding(name, where, status, reason, "Look at its log; docs/guides/monitoring.md says what each means.")
     least = COORDINATOR_FILES if where.startswith("coordinator-") else BROKER_FILES
-    yield _open_files(where, process.open_files, process.max_open_files, least)
+    yield check_open_files(where, process.open_files, process.max_open_files, least)
     if process.disk is not None:
-        yield from _check_disk(where, process.disk)
+        yield from check_disk(where, process.disk)
     for certificate in process.certificates:
-        yield _check_certificate(where, certificate, now_ms)
+        yield check_certificate(where, certificate, now_ms)
 
 
-def _open_files(where: str, used: int, limit: int, least: int) -> Finding:
+def check_open_files(where: str, used: int, limit: int, least: int) -> Finding:
+    """Judge a limit of open files (-1: none), and how near to it `used` is (-1: not known)."""
     shown = "no limit" if limit < 0 else f"limit {limit}" if used < 0 else f"{used} of {limit} open"
     is_near = limit > 0 and used >= FILES_SHARE * limit
     status = Status.FAILURE if is_near else Status.WARNING if 0 <= limit < least else Status.OK
     action = f"Raise its limit of open files (LimitNOFILE, ulimit -n) to {least} or more."
-    return _finding("open_files", where, status, shown, action)
+    return judged("open_files", where, status, shown, action)
 
 
-def _check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
+def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
+    """Judge room, file system and fsync time."""
     free = f"{bytes_text(disk.free_bytes)} of {bytes_text(disk.total_bytes)} free"
     if disk.free_bytes < max(disk.refuse_below_bytes, 1):
         status = Status.FAILURE
     else:
         is_low = disk.free_bytes < max(disk.resume_above_bytes, round(FREE_SHARE * disk.total_bytes))
         status = Status.WARNING if is_low else Status.OK
-    yield _finding("disk_space", where, status, free, "Grow the volume, shorten retention, or move partitions away.")
+    yield judged("disk_space", where, status, free, "Grow the volume, shorten retention, or move partitions away.")
     kind = disk.filesystem
     if kind:
         is_remote = kind.startswith(REMOTE)
@@ -186,11 +144,11 @@ def _check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
             if is_remote
             else "Mount a volume there: what is written now is gone with the container or machine."
         )
-        yield _finding("filesystem", where, status, kind, action)
+        yield judged("filesystem", where, status, kind, action)
     if disk.fsync_us:
         status = _by_limits(disk.fsync_us, FSYNC_WARNING_US, FSYNC_FAILURE_US)
         took = f"{disk.fsync_us / 1000:.1f} ms for a small fsync"
-        yield _finding("fsync", where, status, took, "Use a faster disk, or one that nobody else writes to.")
+        yield judged("fsync", where, status, took, "Use a faster disk, or one that nobody else writes to.")
     if disk.offline_logs:
         yield Finding(
             "offline_logs",
@@ -201,7 +159,8 @@ def _check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
         )
 
 
-def _check_certificate(where: str, certificate: CertificateDescription, now_ms: int) -> Finding:
+def check_certificate(where: str, certificate: CertificateDescription, now_ms: int) -> Finding:
+    """Judge how long a certificate is good for."""
     left_ms = certificate.not_after_ms - now_ms
     whose = f"{certificate.use} ({certificate.subject or 'no subject'})"
     day = datetime.fromtimestamp(certificate.not_after_ms / 1000, UTC).date()
@@ -210,7 +169,7 @@ def _check_certificate(where: str, certificate: CertificateDescription, now_ms: 
     else:
         status = Status.WARNING if left_ms < CERTIFICATE_WARNING_MS else Status.OK
         shown = f"{whose} ends in {left_ms // 86_400_000} days, on {day}"
-    return _finding("certificate", where, status, shown, f"Renew {certificate.path}; it is read again by itself.")
+    return judged("certificate", where, status, shown, f"Renew {certificate.path}; it is read again by itself.")
 
 
 def _check_versions(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
@@ -222,7 +181,7 @@ def _check_versions(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
             if are_close(versions)
             else "Bring the older ones up, one minor release at a time: these do not work together."
         )
-        yield _finding("versions", "cluster", status, ", ".join(versions), action)
+        yield judged("versions", "cluster", status, ", ".join(versions), action)
 
 
 def _check_clocks(ahead_ms: Mapping[str, int]) -> Iterator[Finding]:
@@ -234,7 +193,7 @@ def _check_clocks(ahead_ms: Mapping[str, int]) -> Iterator[Finding]:
         off_ms = ahead - middle
         status = _by_limits(abs(off_ms), CLOCK_WARNING_MS, CLOCK_FAILURE_MS)
         shown = f"{duration_text(abs(off_ms))} {'ahead of' if off_ms > 0 else 'behind'} the others"
-        yield _finding(
+        yield judged(
             "clock",
             name,
             status,
@@ -250,7 +209,7 @@ def _check_redundancy(processes: Sequence[ProcessDescription]) -> Iterator[Findi
     ):
         count = sum(process.name.startswith(f"{kind}-") for process in processes)
         status = Status.OK if count >= least else Status.WARNING
-        yield _finding(f"{kind}s", "cluster", status, f"{count} registered", f"Run {least} or more: {why}.")
+        yield judged(f"{kind}s", "cluster", status, f"{count} registered", f"Run {least} or more: {why}.")
 
 
 def _check_etcd(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
@@ -271,7 +230,7 @@ def _check_etcd(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
     endpoints = {member.endpoint for process in reached for member in process.etcd}
     if endpoints:
         is_odd = len(endpoints) % 2 == 1 and len(endpoints) > 1
-        yield _finding(
+        yield judged(
             "etcd_members",
             "etcd",
             Status.OK if is_odd else Status.WARNING,
@@ -302,7 +261,7 @@ def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding
     quota = member.quota_bytes or ETCD_DEFAULT_QUOTA
     share = member.database_bytes / quota
     assumed = "" if member.quota_bytes else " (assumed: it does not say its quota)"
-    yield _finding(
+    yield judged(
         "etcd_quota",
         where,
         _by_limits(share, QUOTA_WARNING, QUOTA_FAILURE),
@@ -320,7 +279,7 @@ def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding
         )
     status = Status.WARNING if member.answered_us >= ETCD_ANSWER_WARNING_US else Status.OK
     shown = f"answers in {member.answered_us / 1000:.1f} ms"
-    yield _finding("etcd_latency", where, status, shown, "Look at its disk and network; give etcd a disk of its own.")
+    yield judged("etcd_latency", where, status, shown, "Look at its disk and network; give etcd a disk of its own.")
 
 
 def _etcd_version(where: str, version: str) -> Finding:
@@ -337,4 +296,4 @@ def _etcd_version(where: str, version: str) -> Finding:
         status = Status.WARNING
     else:
         status = Status.OK
-    return _finding("etcd_version", where, status, version, "Upgrade etcd to 3.5.28, 3.6.9 or later.")
+    return judged("etcd_version", where, status, version, "Upgrade etcd to 3.5.28, 3.6.9 or later.")

@@ -3,34 +3,79 @@
 import ctypes
 import os
 import socket
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from headrace.cli.doctor_checks import HostFacts
-from headrace.client.admin_processes import DiskDescription
+from headrace.cli.doctor_host_checks import HostFacts, UnreadableCertificate
+from headrace.client.admin_processes import CertificateDescription, DiskDescription
 
 _TIME_ERROR = 5
 _TIMEX_BYTES = 512  # more than the kernel's struct timex
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
-def look_at_host(data_dir: Path | None) -> HostFacts:
-    """Ask the machine; `data_dir`: measure the disk that holds it, which writes a little there.
+def look_at_host(
+    data_dir: Path | None, certificates: Iterable[Path] = (), *, control_groups: Path = CONTROL_GROUPS
+) -> HostFacts:
+    """Ask the machine.
 
-    Raises OSError: the directory is not there or not ours.
+    Args:
+        data_dir: measure the disk that holds it, which writes a little there.
+        certificates: files to read.
+        control_groups: where the kernel shows them (version 2).
+
+    Raises OSError: the data directory is not there or not ours.
     """
+    import resource
+
+    group = _own_group()
+    memory = [_available_memory_bytes(), _group_limit(control_groups, group, "memory.max")]
+    threads = [_limit(resource.RLIMIT_NPROC), _group_limit(control_groups, group, "pids.max")]
     return HostFacts(
         name=socket.gethostname(),
-        max_open_files=_max_open_files(),
+        max_open_files=_limit(resource.RLIMIT_NOFILE),
         clock_synchronised=_clock_synchronised(),
-        available_memory_bytes=_available_memory_bytes(),
+        available_memory_bytes=_least(memory),
+        max_threads=_least(threads),
+        max_file_bytes=_limit(resource.RLIMIT_FSIZE),
         disk=None if data_dir is None else _look_at_disk(data_dir),
+        free_files=-1 if data_dir is None else _free_files(data_dir),
+        certificates=tuple(found for path in certificates for found in _look_at_certificate(path)),
     )
 
 
-def _max_open_files() -> int:
+def _limit(what: int) -> int:
     import resource
 
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, _ = resource.getrlimit(what)
     return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def _least(limits: list[int]) -> int:
+    """The one that is met first; -1: there is none."""
+    return min((limit for limit in limits if limit >= 0), default=-1)
+
+
+def _own_group() -> str:
+    """The control group of this process below the root; empty: there is none of version 2."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+
+
+def _group_limit(root: Path, group: str, name: str) -> int:
+    """The least that the group and those around it allow; -1: no limit, or no such file."""
+    limits = []
+    for folder in (root / group, *(root / group).parents):
+        if folder.is_relative_to(root):
+            try:
+                text = (folder / name).read_text(encoding="ascii").strip()
+            except OSError:
+                continue
+            limits.append(int(text) if text.isdigit() else -1)
+    return _least(limits)
 
 
 def _clock_synchronised() -> bool | None:
@@ -66,3 +111,22 @@ def _look_at_disk(data_dir: Path) -> DiskDescription:
         fsync_us=round(measure_fsync(path) * 1_000_000),
         offline_logs=0,
     )
+
+
+def _free_files(data_dir: Path) -> int:
+    usage = os.statvfs(data_dir)
+    return usage.f_favail if usage.f_files else -1  # Some file systems make inodes as they are needed, and say 0.
+
+
+def _look_at_certificate(path: Path) -> Iterator[CertificateDescription | UnreadableCertificate]:
+    """Everything in the file: a chain ends with the first of its certificates."""
+    from headrace.wire.certificates import CertificateFormatError, read_facts
+
+    try:
+        for found in read_facts(path.read_bytes()):
+            ends_ms = round(found.not_after.timestamp() * 1000)
+            yield CertificateDescription(path.name, str(path), found.subject, ends_ms)
+    except OSError as error:
+        yield UnreadableCertificate(str(path), error.strerror or str(error))
+    except CertificateFormatError as error:
+        yield UnreadableCertificate(str(path), str(error))

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from headrace.cli import doctor_host
-from headrace.cli.doctor_checks import HostFacts, Status, check_host, check_processes
+from headrace.cli.doctor_checks import Status, check_processes
+from headrace.cli.doctor_host_checks import HostFacts, UnreadableCertificate, check_host
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.main import run
 from headrace.client.admin_processes import (
@@ -16,13 +17,14 @@ from headrace.client.admin_processes import (
     ProcessDescription,
 )
 from headrace.client.errors import NoBrokersAvailableError
+from headrace_devcluster.certificates import Authority
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
 GIB = 1 << 30
 DISK = DiskDescription("/data", "ext4", 100 * GIB, 50 * GIB, 128 << 20, 256 << 20, 2_000, 0)
 ETCD = EtcdMemberDescription("e1:2379", "", "3.5.29", 1_000, 50 << 20, 40 << 20, 2 * GIB, True, False, ())
-HOST = HostFacts("here", 100_000, True, 8 * GIB, DISK)
+HOST = HostFacts("here", 100_000, True, 8 * GIB, disk=DISK)
 
 
 def process(name, **fields):
@@ -63,7 +65,7 @@ def test_a_cluster_that_is_well_has_no_findings_but_good_ones():
     assert {"reachable", "open_files", "disk_space", "fsync", "clock", "versions", "etcd_quota"} <= {
         finding.check for finding in found
     }
-    assert wrong(check_host(HOST)) == {}
+    assert wrong(check_host(HOST, NOW_MS)) == {}
 
 
 @pytest.mark.parametrize(
@@ -147,14 +149,41 @@ def test_this_machines_clock_is_one_of_many():
 
 def test_a_host_is_looked_at_before_there_is_a_cluster():
     """Limits, clock, memory, disk."""
-    poor = HostFacts("here", 1_024, False, 100 << 20, replace(DISK, filesystem="fuse.sshfs"))
-    assert wrong(check_host(poor)) == {
+    poor = HostFacts(
+        "here",
+        1_024,
+        False,
+        100 << 20,
+        max_threads=512,
+        max_file_bytes=GIB,
+        disk=replace(DISK, filesystem="fuse.sshfs"),
+        free_files=10_000,
+    )
+    assert wrong(check_host(poor, NOW_MS)) == {
         "open_files": Status.WARNING,
+        "threads": Status.WARNING,
+        "file_size": Status.FAILURE,
         "clock_synchronised": Status.WARNING,
         "memory": Status.WARNING,
         "filesystem": Status.FAILURE,
+        "free_files": Status.WARNING,
     }
-    assert wrong(check_host(HostFacts("here", -1, None, -1))) == {}
+    assert wrong(check_host(HostFacts("here", -1, None, -1), NOW_MS)) == {}
+
+
+@pytest.mark.parametrize(
+    ("named", "status"),
+    [
+        (certificate(31), Status.OK),
+        (certificate(29), Status.WARNING),
+        (certificate(-1), Status.FAILURE),
+        (UnreadableCertificate("/none.pem", "No such file or directory"), Status.FAILURE),
+    ],
+)
+def test_certificates_of_a_host_are_judged_as_those_of_a_process(named, status):
+    """What is to be used by a broker that does not run yet."""
+    found = [each for each in check_host(replace(HOST, certificates=(named,)), NOW_MS) if each.check == "certificate"]
+    assert [(each.status, each.where) for each in found] == [(status, "host here")]
 
 
 def test_the_machine_can_be_asked(tmp_path):
@@ -164,7 +193,34 @@ def test_the_machine_can_be_asked(tmp_path):
     assert found.disk is not None
     assert found.disk.fsync_us > 0
     assert found.disk.total_bytes > found.disk.free_bytes > 0
+    assert found.max_threads != 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_containers_limits_are_those_of_its_control_groups(tmp_path, monkeypatch):
+    """The kernel's figures are the machine's; the least of the group and those around it is what a process gets."""
+    monkeypatch.setattr(doctor_host, "_own_group", lambda: "pod/broker")
+    inner = tmp_path / "pod" / "broker"
+    inner.mkdir(parents=True)
+    (tmp_path / "pod" / "memory.max").write_text(f"{64 << 20}\n")
+    (inner / "memory.max").write_text("max\n")
+    (inner / "pids.max").write_text("100\n")
+    found = doctor_host.look_at_host(None, control_groups=tmp_path)
+    assert (found.available_memory_bytes, found.max_threads) == (64 << 20, 100)
+
+
+def test_certificates_that_are_named_are_read(tmp_path):
+    """Each of a file's chain; what is none says why."""
+    authority = Authority(tmp_path / "ca", "authority")
+    issued = authority.issue("broker-1")
+    (tmp_path / "text").write_text("no certificate")
+    paths = [issued.cert_file, tmp_path / "text", tmp_path / "none"]
+    first, *rest = doctor_host.look_at_host(None, paths).certificates
+    assert (first.path, first.subject) == (str(issued.cert_file), "CN=broker-1")
+    assert rest[-2:] == [
+        UnreadableCertificate(str(tmp_path / "text"), "there is no certificate in it"),
+        UnreadableCertificate(str(tmp_path / "none"), "No such file or directory"),
+    ]
 
 
 class FakeAdmin:
@@ -198,7 +254,7 @@ class FakeAdmin:
 @pytest.fixture
 def healthy_host(monkeypatch):
     """This machine is well, whatever it is."""
-    monkeypatch.setattr(doctor_host, "look_at_host", lambda data_dir: HOST)
+    monkeypatch.setattr(doctor_host, "look_at_host", lambda data_dir, certificates: HOST)
 
 
 @pytest.mark.parametrize(
