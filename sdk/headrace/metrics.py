@@ -1,28 +1,45 @@
-"""Metrics of producers and consumers for Prometheus, for applications that want them; needs the extra `metrics`.
+"""Metrics of producers, consumers and readers for Prometheus, where an application wants them; extra `metrics`.
 
     from headrace.metrics import ClientCollector
 
     collector = ClientCollector()
     prometheus_client.REGISTRY.register(collector)
     with headrace.Producer(...) as producer:
-        collector.watch(producer)
+        collector.watch(producer, "billing")
 
-Nothing is counted for it on the way of a record: a scrape reads what the clients know of themselves. Any thread.
+Nothing is counted for it on the way of a record: a scrape reads what the clients know of themselves. Any thread may
+scrape. A client of `headrace.aio` is watched from its event loop, which is asked at a scrape; one that does not answer
+within a second is left out of that scrape.
 """
 
+import asyncio
+import contextlib
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.client.call_counts import SECONDS, CallStats
 from headrace.client.consumer import Consumer
+from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.delivery import ProducerStats
 from headrace.client.producer import Producer
+from headrace.client.reader import Reader
 from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace import aio
 
 PREFIX = "headrace_client"
+LOOP_SECONDS = 1.0
+"""How long the event loops of asyncio clients may take to answer, all together."""
 _PRODUCER_COUNTERS = (
     ("sent_records", "Records that were acknowledged"),
     ("sent_batches", "Batches that were acknowledged"),
@@ -32,51 +49,210 @@ _PRODUCER_GAUGES = (
     ("buffered_bytes", "Bytes of records on their way, those in flight included"),
     ("inflight_requests", "Requests that wait for their answer"),
 )
+_PRODUCE = (
+    "produce",
+    "Produce calls from their start to their answer, those without one included",
+    "Batches that were put back to be sent again",
+)
+_FETCH = (
+    "fetch",
+    "Fetches from their start to their answer, the wait for data and those without an answer included",
+    "Partitions that were fetched again after an error",
+)
+
+Sample = TypeVar("Sample")
+
+
+class _Watched(NamedTuple):
+    name: str
+    loop: asyncio.AbstractEventLoop | None
+    """None: a blocking client, which any thread may ask."""
+
+
+class _ProducerSample(NamedTuple):
+    name: str
+    stats: ProducerStats
+    calls: CallStats
+
+
+class _ConsumerSample(NamedTuple):
+    name: str
+    health: ConsumerHealth
+    positions: Mapping[TopicPartition, tuple[int, int | None]]
+    """Position and lag; none where it was closed, or lost a partition, meanwhile: its health says so."""
+
+
+class _ReaderSample(NamedTuple):
+    name: str
+    calls: CallStats
+    consumer: _ConsumerSample | None
+    """None: it is a `Reader`."""
 
 
 class ClientCollector(Collector):
-    """Shows the clients that it watches; one that is closed or forgotten is shown no more."""
+    """Shows the clients that it watches until they are forgotten; a closed consumer is shown as not healthy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._producers: weakref.WeakKeyDictionary[Producer, str] = weakref.WeakKeyDictionary()
-        self._consumers: weakref.WeakKeyDictionary[Consumer, str] = weakref.WeakKeyDictionary()
+        self._producers: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
+        self._readers: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
         self._number = 0
 
-    def watch(self, client: Producer | Consumer, name: str = "") -> None:
-        """Show a client from now on. `name` is its label `client`; empty: its kind and a number."""
+    def watch(
+        self, client: "Producer | Consumer | Reader | aio.Producer | aio.Consumer | aio.Reader", name: str = ""
+    ) -> None:
+        """Show a client from now on.
+
+        Args:
+            client: a client of `headrace.aio` is watched from the loop that it belongs to.
+            name: its label `client`; empty: its kind and a number. It takes the place of a closed client of that name.
+
+        Raises:
+            TypeError: it is none of these, or an asyncio client and no event loop runs here.
+            ValueError: another client has this name and is open: their series could not be told apart.
+        """
+        core = _core(client)
+        if not isinstance(core, (Producer, Consumer, Reader)):
+            raise TypeError(f"a Producer, Consumer or Reader is wanted, not {type(client).__name__}")
+        loop = None if core is client else _running_loop()
+        if core is not client and loop is None:
+            raise TypeError("an asyncio client is watched from its event loop: call watch where that runs")
         with self._lock:
-            self._number += 1
-            if isinstance(client, Producer):
-                self._producers[client] = name or f"producer-{self._number}"
-            elif isinstance(client, Consumer):
-                self._consumers[client] = name or f"consumer-{self._number}"
-            else:
-                raise TypeError(f"a blocking Producer or Consumer is wanted, not {type(client).__name__}")
+            clients = self._producers if isinstance(core, Producer) else self._readers
+            clients[client] = _Watched(self._name(clients, core, client, name), loop)
+
+    def _name(self, clients: "weakref.WeakKeyDictionary[Any, _Watched]", core: Any, client: Any, wanted: str) -> str:
+        """Give the name that a client gets, and forget the closed one that had it."""
+        taken = {watched.name: other for other, watched in clients.items() if other is not client}
+        if not wanted:
+            kind = next(each.__name__.lower() for each in (Producer, Consumer, Reader) if isinstance(core, each))
+            while not wanted or wanted in taken:
+                self._number += 1
+                wanted = f"{kind}-{self._number}"
+        elif wanted in taken:
+            if not _is_closed(_core(taken[wanted])):
+                raise ValueError(f"there is an open client named {wanted!r} already: give each a name of its own")
+            del clients[taken[wanted]]
+        return wanted
 
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
+        deadline = time.monotonic() + LOOP_SECONDS
         with self._lock:
-            producers = {name: client.stats() for client, name in self._producers.items()}
-            consumers = [(name, client) for client, name in self._consumers.items()]
-        yield from _of_producers(producers)
-        yield from _of_consumers(consumers)
+            producers, readers = list(self._producers.items()), list(self._readers.items())
+        produced = _ask_all(producers, _sample_producer, deadline)
+        read = _ask_all(readers, _sample_reader, deadline)
+        yield from _of_producers(produced)
+        yield from _of_calls(_PRODUCE, {sample.name: sample.calls for sample in produced})
+        yield from _of_consumers([sample.consumer for sample in read if sample.consumer is not None])
+        yield from _of_calls(_FETCH, {sample.name: sample.calls for sample in read})
 
 
-def _of_producers(producers: dict[str, ProducerStats]) -> Iterator[Metric]:
+def _core(client: Any) -> Any:
+    """Give the blocking client that one of `headrace.aio` is made of; a blocking one is that itself."""
+    return getattr(client, "_core", client)
+
+
+def _is_closed(core: Producer | Consumer | Reader) -> bool:
+    return core._closed if isinstance(core, Producer) else not core._fetcher.is_usable()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _ask_all(
+    clients: list[tuple[Any, _Watched]], sample: Callable[[Any, str], Sample], deadline: float
+) -> list[Sample]:
+    """Ask each client how it is, on its loop where it has one; without those whose loop is gone or does not answer."""
+    asked = []
+    for client, (name, loop) in clients:
+        future: Future[Sample] = Future()
+        answer = _answering(future, sample, client, name)
+        if loop is None or loop is _running_loop():
+            answer()
+        else:
+            try:
+                loop.call_soon_threadsafe(answer)
+            except RuntimeError:  # The loop is closed, and nothing of its clients is left to be told.
+                continue
+        asked.append(future)
+    found = []
+    for future in asked:
+        try:
+            found.append(future.result(max(0.0, deadline - time.monotonic())))
+        except NotYet:
+            future.cancel()
+    return found
+
+
+def _answering(
+    future: "Future[Sample]", sample: Callable[[Any, str], Sample], client: Any, name: str
+) -> Callable[[], None]:
+    def answer() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(sample(_core(client), name))
+        except Exception as error:
+            future.set_exception(error)
+
+    return answer
+
+
+def _sample_producer(core: Producer, name: str) -> _ProducerSample:
+    return _ProducerSample(name, core.stats(), core.calls())
+
+
+def _sample_reader(core: Consumer | Reader, name: str) -> _ReaderSample:
+    if isinstance(core, Reader):
+        return _ReaderSample(name, core.calls(), None)
+    positions: dict[TopicPartition, tuple[int, int | None]] = {}
+    health = core.health()
+    with contextlib.suppress(HeadraceError):  # It was closed, or lost a partition, meanwhile: its health says so.
+        positions = {where: (core.position(where), records) for where, records in core.lag().items()}
+    return _ReaderSample(name, core.calls(), _ConsumerSample(name, health, positions))
+
+
+def _of_producers(producers: list[_ProducerSample]) -> Iterator[Metric]:
     for field, documentation in _PRODUCER_COUNTERS:
         counter = CounterMetricFamily(f"{PREFIX}_{field}", documentation, labels=("client",))
-        for name, stats in producers.items():
+        for name, stats, _ in producers:
             counter.add_metric([name], getattr(stats, field))
         yield counter
     for field, documentation in _PRODUCER_GAUGES:
         gauge = GaugeMetricFamily(f"{PREFIX}_{field}", documentation, labels=("client",))
-        for name, stats in producers.items():
+        for name, stats, _ in producers:
             gauge.add_metric([name], getattr(stats, field))
         yield gauge
 
 
-def _of_consumers(consumers: list[tuple[str, Consumer]]) -> Iterator[Metric]:
+def _of_calls(kind: tuple[str, str, str], clients: Mapping[str, CallStats]) -> Iterator[Metric]:
+    method, of_seconds, of_retries = kind
+    seconds = HistogramMetricFamily(f"{PREFIX}_{method}_seconds", of_seconds, labels=("client",))
+    errors = CounterMetricFamily(
+        f"{PREFIX}_{method}_errors",
+        f"Partitions of {method} calls that met with an error, by code",
+        labels=("client", "code"),
+    )
+    retries = CounterMetricFamily(f"{PREFIX}_{method}_retries", of_retries, labels=("client",))
+    for name, calls in clients.items():
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, SECONDS), "+Inf"), calls.calls_by_seconds, strict=True):
+            total += count
+            buckets.append((bound, total))
+        seconds.add_metric([name], buckets, sum_value=calls.sum_seconds)
+        retries.add_metric([name], calls.retries)
+        for code, count in sorted(calls.errors.items()):
+            errors.add_metric([name, code.name], count)
+    yield from (seconds, errors, retries)
+
+
+def _of_consumers(consumers: list[_ConsumerSample]) -> Iterator[Metric]:
     partition = ("client", "topic", "partition")
     healthy = GaugeMetricFamily(f"{PREFIX}_healthy", "1 while the consumer can work", labels=("client",))
     assigned = GaugeMetricFamily(f"{PREFIX}_assigned_partitions", "Partitions that it reads", labels=("client",))
@@ -89,19 +265,13 @@ def _of_consumers(consumers: list[tuple[str, Consumer]]) -> Iterator[Metric]:
     position = GaugeMetricFamily(
         f"{PREFIX}_position", "Offset of the next record; its rate is how fast it reads", labels=partition
     )
-    for name, consumer in consumers:
-        health = consumer.health()
+    for name, health, positions in consumers:
         healthy.add_metric([name], health.healthy)
         assigned.add_metric([name], health.assigned)
         silent.add_metric([name], health.since_last_answer_ms / 1000)
-        try:
-            behind = consumer.lag()
-            positions = {where: consumer.position(where) for where in behind}
-        except HeadraceError:
-            continue  # It was closed, or lost a partition, meanwhile: its health says so.
-        for where, records in behind.items():
+        for where, (offset, records) in positions.items():
             labels = [name, where.topic, str(where.partition)]
-            position.add_metric(labels, positions[where])
+            position.add_metric(labels, offset)
             if records is not None:
                 lag.add_metric(labels, records)
     yield from (healthy, assigned, silent, lag, position)

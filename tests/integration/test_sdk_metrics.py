@@ -4,7 +4,6 @@ import gc
 
 import headrace
 import prometheus_client
-import pytest
 from headrace.metrics import ClientCollector
 from headrace_devcluster.cluster import LocalCluster
 
@@ -39,18 +38,14 @@ def test_a_producer_and_a_consumer_are_shown(headrace_cluster: LocalCluster, top
         read = 0
         while read < 3:
             read += len(consumer.poll(timeout=1.0, max_records=3 - read))
-        where = {"client": "consumer-2", "topic": topic_name, "partition": 0}
+        assert value(registry, "produce_seconds_count", client="billing") >= 1
+        assert value(registry, "fetch_seconds_count", client="consumer-1") >= 1
+        where = {"client": "consumer-1", "topic": topic_name, "partition": 0}
         assert value(registry, "position", **where) == 3
         assert value(registry, "lag_records", **where) == 2
-        assert value(registry, "healthy", client="consumer-2") == 1
-        assert value(registry, "assigned_partitions", client="consumer-2") == 1
-    assert value(registry, "healthy", client="consumer-2") == 0
+        assert value(registry, "healthy", client="consumer-1") == 1
+        assert value(registry, "assigned_partitions", client="consumer-1") == 1
+    assert value(registry, "healthy", client="consumer-1") == 0
     del producer, consumer
     gc.collect()
-    assert value(registry, "healthy", client="consumer-2") is None
-
-
-def test_only_what_can_be_read_from_another_thread_is_watched():
-    """An asyncio client belongs to its loop."""
-    with pytest.raises(TypeError, match="blocking"):
-        ClientCollector().watch(object())
+    assert value(registry, "healthy", client="consumer-1") is None

@@ -113,6 +113,34 @@ BOARD = Dashboard(
                     rare=True,
                 ),
                 graph(
+                    "Calls as clients see them, p99",
+                    "From the start of a call to its answer: the network and the client's own work are in it.",
+                    "s",
+                    Query(slowest("headrace_client_produce_seconds", "", "client"), "{{client}} produce"),
+                    Query(slowest("headrace_client_fetch_seconds", "", "client"), "{{client}} fetch and wait"),
+                    rare=True,
+                ),
+                graph(
+                    "Errors that clients met with",
+                    "By code, of partitions of their calls. NOT_LEADER is routine while leadership moves.",
+                    "reqps",
+                    Query(
+                        per_second("headrace_client_produce_errors_total", "", "client", "code"), "{{client}} {{code}}"
+                    ),
+                    Query(
+                        per_second("headrace_client_fetch_errors_total", "", "client", "code"), "{{client}} {{code}}"
+                    ),
+                    rare=True,
+                ),
+                graph(
+                    "Sent or fetched again",
+                    "Batches of producers and partitions of readers, without an error that reaches the application.",
+                    "ops",
+                    Query(per_second("headrace_client_produce_retries_total", "", "client"), "{{client}} batches"),
+                    Query(per_second("headrace_client_fetch_retries_total", "", "client"), "{{client}} partitions"),
+                    rare=True,
+                ),
+                graph(
                     "Lag, as consumers see it",
                     "Of the partitions that each reads.",
                     "short",

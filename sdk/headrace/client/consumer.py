@@ -10,6 +10,7 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.call_counts import CallStats
 from headrace.client.clock import monotonic_ms
 from headrace.client.config import ConsumerConfig, build
 from headrace.client.consumer_health import ConsumerHealth
@@ -395,6 +396,10 @@ class Consumer:
         return self._group
 
     # --- life ---
+
+    def calls(self) -> CallStats:
+        """Give how its fetches went, the wait for data included; cheap, any thread."""
+        return self._fetcher.calls()
 
     def health(self) -> ConsumerHealth:
         """Say whether this consumer can work; cheap, any thread."""

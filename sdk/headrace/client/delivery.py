@@ -8,6 +8,7 @@ answer means is decided by the `Dispatcher`; here are the calls, the lock and th
 import logging
 import random
 import threading
+import time
 from typing import Any, NamedTuple
 
 import grpc
@@ -16,6 +17,7 @@ from headrace.client.accumulator import Budget, Swapped
 from headrace.client.audit import AuditLedger
 from headrace.client.audit_publisher import AuditPublisher
 from headrace.client.bulk import EncodePart
+from headrace.client.call_counts import CallStats
 from headrace.client.clock import monotonic_ms
 from headrace.client.cluster_calls import error_of_call
 from headrace.client.config import ProducerConfig
@@ -104,6 +106,10 @@ class Delivery:
         """Give what was sent and what is on its way; cheap, any thread."""
         return self._counted._replace(buffered_bytes=self._budget.used, inflight_requests=len(self._calls))
 
+    def calls(self) -> CallStats:
+        """Give how its produce calls went; cheap, any thread."""
+        return self._dispatcher.counts.stats()
+
     def _enqueue(self, pipeline: PartitionPipeline, pending: PendingBatch, records: int, charged: int) -> SealedBatch:
         """Give a batch its place and its sequence. Under the buffer's lock."""
         with self._lock:
@@ -178,6 +184,7 @@ class Delivery:
             if requests:
                 self._housekeeper.due_at(monotonic_ms() + OVERDUE_MS)
             for request in requests:
+                request.started_seconds = time.monotonic()
                 self._call(request)
 
     def _call(self, request: Request) -> None:
@@ -215,8 +222,9 @@ class Delivery:
             self._resolve(request, None, InternalError(repr(error), outcome=Outcome.UNKNOWN))
 
     def _resolve(self, request: Request, response: Any, error: HeadraceError | None) -> None:
-        now_ms = monotonic_ms()
+        now_ms, seconds = monotonic_ms(), time.monotonic() - request.started_seconds
         with self._lock:
+            self._dispatcher.counts.took(seconds)
             if error is not None:
                 error.request_id = error.request_id or request.request_id
                 finished = self._dispatcher.failed(request, error, now_ms)

@@ -21,6 +21,7 @@ import grpc
 
 from headrace.client.admin_rpc import by_name
 from headrace.client.admin_steps import AdminSteps
+from headrace.client.call_counts import CallStats
 from headrace.client.clock import monotonic_ms
 from headrace.client.cluster_calls import ClusterCalls, error_of_call
 from headrace.client.config import FetchConfig
@@ -242,6 +243,10 @@ class Fetcher:
         if self._failure is not None:
             raise InternalError(f"the {self._what} has failed: {self._failure!r}", fatal=True) from self._failure
 
+    def calls(self) -> CallStats:
+        """Give how the fetches went; any thread."""
+        return self.positions.counts.stats()
+
     def is_usable(self) -> bool:
         """Whether it is neither closed nor forked away."""
         return not self._closed and not self._forked
@@ -384,7 +389,7 @@ class Fetcher:
     def _fetch(self, plan: FetchPlan) -> None:
         """Make one call and take its answer in."""
         timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
-        answer, error = None, None
+        answer, error, started_seconds = None, None, time.monotonic()
         try:
             answer = self._transfers.fetch(plan.transfer_address, plan.request, timeout)
             if answer is None:
@@ -400,6 +405,7 @@ class Fetcher:
             raise ClosedError(self._what) from failure
         with self._lock:
             now = monotonic_ms()
+            self.positions.counts.took(time.monotonic() - started_seconds)
             self._take(plan, answer, error, now)
             self._idle_fetchers += 1  # This thread is free again, and takes the next plan itself.
             self._plan(now)

@@ -26,6 +26,7 @@ request that nobody answers is given up when metadata names a newer leader: its 
 from collections.abc import Iterable
 from copy import copy
 
+from headrace.client.call_counts import CallCounts
 from headrace.client.pipeline import Answer, Finished, PartitionPipeline, Request, RequestPart, SealedBatch
 from headrace.client.retry import Backoff, Overdue
 from headrace.client.routing import RoutingTable
@@ -91,6 +92,7 @@ class Dispatcher:
         self._flying: dict[Request, Overdue] = {}
         self._identity = identity
         self._keeps_identity = identity is not None
+        self.counts = CallCounts()
         self.unresolved: dict[SealedBatch, None] = {}
         """Every batch that was added and has not finished, in order."""
         self.needs_metadata = False
@@ -322,6 +324,8 @@ class Dispatcher:
             else:
                 self._end(batch, error, finished)
             first = end
+        self.counts.errors[error.code] += 1
+        self.counts.retries += sum(batch.count for batch in back)
         pipeline.put_back(back)
         if pipeline.queue:
             self._waiting[pipeline] = None

@@ -113,7 +113,7 @@ class RequestPart(NamedTuple):
 class Request:
     """One Produce to be sent. It lands once: whatever comes for it later is ignored."""
 
-    __slots__ = ("address", "broker_id", "landed", "parts", "request_id", "timeout_ms")
+    __slots__ = ("address", "broker_id", "landed", "parts", "request_id", "started_seconds", "timeout_ms")
 
     def __init__(self, broker_id: int, address: str, parts: list[RequestPart], timeout_ms: int) -> None:
         self.request_id = new_request_id()
@@ -122,6 +122,8 @@ class Request:
         self.parts = parts
         self.timeout_ms = timeout_ms
         self.landed = False
+        self.started_seconds = 0.0
+        """When its call was started, by the shell's clock."""
 
 
 class Answer(NamedTuple):

@@ -11,6 +11,7 @@ partition back to its leader. A fetch that nobody answers is given up when metad
 from collections import deque
 from typing import NamedTuple
 
+from headrace.client.call_counts import CallCounts
 from headrace.client.config import FetchConfig
 from headrace.client.errors import LogTruncationError
 from headrace.client.fetch_plan import FetchPlan, Wanted, fetch_plan
@@ -57,6 +58,7 @@ class Positions:
         self._in_flight: dict[int, int] = {}
         self._generation = 0
         self.buffered_bytes = 0
+        self.counts = CallCounts()
         self.stale_topics: set[str] = set()
         """Topics whose metadata must be read again; the shell clears it when it has."""
         self.has_news = False
@@ -449,7 +451,9 @@ class Positions:
         self, partition: ReadPosition, part: Wanted, error: HeadraceError, routes: RoutingTable, now_ms: int
     ) -> bool:
         near = partition.near
+        self.counts.errors[error.code] += 1
         if not part.from_leader:
+            self.counts.retries += 1
             if isinstance(error, OffsetNotAvailableError) and near.lags():
                 self._wait(partition, NO_EPOCH, now_ms, failures=near.tries)
             else:
@@ -468,6 +472,7 @@ class Positions:
         elif not error.retriable or (isinstance(error, UnknownTopicIdError) and partition.failures >= 3):
             self.fail(partition.where, error, now_ms)
             return True
+        self.counts.retries += 1
         learned = error.leader is not None and routes.learn_leader(partition.where, error.leader)
         if not learned:
             self.stale_topics.add(partition.where.topic)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from headrace.client.call_counts import CallStats
 from headrace.client.config import ReaderConfig, build
 from headrace.client.errors import ConfigError
 from headrace.client.fetching import Fetcher, NextChunk
@@ -133,6 +134,10 @@ class Reader:
     def end_offsets(self) -> dict[TopicPartition, int]:
         """Give where each partition ends, exclusive."""
         return dict(self._ends)
+
+    def calls(self) -> CallStats:
+        """Give how its fetches went, the wait for data included; cheap, any thread."""
+        return self._fetcher.calls()
 
     def close(self) -> None:
         """End fetching and close the connections; returns within seconds. Again: nothing. Any thread."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from headrace.client.call_counts import CallStats
 from headrace.client.consumer import Consumer as BlockingConsumer
 from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.errors import ConfigError
@@ -187,6 +188,10 @@ class Consumer:
     def assignment_epoch(self, where: TopicPartition) -> int:
         """Give the fencing token of a partition: it is larger for every later owner."""
         return self._core.assignment_epoch(where)
+
+    def calls(self) -> CallStats:
+        """Give how its fetches went, the wait for data included; cheap."""
+        return self._core.calls()
 
     def health(self) -> ConsumerHealth:
         """Say whether this consumer can work; cheap."""

@@ -155,7 +155,7 @@ class LoopFetcher(Fetcher):
     async def _fetch_plan(self, plan: FetchPlan) -> None:
         """Make one call and take its answer in."""
         timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
-        answer, error = None, None
+        answer, error, started_seconds = None, None, time.monotonic()
         try:
             answer = await self._loop_transfers.fetch(plan.transfer_address, plan.request, timeout)
             if answer is None:
@@ -168,5 +168,6 @@ class LoopFetcher(Fetcher):
             return
         except HeadraceError as failure:
             error = failure
+        self.positions.counts.took(time.monotonic() - started_seconds)
         self._take(plan, answer, error, monotonic_ms())
         self._wake_engine()

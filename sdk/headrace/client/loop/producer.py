@@ -17,7 +17,9 @@ import grpc
 
 from headrace.client.accumulator import Headers, record_cost
 from headrace.client.audit_publisher import AuditPublisher, publisher_settings
+from headrace.client.call_counts import CallStats
 from headrace.client.config import ProducerConfig, build
+from headrace.client.delivery import ProducerStats
 from headrace.client.errors import BufferFullError, ClosedError, ConfigError
 from headrace.client.housekeeping import Housekeeper, refresh_delay_ms
 from headrace.client.loop.audit_publisher import LoopAuditPublisher
@@ -194,6 +196,14 @@ class Producer:
             DeliveryError: what was not delivered.
         """
         await self._core.close_all(timeout)
+
+    def stats(self) -> ProducerStats:
+        """Give what was sent and what is on its way; cheap."""
+        return self._core.stats()
+
+    def calls(self) -> CallStats:
+        """Give how its produce calls went; cheap."""
+        return self._core.calls()
 
     async def partitions_for(self, topic: str) -> int:
         """Give how many partitions a topic has.

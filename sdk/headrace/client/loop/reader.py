@@ -7,6 +7,7 @@ async with headrace.aio.Reader("clicks", start=timedelta(hours=-1)) as reader:
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from headrace.client.call_counts import CallStats
 from headrace.client.errors import ConfigError
 from headrace.client.loop.fetching import LoopFetcher
 from headrace.client.reader import Edge
@@ -95,6 +96,10 @@ class Reader:
     def end_offsets(self) -> dict[TopicPartition, int]:
         """Give where each partition ends, exclusive."""
         return self._core.end_offsets()
+
+    def calls(self) -> CallStats:
+        """Give how its fetches went, the wait for data included; cheap."""
+        return self._core.calls()
 
     async def close(self) -> None:
         """End fetching and close the connections; what waits raises ClosedError. Again: nothing."""
