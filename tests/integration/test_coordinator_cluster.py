@@ -9,13 +9,16 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import headrace
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc, errors_pb2, groups_pb2, groups_pb2_grpc, topics_pb2
@@ -527,6 +530,50 @@ def test_leaders_and_replicas_move_by_the_word_of_any_coordinator(world):
     assert second.describe().under_replicated_partitions == 0
     world.unregister(3)
     wait_for(lambda: second.describe().under_replicated_partitions == 4, "the dead to leave the in-sync sets")
+
+
+def test_a_broker_that_is_gone_with_its_replicas_is_counted(world):
+    """By the controller alone, and no more once it is back: an alert needs no target of the broker's."""
+    coordinator = world.start("a", metrics_listen="127.0.0.1:0")
+
+    def metric(name):
+        with urllib.request.urlopen(
+            f"http://{coordinator.ready['metrics_address']}/metrics", timeout=SECONDS
+        ) as answer:
+            found = re.search(rf"^headrace_coordinator_{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1])
+
+    for broker_id in (1, 2, 3):
+        world.register(broker_id)
+    coordinator.create(new_topic("held", assignments=[cluster_pb2.ReplicaList(broker_ids=[1, 2])]))
+    wait_for(lambda: metric("partitions") == 1, "the topic")
+    assert metric("missing_brokers") == 0
+    world.unregister(3)
+    world.unregister(2)
+    wait_for(lambda: metric("missing_brokers") == 1, "the gone broker to be counted")
+    assert "brokers_missing" in coordinator.log()
+    assert metric("etcd_db_quota_bytes") >= 2 << 30
+    world.register(2)
+    wait_for(lambda: metric("missing_brokers") == 0, "its return")
+
+
+def test_of_two_coordinators_behind_one_address_only_who_answers_is_told_of(world):
+    """As behind a Service: the other one is named with who answered in its place, and its log level stays."""
+    first = world.start("a")
+    second = world.start("b", advertised_address=first.address)
+    with headrace.Admin(bootstrap_servers=first.address) as admin:
+        found = {each.name: each for each in admin.describe_processes(timeout=SECONDS)}
+        assert (found["coordinator-a"].error, found["coordinator-a"].log_level) == ("", "info")
+        assert found["coordinator-b"].answered_by == "coordinator-a"
+        (refused,) = admin.set_log_level("debug", servers=["coordinator-b"], timeout=SECONDS)
+        assert refused.error == f"coordinator-a answers at its address {first.address}; nothing was changed"
+        changed = admin.set_log_level("error", timeout=SECONDS)
+        assert [(each.name, each.error == "") for each in changed] == [
+            ("coordinator-a", True),
+            ("coordinator-b", False),
+        ]
+    with headrace.Admin(bootstrap_servers=second.address) as admin:
+        assert admin.describe_processes(timeout=SECONDS)[0].log_level == "error"
 
 
 def test_without_brokers_nothing_is_created_and_the_error_says_when_to_retry(world):
