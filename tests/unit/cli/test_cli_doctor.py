@@ -276,6 +276,24 @@ def test_failures_end_with_five_and_warnings_where_asked(healthy_host, capfd, fi
         assert any(line.startswith("broker-1, ") for line in lines)
 
 
+def test_certificates_that_are_named_decide_the_exit_code(monkeypatch, capfd):
+    """Before there is a cluster, as a machine is made ready."""
+    monkeypatch.setattr(
+        doctor_host,
+        "look_at_host",
+        lambda data_dir, certificates: replace(
+            HOST, certificates=tuple(UnreadableCertificate(str(path), "none") for path in certificates)
+        ),
+    )
+    host_only = ["doctor", "--host-only"]
+    assert run(host_only, FakeAdmin([])) == ExitCode.OK
+    named = [*host_only, "--certificate", "/a.pem", "--certificate", "/b.pem"]
+    assert run(named, FakeAdmin([])) == ExitCode.UNHEALTHY
+    out = capfd.readouterr().out
+    assert "/a.pem: none" in out
+    assert "/b.pem: none" in out
+
+
 def test_the_document_has_all_findings(healthy_host, capfd):
     """For programs: counts, and each finding with its words."""
     run(["doctor", "--output", "json"], FakeAdmin(cluster(open_files=99_000)))
