@@ -20,6 +20,7 @@ import headrace
 
 from bench import opening
 from bench.case import Sample
+from bench.children import guarded
 from bench.load import Load
 from bench.producing import Produce
 from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids, read_through
@@ -87,7 +88,7 @@ class Many:
             "consume": self.consume,
         }
         command = [sys.executable, "-m", "bench.growth", json.dumps(task)]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(guarded(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def run_clients(task: dict[str, Any]) -> None:
@@ -165,7 +166,7 @@ class LongLog:
         """Seconds of the same appends while another process reads from the oldest offset on."""
         task = {"read": target.topic, "settings": {**reading, **_servers(target)}}
         command = [sys.executable, "-m", "bench.growth", json.dumps(task)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        with subprocess.Popen(guarded(command), stdout=subprocess.PIPE, text=True) as reader:
             try:
                 assert reader.stdout is not None
                 assert reader.stdout.readline() == "ready\n", "the reader did not start"

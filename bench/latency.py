@@ -18,6 +18,7 @@ from itertools import islice
 import headrace
 
 from bench.case import Sample
+from bench.children import guarded
 from bench.open_loop import STAMP_BYTES, pauses_ms, percentiles, record_count, send_open_loop, waited_ms
 from bench.stage import Stage
 
@@ -52,7 +53,7 @@ class Latency:
             sender.send(target.topic, bytes(STAMP_BYTES))
             sender.flush(RESULT_SECONDS)
             arguments = [target.bootstrap_servers, target.topic, str(record_count(self.rate))]
-            with reader([sys.executable, "-m", "bench.latency", *arguments]) as result:
+            with reader(guarded([sys.executable, "-m", "bench.latency", *arguments])) as result:
                 send_open_loop(lambda value: sender.send(target.topic, value), self.rate)
                 sender.flush(RESULT_SECONDS)
                 return Sample(result())

@@ -30,7 +30,7 @@ import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.service import ServiceProcess
 
-from bench.peers.servers import guarded
+from bench.children import guarded
 from bench.replication import TOPIC, cluster, create_topic, in_sync, show, wait_until
 
 NUMBER_BYTES = 8

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import MB, Sample
+from bench.children import guarded
 from bench.latency import reader
 from bench.load import PAPER_BYTES, Load
-from bench.peers.servers import KAFKA, PEERS, Running, Server, guarded, java, needs, needs_all
+from bench.peers.servers import KAFKA, PEERS, Running, Server, java, needs, needs_all
 from bench.stage import Meter, Stage, read_through
 
 PYTHON = PEERS / "venv" / "bin" / "python"

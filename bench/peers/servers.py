@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from headrace_devcluster import guarded_exec
+
+from bench.children import guarded, search_path
 
 PEERS = Path(__file__).parents[2] / ".peers"
 """Where `install.sh` puts what is no package of Debian's."""
@@ -77,7 +77,7 @@ def needs(program: str | Path, part: str) -> Callable[[], str]:
     """Say what to install where a program, or a file, is missing."""
 
     def missing() -> str:
-        found = program.exists() if isinstance(program, Path) else shutil.which(program, path=_search_path())
+        found = program.exists() if isinstance(program, Path) else shutil.which(program, path=search_path())
         return "" if found else f"{program} is not installed: {INSTALL} {part}"
 
     return missing
@@ -93,13 +93,6 @@ def free_ports(*names: str) -> dict[str, int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
         return {name: taken.getsockname()[1] for name, taken in zip(names, sockets, strict=True)}
-
-
-def guarded(command: Sequence[str | Path]) -> list[str]:
-    """The command, so that what it runs ends with this process, however that ends."""
-    program = shutil.which(command[0], path=_search_path())
-    assert program is not None, f"{command[0]} was there when it was looked for"
-    return [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid()), program, *map(str, command[1:])]
 
 
 def spawn(
@@ -144,10 +137,6 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], directory: Path) 
             said = (directory / "log").read_text(errors="replace")[-2_000:]
             raise RuntimeError(f"{process.args!r} does not listen on {port}: {said}")
         time.sleep(0.05)
-
-
-def _search_path() -> str:
-    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
 def start_kafka(directory: Path, stack: ExitStack) -> Running:
