@@ -17,7 +17,9 @@ from headrace.cli.workloads import Floats, Ints, Requests, Workload, etc_key_byt
 from headrace.client.partitioner import partition_for_key
 
 BLOCK_RECORDS = 4_000
-"""Made at once: about a millisecond's work, so that making them holds nothing up."""
+"""Made at once, at most: about a millisecond's work, so that making them holds nothing up."""
+BLOCK_BYTES = 4 << 20
+"""The most that the values of a block have, where all are of one size; a block has one record at least."""
 CONTENT_BYTES = 8 << 20
 """Chance that values are cut from."""
 KEY_TEXT = b"%020d"
@@ -115,8 +117,14 @@ class MadeBlock:
 def made_blocks(workload: Workload, records: int, pool: KeyPool | None, seed: int) -> Iterator[MadeBlock]:
     """`records` requests of a workload, in blocks."""
     content = np.random.default_rng(seed).bytes(CONTENT_BYTES // 2).hex().encode()
-    for start in range(0, records, BLOCK_RECORDS):
-        yield MadeBlock(workload.requests(min(BLOCK_RECORDS, records - start)), pool, content)
+    most = block_records(workload.usual_value_bytes)
+    for start in range(0, records, most):
+        yield MadeBlock(workload.requests(min(most, records - start)), pool, content)
+
+
+def block_records(value_bytes: float) -> int:
+    """How many records with values of this length are made at once."""
+    return max(1, min(BLOCK_RECORDS, int(BLOCK_BYTES / value_bytes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,10 @@ class Requests(NamedTuple):
 class Workload(Protocol):
     """Makes requests, each call those that follow."""
 
+    @property
+    def usual_value_bytes(self) -> float:
+        """How long a value is on average: by it somebody says how many requests are made at once."""
+
     def requests(self, count: int) -> Requests:
         """The next `count`."""
 
@@ -55,6 +59,11 @@ class PaperWorkload:
     rate: float
     """Requests a second; infinite: all are due at once."""
     made: int = 0
+
+    @property
+    def usual_value_bytes(self) -> float:
+        """The length of every value."""
+        return self.value_bytes
 
     def requests(self, count: int) -> Requests:
         """The next `count`."""
@@ -79,6 +88,11 @@ class EtcWorkload:
         self._popularity = Popularity(keys, zipf_exponent)
         self._gap_scale = 1.0 if rate is None else 1e6 / rate / mean_gap_us()
         self._now_s = 0.0
+
+    @property
+    def usual_value_bytes(self) -> float:
+        """The mean of the tail, which is above that of all."""
+        return len(SHORT_VALUES) + LONG_VALUE_SCALE / (1 - LONG_VALUE_SHAPE)
 
     def requests(self, count: int) -> Requests:
         """The next `count`."""

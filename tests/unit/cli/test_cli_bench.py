@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from headrace.cli.bench_pace import percentiles_ms, send_paced
-from headrace.cli.bench_records import Columns, KeyPool, MadeBlock, Timetable, made_blocks
+from headrace.cli.bench_records import Columns, KeyPool, MadeBlock, Timetable, block_records, made_blocks
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.record_json import OutgoingRecord
 from headrace.cli.workloads import (
@@ -114,6 +114,24 @@ def test_columns_by_partition() -> None:
     assert found == expected
     assert block.bytes_of(100, 900) == sum(len(key) + size for pairs in found.values() for key, size in pairs)
     assert len(set(texts)) == 50
+
+
+def test_a_block_of_large_values_stays_small() -> None:
+    """As many records as fit 4 MiB, one at least, so that the largest value that is allowed can be sent."""
+    for value_bytes, records in ((200, 4_000), (200_000, 20), (1_000_000, 4)):
+        block = next(made_blocks(PaperWorkload(value_bytes, math.inf), 10_000, None, seed=1))
+        assert len(block.due_s) == records
+        (part,) = block.columns(0, records)
+        assert part.values.nbytes < 5 << 20
+        assert part.values[records - 1].as_py()[-1:].isalnum()
+    assert block_records(1 << 30) == 1
+
+
+def test_small_values_keep_their_blocks() -> None:
+    """A seed gives the records that it gave before blocks were cut by bytes: 4,000 a block, of every workload."""
+    for workload in (PaperWorkload(1_048, math.inf), EtcWorkload(50, 0.5, None, seed=2)):
+        pool = KeyPool(50, partitions=1, seed=1) if isinstance(workload, EtcWorkload) else None
+        assert [len(block.due_s) for block in made_blocks(workload, 9_000, pool, seed=3)] == [4_000, 4_000, 1_000]
 
 
 class Clock:
