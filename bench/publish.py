@@ -57,7 +57,7 @@ def replaced(page: str, name: str, text: str) -> str:
     """
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
     if begin not in page or end not in page:
-        raise ValueError(f"{PAGE} has no marks for {name}")
+        raise ValueError(f"the page has no marks for {name}")
     return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
 
 

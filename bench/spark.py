@@ -1,9 +1,10 @@
 """`python -m bench.spark`: topics read and written by Spark, beside rows that an Arrow generator makes in memory.
 
 `local[2]` on one machine with the brokers. In every round each case is measured once, so that a slow minute slows all
-of them; medians over the rounds are printed, and everything is written as JSON. Rows have values of 200 bytes, no keys.
-The generator is a Python data source, too: what it costs is what Spark takes for rows that are there already. Beside
-the rates stands the processor time that a row takes of Java, Python and brokers, which can be compared where the
+of them, after a round that does not count; medians, what is asked and what is met are printed, and everything is
+written as JSON, which `python -m bench.publish_spark` puts into the guide. Rows have values of 200 bytes, no keys. The
+generator is a Python data source, too: what it costs is what Spark takes for rows that are there already. Beside the
+rates stands the processor time that a row takes of Java, of Python and of brokers, which can be compared where the
 machine has other things to do as well.
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import statistics
 import sys
 import tempfile
@@ -19,34 +19,44 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
 
 import headrace
 import psutil
+import pyarrow
+import pyspark
 import typer
 from headrace.spark.java import use_java
-from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 from rich.console import Console
-from rich.table import Table
 
-VALUE_BYTES = 200
+from bench.case import RATE, Case, Catalogue, Figure, Sample, Target
+from bench.load import PAPER_BYTES
+from bench.report import Report, machine
+from bench.run import measure
+from bench.stage import Stage, wait_until
+
 BATCH_ROWS = 5_000
 PARTITIONS = 4
+BROKERS = 2
+MASTER = "local[2]"
+MICRO_BATCH_ROWS = 1_000_000
+IDLE_TRIGGERS = 10
+"""That a streaming query is watched for when it has read all."""
+MILLIONS = "million_rows_per_s"
+"""The rate as it is asked for."""
 TWO_COLUMNS = "offset LONG, value BINARY"
-PARTS = {"Java": "org.apache.spark", "Python": "pyspark", "brokers": "headrace_broker"}
+PARTS = {"java": "org.apache.spark", "python": "pyspark", "brokers": "headrace_broker"}
 """Whose processor time is told apart, and by which word in the command."""
-TARGETS = {
-    "count, seven columns": "1,500,000 rows/s and 40 % of the generator",
-    "count, two columns": "1.5 times seven columns",
-    "write": "1,000,000 rows/s",
-    "micro-batch of 1,000,000 rows": "1,000,000 rows/s",
-    "idle micro-batch": "under 250 ms",
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.streaming.noDataProgressEventInterval": "0",
+    "spark.python.unix.domain.socket.enabled": "true",
 }
 
 
@@ -70,7 +80,11 @@ class GeneratorReader(DataSourceReader):
         values = pa.Array.from_buffers(
             pa.binary(),
             count,
-            [None, pa.py_buffer(np.arange(count + 1, dtype=np.int32) * VALUE_BYTES), pa.py_buffer(bytes(count * 200))],
+            [
+                None,
+                pa.py_buffer(np.arange(count + 1, dtype=np.int32) * PAPER_BYTES),
+                pa.py_buffer(bytes(count * PAPER_BYTES)),
+            ],
         )
         schema = to_arrow_schema(self._schema, timezone="UTC")
         made = {
@@ -106,24 +120,42 @@ class GeneratorSource(DataSource):
         return GeneratorReader(schema, int(self.options["rows"]))
 
 
-class Memory:
-    """Looks how much memory Spark's Python workers take, ten times a second. A context manager."""
+class Watch:
+    """What Spark and the brokers take while a case runs: processor time, and the largest of Spark's Python workers.
+
+    A context manager; looks at memory ten times a second on a thread of its own.
+    """
 
     def __init__(self) -> None:
         self.peak_bytes = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
+        self._before = self._seconds()
 
     def _look(self) -> None:
         while not self._over.wait(0.1):
             for child in psutil.Process().children(recursive=True):
                 try:
-                    if "pyspark" in " ".join(child.cmdline()) and "java" not in child.name():
+                    if PARTS["python"] in " ".join(child.cmdline()) and "java" not in child.name():
                         self.peak_bytes = max(self.peak_bytes, child.memory_info().rss)
                 except psutil.Error:
                     continue
 
-    def __enter__(self) -> Memory:
+    def _seconds(self) -> dict[str, float]:
+        """Processor time so far of Java, of Spark's Python workers and of the brokers; what else runs takes none."""
+        found = dict.fromkeys(PARTS, 0.0)
+        for process in psutil.Process().children(recursive=True):
+            try:
+                command, times = " ".join(process.cmdline()), process.cpu_times()
+            except psutil.Error:
+                continue
+            for part, word in PARTS.items():
+                if word in command:
+                    found[part] += times.user + times.system
+                    break
+        return found
+
+    def __enter__(self) -> Watch:
         self._thread.start()
         return self
 
@@ -131,80 +163,175 @@ class Memory:
         self._over.set()
         self._thread.join()
 
+    def figures(self, rows: int) -> dict[str, float]:
+        """What a row took of a processor, and the largest worker."""
+        spent = {part: (seconds - self._before[part]) * 1e9 / rows for part, seconds in self._seconds().items()}
+        return {**{f"{part}_ns_per_row": ns for part, ns in spent.items()}, "python_peak_mb": self.peak_bytes / 1e6}
 
-class Bench:
-    """The cases, over one session and one cluster."""
 
-    def __init__(self, spark: SparkSession, servers: str, rows: int) -> None:
-        self.spark, self.rows = spark, rows
-        self.options = {"headrace.bootstrap.servers": servers}
-        self.admin = headrace.Admin(bootstrap_servers=servers)
-        for topic in ("bench", "streamed"):
-            self.create(topic)
-        self.fill("bench", rows)
+class SparkStage:
+    """A session, and a topic with as many rows as are asked for. Kept by the stage of a run."""
 
-    def create(self, topic: str) -> None:
-        """Make a topic that is not synced to disk, as in `python -m bench`, and whose files go when it is deleted."""
-        config = {"durability": "async", "file_delete_delay_ms": 0}
-        self.admin.create_topic(topic, partitions=PARTITIONS, replication_factor=1, config=config)
+    def __init__(self, stage: Stage, spark: SparkSession, topic: str) -> None:
+        self.stage, self.spark, self.topic = stage, spark, topic
+        self.rows = stage.records
+        self.options = {"headrace.bootstrap.servers": servers_of(stage)}
 
-    def fill(self, topic: str, rows: int) -> None:
-        """Write rows evenly."""
-        values = [bytes(VALUE_BYTES)] * BATCH_ROWS
-        with headrace.Producer(bootstrap_servers=self.options["headrace.bootstrap.servers"]) as producer:
-            for number in range(rows // BATCH_ROWS):
-                producer.send_many(topic, values, partition=number % PARTITIONS)
-
-    def generator(self, schema: str = "") -> Any:
+    def generated(self, schema: str = "") -> Any:
         """A frame of generated rows."""
         reader = self.spark.read.format("generator").option("rows", self.rows)
         return (reader.schema(schema) if schema else reader).load()
 
-    def topic(self, schema: str = "", **settings: str) -> Any:
+    def read(self, schema: str = "", **settings: str) -> Any:
         """A frame of the topic's rows."""
-        options = {"subscribe": "bench", "includeHeaders": "true", **self.options, **settings}
+        options = {"subscribe": self.topic, "includeHeaders": "true", **self.options, **settings}
         reader = self.spark.read.format("headrace").options(**options)
         return (reader.schema(schema) if schema else reader).load()
 
-    def counted(self, frame: Any) -> float:
-        """Rows a second of a count."""
-        started = time.perf_counter()
-        assert frame.count() == self.rows
-        return self.rows / (time.perf_counter() - started)
+    def versions(self) -> dict[str, str]:
+        """What Spark runs with."""
+        java = self.spark.sparkContext._jvm.java.lang.System.getProperty("java.version")
+        return {"pyspark": pyspark.__version__, "java": java, "pyarrow": pyarrow.__version__}
 
-    def write(self) -> float:
-        """Rows a second of writing generated values, to a topic that goes afterwards.
 
-        Else the rounds would fill the page cache, and the last ones measure how fast the disk takes the first ones: a
-        broker then needs three times as long for a row.
-        """
-        frame = self.generator("value BINARY")
-        topic = f"written-{secrets.token_hex(4)}"
-        self.create(topic)
-        started = time.perf_counter()
-        frame.write.format("headrace").options(topic=topic, **self.options).mode("append").save()
-        seconds = time.perf_counter() - started
-        written = sum(found.offset for found in self.admin.list_offsets(topic).values())
-        assert written == self.rows
-        self.admin.delete_topic(topic)
-        return self.rows / seconds
+def servers_of(stage: Stage) -> str:
+    """Where the brokers are; they have a transfer port."""
+    return stage.cluster(BROKERS, transfer_port=True).bootstrap_servers
 
-    def micro_batches(self, count: int) -> tuple[list[float], list[float]]:
-        """Rows a second of micro-batches of a million rows, and ms of triggers that find nothing."""
-        self.fill("streamed", count * 1_000_000)
-        stream = self.spark.readStream.format("headrace").options(
-            subscribe="streamed", startingOffsets="earliest", maxOffsetsPerTrigger="1000000", **self.options
+
+def topic_of(stage: Stage) -> Any:
+    """A new topic, removed at the end."""
+    return stage.topic(brokers=BROKERS, partitions=PARTITIONS, transfer_port=True)
+
+
+def fill(stage: Stage, topic: str, rows: int) -> None:
+    """Write rows evenly."""
+    values = [bytes(PAPER_BYTES)] * BATCH_ROWS
+    with headrace.Producer(bootstrap_servers=servers_of(stage)) as producer:
+        for number in range(rows // BATCH_ROWS):
+            producer.send_many(topic, values, partition=number % PARTITIONS)
+
+
+def spark_of(stage: Stage) -> SparkStage:
+    """The session of a run, started when it is first asked for."""
+
+    @contextmanager
+    def started() -> Iterator[SparkStage]:
+        builder = SparkSession.builder.master(MASTER)
+        for name, value in SETTINGS.items():
+            builder = builder.config(name, value)
+        with topic_of(stage) as target:
+            fill(stage, target.topic, stage.records)
+            spark = builder.getOrCreate()
+            try:
+                spark.sparkContext.setLogLevel("ERROR")
+                spark.dataSource.register(GeneratorSource)
+                yield SparkStage(stage, spark, target.topic)
+            finally:
+                spark.stop()
+
+    found: SparkStage = stage.kept("spark", started)
+    return found
+
+
+def rate(rows: int, seconds: float) -> dict[str, float]:
+    """Rows a second, as all benches have it and in millions."""
+    return {RATE: rows / seconds, MILLIONS: rows / seconds / 1e6}
+
+
+def counted(frame: Callable[[SparkStage], Any]) -> Callable[[Stage], Sample]:
+    """Measures the count of a frame."""
+
+    def run(stage: Stage) -> Sample:
+        spark = spark_of(stage)
+        with Watch() as watch:
+            started = time.perf_counter()
+            found = frame(spark).count()
+            seconds = time.perf_counter() - started
+        assert found == spark.rows
+        return Sample({**rate(spark.rows, seconds), **watch.figures(spark.rows)})
+
+    return run
+
+
+def write(stage: Stage) -> Sample:
+    """Write generated values to a topic that goes afterwards.
+
+    Else the rounds would fill the page cache, and the last ones measure how fast the disk takes the first ones: a
+    broker then needs three times as long for a row.
+    """
+    spark = spark_of(stage)
+    frame = spark.generated("value BINARY")
+    with topic_of(stage) as target:
+        with Watch() as watch:
+            started = time.perf_counter()
+            frame.write.format("headrace").options(topic=target.topic, **spark.options).mode("append").save()
+            seconds = time.perf_counter() - started
+        with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
+            assert sum(found.offset for found in admin.list_offsets(target.topic).values()) == spark.rows
+    return Sample({**rate(spark.rows, seconds), **watch.figures(spark.rows)})
+
+
+def micro_batch(stage: Stage) -> Sample:
+    """Of a streaming query the second micro-batch of a million rows, and the triggers that find nothing.
+
+    The first one starts workers and compiles what the query needs.
+    """
+    spark = spark_of(stage)
+    with topic_of(stage) as target, tempfile.TemporaryDirectory() as checkpoint:
+        fill(stage, target.topic, 2 * MICRO_BATCH_ROWS)
+        stream = spark.spark.readStream.format("headrace").options(
+            subscribe=target.topic,
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger=str(MICRO_BATCH_ROWS),
+            **spark.options,
         )
-        with tempfile.TemporaryDirectory() as checkpoint:
-            writer = stream.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
-            query = writer.start()
+        query = stream.load().writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+
+        def triggers(rows: int) -> list[float]:
+            """Milliseconds of those that found so many."""
+            progress = [each for each in query.recentProgress if each["numInputRows"] == rows]
+            return [each["durationMs"]["triggerExecution"] for each in progress]
+
+        try:
             query.processAllAvailable()
-            deadline = time.monotonic() + 30
-            while sum(not each["numInputRows"] for each in query.recentProgress) < 10 and time.monotonic() < deadline:
-                time.sleep(0.1)
+            wait_until(lambda: len(triggers(0)) >= IDLE_TRIGGERS, "a query that has read all polls")
+        finally:
             query.stop()
-        took = [(each["numInputRows"], each["durationMs"]["triggerExecution"]) for each in query.recentProgress]
-        return [rows / (ms / 1000) for rows, ms in took if rows == 1_000_000], [ms for rows, ms in took if not rows]
+        took = triggers(MICRO_BATCH_ROWS)
+        assert len(took) == 2, took
+        return Sample({**rate(MICRO_BATCH_ROWS, took[1] / 1000), "idle_ms": statistics.median(triggers(0))})
+
+
+MEMORY, MEMORY_TWO = "memory/seven columns", "memory/two columns"
+READ, READ_GRPC, READ_TWO = "read/seven columns", "read/seven columns, over gRPC", "read/two columns"
+WRITE, MICRO_BATCH = "write/values", "stream/micro-batch of 1,000,000 rows"
+CATALOGUE = Catalogue(
+    (
+        Case(MEMORY, counted(lambda spark: spark.generated())),
+        Case(READ, counted(lambda spark: spark.read())),
+        Case(READ_GRPC, counted(lambda spark: spark.read(**{"headrace.use.transfer.port": "false"}))),
+        Case(MEMORY_TWO, counted(lambda spark: spark.generated(TWO_COLUMNS))),
+        Case(READ_TWO, counted(lambda spark: spark.read(TWO_COLUMNS))),
+        Case(WRITE, write),
+        Case(MICRO_BATCH, micro_batch),
+    ),
+    (
+        Target("count, seven columns, million rows/s", Figure(READ, MILLIONS), 1.5),
+        Target("count, seven columns, of rows made in memory", Figure(READ), 0.4, Figure(MEMORY)),
+        Target("the same over gRPC", Figure(READ_GRPC), None, Figure(MEMORY)),
+        Target(
+            "count, two columns, million rows/s: 1.5 times what is asked of seven", Figure(READ_TWO, MILLIONS), 2.25
+        ),
+        Target("count, two columns, of what seven reach in the same round", Figure(READ_TWO), 1.5, Figure(READ)),
+        Target("the same of rows made in memory", Figure(MEMORY_TWO), None, Figure(MEMORY)),
+        Target("count, two columns, of rows made in memory", Figure(READ_TWO), None, Figure(MEMORY_TWO)),
+        Target("writing, million rows/s", Figure(WRITE, MILLIONS), 1.0),
+        Target("a streaming micro-batch of 1,000,000 rows, million rows/s", Figure(MICRO_BATCH, MILLIONS), 1.0),
+        Target("an idle micro-batch, ms", Figure(MICRO_BATCH, "idle_ms"), 250, at_most=True),
+    ),
+)
+"""What is measured, and what is asked of it. "1.5 times" of two columns can be meant in two ways: both are told."""
 
 
 @contextmanager
@@ -219,106 +346,31 @@ def compiled_once() -> Iterator[None]:
             yield
 
 
-def cpu_seconds() -> dict[str, float]:
-    """Processor time so far of Java, of Spark's Python workers and of the brokers; what else runs takes none."""
-    found = dict.fromkeys(PARTS, 0.0)
-    for process in psutil.Process().children(recursive=True):
-        try:
-            command, times = " ".join(process.cmdline()), process.cpu_times()
-        except psutil.Error:
-            continue
-        for part, word in PARTS.items():
-            if word in command:
-                found[part] += times.user + times.system
-                break
-    return found
-
-
-def measured(bench: Bench, rounds: int) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float]]]]:
-    """Run every case once a round, after a round that is not counted: rows a second, and ns of a processor a row."""
-    cases: dict[str, Callable[[], float]] = {
-        "generator, seven columns": lambda: bench.counted(bench.generator()),
-        "count, seven columns": lambda: bench.counted(bench.topic()),
-        "count, over gRPC": lambda: bench.counted(bench.topic(**{"headrace.use.transfer.port": "false"})),
-        "generator, two columns": lambda: bench.counted(bench.generator(TWO_COLUMNS)),
-        "count, two columns": lambda: bench.counted(bench.topic(TWO_COLUMNS)),
-        "write": bench.write,
-    }
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    spent: dict[str, dict[str, list[float]]] = {name: {part: [] for part in PARTS} for name in cases}
-    for number in range(rounds + 1):
-        for name, case in cases.items():
-            before = cpu_seconds()
-            figure = case()
-            if number:
-                found[name].append(figure)
-                for part, seconds in cpu_seconds().items():
-                    spent[name][part].append((seconds - before[part]) * 1e9 / bench.rows)
-    return found, spent
-
-
 def main(
     rows: Annotated[int, typer.Option(help="Rows of a read or a write.", min=100_000)] = 4_000_000,
     rounds: Annotated[int, typer.Option(help="Rounds that count.", min=1)] = 5,
-    output: Annotated[Path, typer.Option(help="Where JSON goes.")] = Path("bench/results"),
+    output: Annotated[Path, typer.Option(help="Where spark.json goes.")] = Path("bench/results"),
 ) -> None:
-    """Print a table and write JSON."""
+    """Measure, print the tables and write JSON."""
     use_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     rows -= rows % (PARTITIONS * BATCH_ROWS)
-    load = os.getloadavg()[0]
-    spec = LocalClusterSpec(brokers=2, coordinators=1, broker_settings={"transfer_listen": "127.0.0.1:0"})
-    with compiled_once(), LocalCluster(spec) as cluster:
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.streaming.noDataProgressEventInterval", "0")
-            .config("spark.python.unix.domain.socket.enabled", "true")
-            .getOrCreate()
-        )
-        spark.sparkContext.setLogLevel("ERROR")
-        spark.dataSource.register(GeneratorSource)
-        bench = Bench(spark, cluster.bootstrap_servers, rows)
-        with Memory() as memory:
-            figures, spent = measured(bench, rounds)
-            batches, idle = bench.micro_batches(rounds)
-        spark.stop()
-    medians = {name: statistics.median(each) for name, each in figures.items()}
-    medians["micro-batch of 1,000,000 rows"] = statistics.median(batches[1:] or batches)
-    medians["idle micro-batch"] = statistics.median(idle)
-    result = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "load_before": load,
-        "rows": rows,
-        "medians": medians,
-        "all": {**figures, "micro-batch of 1,000,000 rows": batches, "idle micro-batch": idle},
-        "cpu_ns_per_row": {
-            name: {part: statistics.median(each) for part, each in parts.items()} for name, parts in spent.items()
-        },
-        "worker_peak_rss_bytes": memory.peak_bytes,
+    before = machine()
+    with compiled_once(), Stage(rows) as stage:
+        found_on = {**before, **spark_of(stage).versions()}
+        results, skipped = measure(stage, CATALOGUE.cases, rounds, Console(stderr=True), warm_rounds=1)
+    told = {
+        "rounds": rounds,
+        "records": rows,
+        "master": MASTER,
+        "brokers": BROKERS,
+        "partitions": PARTITIONS,
+        **SETTINGS,
     }
+    report = Report(CATALOGUE, results, {**told, **SETTINGS}, skipped, found_on)
     output.mkdir(parents=True, exist_ok=True)
-    (output / "spark.json").write_text(json.dumps(result, indent=2) + "\n")
-    show(result)
-
-
-def show(result: dict[str, Any]) -> None:
-    """Print the medians beside what is asked."""
-    medians = result["medians"]
-    table = Table("case", "rows/s", "of the generator", *(f"{part}, ns" for part in PARTS), "asked")
-    for name, figure in medians.items():
-        beside = medians.get(name.replace("count", "generator").replace("over gRPC", "seven columns"))
-        share = f"{figure / beside:.0%}" if beside and name.startswith("count") else ""
-        shown = f"{figure:,.0f} ms" if name == "idle micro-batch" else f"{figure:,.0f}"
-        spent = result["cpu_ns_per_row"].get(name, {})
-        parts = (f"{spent[part]:,.0f}" if part in spent else "" for part in PARTS)
-        table.add_row(name, shown, share, *parts, TARGETS.get(name, ""))
-    Console().print(table)
-    ratio = medians["count, two columns"] / medians["count, seven columns"]
-    peak = result["worker_peak_rss_bytes"] / 2**20
-    print(f"two columns: {ratio:.2f} times seven; the largest Python worker had {peak:,.0f} MiB")
-    print(f"load of the machine before: {result['load_before']:.1f}")
+    (output / "spark.json").write_text(json.dumps(report.document(), indent=1) + "\n")
+    report.show(Console(width=200 if not Console().is_terminal else None))
 
 
 if __name__ == "__main__":
