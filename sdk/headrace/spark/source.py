@@ -6,6 +6,7 @@ pyspark only, and the rest when a reader or writer is made.
 
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
@@ -13,6 +14,21 @@ if TYPE_CHECKING:
     from headrace.spark.reader import HeadraceReader
     from headrace.spark.stream_reader import HeadraceStreamReader
     from headrace.spark.writer import HeadraceStreamWriter, HeadraceWriter
+
+MINIMUM_VERSION = (4, 2)
+"""Earlier ones do not honour a limit of a micro-batch after a restart, and lack what the stream reader is made of."""
+
+
+def check_version(version: str) -> None:
+    """Return if a version of pyspark will do.
+
+    Raises:
+        ConfigError: it is too old; install a later one.
+    """
+    from headrace.client.errors import ConfigError
+
+    if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_VERSION:
+        raise ConfigError(f"the data source headrace needs Spark 4.2 or later, and this is pyspark {version}")
 
 
 class HeadraceDataSource(DataSource):
@@ -32,24 +48,28 @@ class HeadraceDataSource(DataSource):
 
     def reader(self, schema: StructType) -> "HeadraceReader":
         """Make a reader of a bounded part of topics."""
+        check_version(pyspark.__version__)
         from headrace.spark.reader import make_reader
 
         return make_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> "HeadraceStreamReader":
         """Make a reader of topics as they grow."""
+        check_version(pyspark.__version__)
         from headrace.spark.stream_reader import HeadraceStreamReader
 
         return HeadraceStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> "HeadraceWriter":
         """Make a writer of a query's rows."""
+        check_version(pyspark.__version__)
         from headrace.spark.writer import HeadraceWriter
 
         return HeadraceWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "HeadraceStreamWriter":
         """Make a writer of a streaming query's rows."""
+        check_version(pyspark.__version__)
         from headrace.spark.writer import HeadraceStreamWriter
 
         return HeadraceStreamWriter(self.options, schema, overwrite)
