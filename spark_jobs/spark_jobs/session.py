@@ -20,7 +20,6 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 """What the jobs rely on."""
 LOGGING = """rootLogger.level = error
