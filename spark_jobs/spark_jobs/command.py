@@ -111,10 +111,14 @@ def usage_error(message: str) -> JobError:
 
 def run_job(command: Callable[..., None]) -> NoReturn:
     """Run a job's command line and exit."""
-    signal.signal(signal.SIGTERM, _stop)
+    run_app(job_app(command), command.__name__)
+
+
+def job_app(command: Callable[..., None]) -> typer.Typer:
+    """Give the command line of a job of one command."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
-    run_app(app, command.__name__)
+    return app
 
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:

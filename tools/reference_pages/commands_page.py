@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -21,7 +22,17 @@ _HEAD = ("option", "meaning")
 
 def commands_body() -> str:
     """The page from its title on."""
-    commands = _commands(typer.main.get_command(app), ())
+    return commands_text(_INTRO, leaves(typer.main.get_command(app), ("headrace",)), _SHARED)
+
+
+def commands_text(intro: str, commands: Sequence[tuple[tuple[str, ...], Any]], shared_names: Sequence[str]) -> str:
+    """A page of commands: the options that all have in common once, then each command with its own.
+
+    Args:
+        intro: the title, and what comes before the first heading.
+        commands: what is typed for each, and the command.
+        shared_names: parameters that are told once, in this order.
+    """
     shared: dict[str, tuple[str, str]] = {}
     sections: list[str] = []
     for path, command in commands:
@@ -30,21 +41,22 @@ def commands_body() -> str:
         with command.make_context(path[-1], [], resilient_parsing=True) as context:
             for parameter in command.params:
                 name, meaning = parameter.get_help_record(context)
+                meaning = meaning.replace("*", "\\*")
                 if not parameter.opts[0].startswith("-"):
                     name = name.partition(" <")[0]  # An argument's type says nothing that its name does not.
-                if parameter.name in _SHARED:
+                if parameter.name in shared_names:
                     shared.setdefault(parameter.name, (f"`{name}`", meaning))
                 else:
                     own.append((f"`{name}`", meaning))
-        sections += [f"## {' '.join(('headrace', *path))}", words.strip()]
+        sections += [f"## {' '.join(path)}", words.strip()]
         sections += [table(_HEAD, own)] if own else []
         sections += [f"```sh\n{inspect.cleandoc(examples)}\n```"] if examples else []
-    return "\n\n".join([_INTRO, "## Shared options", table(_HEAD, [shared[name] for name in _SHARED]), *sections])
+    return "\n\n".join([intro, "## Shared options", table(_HEAD, [shared[name] for name in shared_names]), *sections])
 
 
-def _commands(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+def leaves(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
     """The commands below a group, in its order."""
     children = getattr(command, "commands", None)
     if children is None:
         return [(path, command)]
-    return [found for name, child in children.items() for found in _commands(child, (*path, name))]
+    return [found for name, child in children.items() for found in leaves(child, (*path, name))]

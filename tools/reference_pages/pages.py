@@ -12,6 +12,7 @@ from reference_pages.chart_page import chart_body
 from reference_pages.commands_page import commands_body
 from reference_pages.decisions_page import decisions_body
 from reference_pages.errors_page import errors_body
+from reference_pages.jobs_page import jobs_body
 from reference_pages.metrics_page import metrics_body
 from reference_pages.rpcs_page import rpcs_body, values_body
 from reference_pages.segment_page import segment_body
@@ -57,6 +58,7 @@ PAGES = (
     Page("reference/settings.md", "the services' settings.py and sdk/headrace/client/config.py", settings_body),
     Page("reference/metrics.md", "the services' metrics.py", metrics_body),
     Page("reference/commands.md", "the modules of headrace.cli", commands_body),
+    Page("reference/jobs.md", "the modules of spark_jobs", jobs_body),
     Page("reference/chart-values.md", "deploy/helm/headrace/values.yaml", chart_body),
     Page("decisions/README.md", "the titles of the pages beside it", decisions_body),
 )

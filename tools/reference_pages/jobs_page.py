@@ -1,0 +1,28 @@
+"""docs/reference/jobs.md: every option of the jobs on Spark, as their commands have them."""
+
+from __future__ import annotations
+
+import typer
+from spark_jobs.access_log import access_log
+from spark_jobs.audit import audit
+from spark_jobs.command import job_app
+from spark_jobs.load import load
+
+from reference_pages.commands_page import commands_text, leaves
+from spark_jobs import windows
+
+_INTRO = """# Options of the jobs
+
+Every option of the jobs on Spark. What they do is told in [the guide](../guides/jobs.md)."""
+_SHARED = ("bootstrap_servers", "master", "quiet", "as_json")
+
+
+def jobs_body() -> str:
+    """The page from its title on."""
+    apps = {"load": job_app(load), "audit": job_app(audit), "windows": windows.app, "access_log": job_app(access_log)}
+    commands = [
+        found
+        for name, app in apps.items()
+        for found in leaves(typer.main.get_command(app), ("python -m", f"spark_jobs.{name}"))
+    ]
+    return commands_text(_INTRO, commands, _SHARED)
