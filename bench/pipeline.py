@@ -1,0 +1,93 @@
+"""`python -m bench.pipeline`: how long a record takes from its producer into a table (the paper, section 4: 10 s).
+
+A producer sends at a fixed rate, and `python -m spark_jobs.load` runs again and again, each run behind the one before,
+as from a timer that does not wait. A record is in the table when the run that committed it has ended. Broker, producer
+and Spark share the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Annotated
+
+import headrace
+import typer
+
+from bench.load import PAPER_BYTES
+from bench.stage import Stage, Target
+
+TICK_SECONDS = 0.01
+
+
+class Sender:
+    """Sends at a fixed rate until it is told to stop; knows when each offset of the only partition was sent."""
+
+    def __init__(self, target: Target, rate: int) -> None:
+        self.sent_at: list[float] = []
+        self._target, self._rate = target, rate
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+
+    def _send(self) -> None:
+        started = time.monotonic()
+        with headrace.Producer(bootstrap_servers=self._target.bootstrap_servers) as producer:
+            while not self._over.wait(TICK_SECONDS):
+                now = time.monotonic()
+                due = int((now - started) * self._rate) - len(self.sent_at)
+                if due > 0:
+                    producer.send_many(self._target.topic, [bytes(PAPER_BYTES)] * due, partition=0)
+                    self.sent_at += [now] * due
+
+    def __enter__(self) -> Sender:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send what is on its way, and no more. Again: nothing."""
+        self._over.set()
+        self._thread.join()
+
+
+def load(target: Target, table: str) -> tuple[int, float]:
+    """Run the job once: up to which offset the table goes, and when that was so."""
+    command = [sys.executable, "-m", "spark_jobs.load", "--topic", target.topic, "--table", table, "--json", "--quiet"]
+    done = subprocess.run([*command, "-b", target.bootstrap_servers], stdout=subprocess.PIPE, check=True)
+    return int(json.loads(done.stdout)["positions"].get("0", 0)), time.monotonic()
+
+
+def main(
+    rate: Annotated[int, typer.Option(help="Records a second.", min=1)] = 1_000,
+    seconds: Annotated[float, typer.Option(help="For how long records are sent.", min=1)] = 90.0,
+) -> None:
+    """Print how long records took, and how long a run took."""
+    busy = os.getloadavg()[0]
+    waits: list[float] = []
+    runs: list[float] = []
+    with Stage(0) as stage, tempfile.TemporaryDirectory() as table, stage.topic() as target:
+        with Sender(target, rate) as sender:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until or len(waits) < len(sender.sent_at):
+                if time.monotonic() >= until:
+                    sender.stop()
+                began = time.monotonic()
+                end, ended = load(target, f"{table}/table")
+                runs.append(ended - began)
+                waits += [ended - at for at in sender.sent_at[len(waits) : end]]
+    waits.sort()
+    print(f"{len(waits):,} records at {rate:,}/s by {len(runs)} runs of {statistics.median(runs):.1f} s (median)")
+    print(f"into the table after {statistics.mean(waits):.1f} s on average, p99 {waits[int(len(waits) * 0.99)]:.1f} s")
+    print(f"load of the machine before: {busy:.1f}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
