@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import headrace
 import typer
@@ -58,11 +58,23 @@ class Sender:
         self._thread.join()
 
 
-def load(target: Target, table: str) -> tuple[int, float]:
-    """Run the job once: up to which offset the table goes, and when that was so."""
+class Loaded(NamedTuple):
+    """What one run of the job did."""
+
+    end: int
+    """The table has every offset below it."""
+    at: float
+    """When that was so, by the monotonic clock."""
+    seconds: float
+    """What the job took once Spark was there."""
+
+
+def load(target: Target, table: str) -> Loaded:
+    """Run the job once."""
     command = [sys.executable, "-m", "spark_jobs.load", "--topic", target.topic, "--table", table, "--json", "--quiet"]
     done = subprocess.run([*command, "-b", target.bootstrap_servers], stdout=subprocess.PIPE, check=True)
-    return int(json.loads(done.stdout)["positions"].get("0", 0)), time.monotonic()
+    summary = json.loads(done.stdout)
+    return Loaded(int(summary["positions"].get("0", 0)), time.monotonic(), summary["seconds"])
 
 
 def main(
@@ -73,6 +85,7 @@ def main(
     busy = os.getloadavg()[0]
     waits: list[float] = []
     runs: list[float] = []
+    inside: list[float] = []
     with Stage(0) as stage, tempfile.TemporaryDirectory() as table, stage.topic() as target:
         with Sender(target, rate) as sender:
             until = time.monotonic() + seconds
@@ -80,11 +93,13 @@ def main(
                 if time.monotonic() >= until:
                     sender.stop()
                 began = time.monotonic()
-                end, ended = load(target, f"{table}/table")
-                runs.append(ended - began)
-                waits += [ended - at for at in sender.sent_at[len(waits) : end]]
+                loaded = load(target, f"{table}/table")
+                runs.append(loaded.at - began)
+                inside.append(loaded.seconds)
+                waits += [loaded.at - sent_at for sent_at in sender.sent_at[len(waits) : loaded.end]]
     waits.sort()
     print(f"{len(waits):,} records at {rate:,}/s by {len(runs)} runs of {statistics.median(runs):.1f} s (median)")
+    print(f"of which {statistics.median(inside):.1f} s are loading, the rest Spark's start and end")
     print(f"into the table after {statistics.mean(waits):.1f} s on average, p99 {waits[int(len(waits) * 0.99)]:.1f} s")
     print(f"load of the machine before: {busy:.1f}")
 

@@ -14,15 +14,15 @@ def test_every_record_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, capsys
     """All that was sent is loaded by the end, and what a record waits is from its sending to the run's end."""
     loaded: list[int] = []
 
-    def load(target: Target, table: str) -> tuple[int, float]:
+    def load(target: Target, table: str) -> pipeline.Loaded:
         with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
             loaded.append(sum(found.offset for found in admin.list_offsets(target.topic).values()))
-        return loaded[-1], time.monotonic() + 10
+        return pipeline.Loaded(loaded[-1], time.monotonic() + 10, 7.0)
 
     monkeypatch.setattr(pipeline, "load", load)
     pipeline.main(rate=1_000, seconds=1.0)
     found = re.match(
-        r"([\d,]+) records at 1,000/s by (\d+) runs.*\n.* after ([\d.]+) s on average", capsys.readouterr().out
+        r"([\d,]+) records at 1,000/s by (\d+) runs.*\n.*\n.* after ([\d.]+) s on average", capsys.readouterr().out
     )
     assert found is not None
     assert int(found[1].replace(",", "")) == loaded[-1] > 100
