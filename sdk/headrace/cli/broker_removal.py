@@ -1,5 +1,6 @@
 """`headrace broker removable`: may brokers be taken away for good? For people, and for what guards a scaling down."""
 
+import socket
 from collections import defaultdict
 from typing import Annotated
 
@@ -10,6 +11,9 @@ from headrace.cli.exit_codes import ExitCode
 from headrace.cli.rendering import Column, JsonValue, Note, Report, Table
 from headrace.cli.session import CommandFailed, Session, UsageProblem, command
 
+UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+"""What a resolver says of a name that is not there; one that cannot tell says something else."""
+
 
 @command()
 def removable(
@@ -19,6 +23,12 @@ def removable(
     from_: Annotated[
         int | None, typer.Option("--from", metavar="ID", min=0, help="This broker and all with a higher id.")
     ] = None,
+    if_installed: Annotated[
+        bool,
+        typer.Option(
+            "--if-installed", help="Say yes where DNS knows none of the servers' names: nothing is installed there yet."
+        ),
+    ] = False,
 ) -> None:
     """Say whether brokers hold no replica, so that taking them away loses nothing. Exit code 1: they do.
 
@@ -31,6 +41,10 @@ def removable(
     """
     if not broker_ids and from_ is None:
         raise UsageProblem("name brokers, or give --from")
+    if if_installed and not any(_is_name_known(host) for host in _hosts(session.bootstrap_servers)):
+        unknown = f"DNS knows no {' and no '.join(_hosts(session.bootstrap_servers))}: nothing is installed there yet"
+        session.show(Report({"removable": True, "holding": []}, (Note(unknown),)))
+        return
     with session.admin() as admin:
         topics = admin.describe_topics()
     held: dict[int, list[str]] = defaultdict(list)
@@ -56,3 +70,16 @@ def removable(
             f"{broker_list(sorted(held))} still {'holds' if len(held) == 1 else 'hold'} {replicas}: move them first, "
             f"`headrace partition move {flags} --execute --watch`",
         )
+
+
+def _hosts(servers: str) -> list[str]:
+    return [each.strip().rpartition(":")[0].strip("[]") for each in servers.split(",") if each.strip()]
+
+
+def _is_name_known(host: str) -> bool:
+    """Whether there is such a name. What DNS cannot tell now counts as known: then whoever is there must answer."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.errno not in UNKNOWN_NAME
+    return True

@@ -1,6 +1,7 @@
 """`headrace broker`: what a broker leads and holds, draining it with progress and a time-out, and the way back."""
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -123,3 +124,32 @@ def test_brokers_that_hold_replicas_are_not_removable(headrace: Any, three: Any)
     assert headrace("broker", "removable", "--from", "4").out == "they hold no replica and may be taken away\n"
     assert headrace("broker", "removable", "1", "2").err.startswith("headrace: brokers 1, 2 still hold 6 replicas")
     assert headrace("broker", "removable").code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("answers", "ended", "said"),
+    [
+        ((socket.EAI_NONAME,), ExitCode.OK, "DNS knows no log.svc: nothing is installed there yet"),
+        ((None,), ExitCode.FAILED, "broker 3 still holds 3 replicas"),
+        ((socket.EAI_AGAIN,), ExitCode.FAILED, "broker 3 still holds 3 replicas"),
+        ((socket.EAI_NONAME, None), ExitCode.FAILED, "broker 3 still holds 3 replicas"),
+    ],
+    ids=["unknown", "known", "DNS does not answer", "one of two is known"],
+)
+def test_where_nothing_is_installed_nothing_is_held(
+    headrace: Any, three: Any, monkeypatch: pytest.MonkeyPatch, answers: tuple[int | None, ...], ended: int, said: str
+) -> None:
+    """Only where DNS says that there is no such name; else the cluster is asked, and must answer."""
+    left = list(answers)
+
+    def resolve(host: str, _port: object) -> list[object]:
+        answer = left.pop(0)
+        if answer is not None:
+            raise socket.gaierror(answer, f"no {host}")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    servers = ",".join(["log.svc:7170", "other.svc:7170"][: len(answers)])
+    done = headrace("broker", "removable", "--from", "3", "--if-installed", "--bootstrap-servers", servers)
+    assert done.code == ended
+    assert said in done.out + done.err
