@@ -7,10 +7,11 @@
     node-label            write a label of this Kubernetes node into a file: a broker's rack, from its node's zone
     anything else         the command line `headrace`
 
-Two variables help where a value is known only when the container runs:
+Three variables help where a value is known only when the container runs:
 
     HEADRACE_FROM_FILES   NAME=path,NAME=path: variables whose values stand in files; ${OTHER} in a file is expanded
     HEADRACE_NODE_NAME    which node it is, for node-label
+    HEADRACE_POD_IP       {podIP} in a service's ADVERTISED_ADDRESS becomes this as DNS has it in names: 10-0-0-1
 
 Standard library only, so that a probe costs little. The services read everything else themselves.
 """
@@ -50,6 +51,17 @@ def environment_from_files(environ: dict[str, str]) -> dict[str, str]:
             raise ContainerError(f"{name} is to be read from {path}: {error.strerror}; is it mounted?") from error
         except (KeyError, ValueError) as error:
             raise ContainerError(f"{path} for {name} names a variable that is not set: {error}") from error
+    return found
+
+
+def own_name(environ: dict[str, str]) -> dict[str, str]:
+    """The advertised addresses with {podIP} in them, with the pod's own address in its place."""
+    found = {}
+    for name in (prefix + "ADVERTISED_ADDRESS" for prefix in PREFIXES):
+        if "{podIP}" in (told := environ.get(name, "")):
+            if not (address := environ.get("HEADRACE_POD_IP", "")):
+                raise ContainerError(f"{name} has {{podIP}} in it: set HEADRACE_POD_IP to this pod's address")
+            found[name] = told.replace("{podIP}", address.replace(".", "-").replace(":", "-"))
     return found
 
 
@@ -117,7 +129,8 @@ def main() -> None:
             sys.exit(node_label(rest))
         case _:
             command = command_for(word, rest)
-            os.execvpe(command[0], command, {**os.environ, **environment_from_files(dict(os.environ))})
+            environ = {**os.environ, **environment_from_files(dict(os.environ))}
+            os.execvpe(command[0], command, {**environ, **own_name(environ)})
 
 
 def command_for(word: str, rest: list[str]) -> list[str]:

@@ -75,7 +75,8 @@ def programs(tmp_path: Path) -> Path:
     """Stand-ins for the installed programs: each prints what it was called with."""
     for name in ("headrace", "headrace-broker", "headrace-coordinator"):
         script = tmp_path / name
-        script.write_text(f'#!/bin/sh\necho "{name} $*"\necho "$HEADRACE_BROKER_RACK"\n')
+        lines = ("#!/bin/sh", f'echo "{name} $*"', 'echo "$HEADRACE_BROKER_RACK"')
+        script.write_text("\n".join([*lines, 'echo "$HEADRACE_COORDINATOR_ADVERTISED_ADDRESS"\n']))
         script.chmod(0o755)
     return tmp_path
 
@@ -108,6 +109,15 @@ def test_variables_come_from_files(programs: Path, tmp_path: Path) -> None:
     done = run("broker", path=str(programs), HEADRACE_FROM_FILES="HEADRACE_BROKER_RACK=/nowhere")
     assert "is to be read from /nowhere: No such file or directory; is it mounted?" in done.stderr
     assert "write HEADRACE_NAME=/path" in run("broker", path=str(programs), HEADRACE_FROM_FILES="x").stderr
+
+
+@pytest.mark.parametrize(("address", "name"), [("10.0.3.14", "10-0-3-14"), ("2001:db8::7", "2001-db8--7")])
+def test_a_pod_is_told_by_the_name_that_dns_gives_it(programs: Path, address: str, name: str) -> None:
+    """Its address with dashes; one that is not known is an error in a sentence."""
+    told = {"HEADRACE_COORDINATOR_ADVERTISED_ADDRESS": "{podIP}.coordinators.svc:7170"}
+    done = run("coordinator", path=str(programs), HEADRACE_POD_IP=address, **told)
+    assert done.stdout.splitlines()[2] == f"{name}.coordinators.svc:7170"
+    assert "set HEADRACE_POD_IP to this pod's address" in run("coordinator", path=str(programs), **told).stderr
 
 
 @contextlib.contextmanager
