@@ -41,14 +41,14 @@ def monitored(cluster: Engine, figure: Figure) -> Iterator[Engine]:
 
 
 def test_every_target_is_up(monitored: Engine) -> None:
-    """Brokers, their details, coordinators and etcd, by the names that they have in the file."""
+    """Brokers and coordinators, their details, and etcd, by the names that they have in the file."""
     deadline = time.monotonic() + SECONDS
     targets: dict[str, str] = {"": "unknown"}
     while set(targets.values()) != {"up"} and time.monotonic() < deadline:
         active = ask(PROMETHEUS, "/api/v1/targets")["data"]["activeTargets"]
         targets = {each["scrapeUrl"]: f"{each['health']}{each['lastError']}" for each in active}
         time.sleep(0.5)
-    assert len(targets) == 9
+    assert len(targets) == 11
     assert {url: health for url, health in targets.items() if health != "up"} == {}
 
 

@@ -127,6 +127,14 @@ def test_prometheus_scrapes_every_service(compose: dict[str, Any]) -> None:
         if each["labels"] == {"cluster": "headrace"}
     }
     assert targets == {f"{name}:{'2379' if name == 'etcd' else '9464'}" for name in CLUSTER}
+    detailed = {
+        target
+        for job in config["scrape_configs"]
+        for each in job["static_configs"]
+        for target in each["targets"]
+        if job.get("metrics_path") == "/metrics/detail"
+    }
+    assert detailed == targets - {"etcd:2379"}  # The dashboards of topics and groups are made of these.
     rules = compose["services"]["prometheus"]["volumes"]
     assert any(mount["source"] == str(CHART / "files" / "rules") for mount in rules)
 

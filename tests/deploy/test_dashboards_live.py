@@ -87,6 +87,7 @@ def prometheus(prometheus_program: str, loaded_cluster: LocalCluster, tmp_path_f
         "headrace-etcd": [loaded_cluster.etcd.endpoint],
     }
     targets["headrace-broker-detail"] = targets["headrace-broker"]
+    targets["headrace-coordinator-detail"] = targets["headrace-coordinator"]
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     del config["alerting"]
     config["rule_files"] = [str(ROOT / "deploy" / "helm" / "headrace" / "files" / "rules" / "headrace.yaml")]
