@@ -419,7 +419,7 @@ def test_hooks_say_what_they_do(render: Render) -> None:
     assert guard["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
     assert guard["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
     (container,) = containers(guard["spec"]["template"])
-    assert container["args"] == ["broker", "removable", "--from", "3"]
+    assert container["args"] == ["broker", "removable", "--from", "3", "--if-installed"]  # Nobody could look here.
     (rule,) = guard["spec"]["podFailurePolicy"]["rules"]
     refused = {"containerName": container["name"], "operator": "In", "values": [ExitCode.FAILED]}
     assert rule == {"action": "FailJob", "onExitCodes": refused, "onPodConditions": []}
@@ -436,6 +436,18 @@ def test_hooks_say_what_they_do(render: Render) -> None:
     for pod in (guard["spec"]["template"], topics["spec"]["template"], test):
         environment = {each["name"]: each["value"] for each in containers(pod)[0]["env"]}
         assert environment["HEADRACE_BOOTSTRAP_SERVERS"] == "demo-headrace.prod.svc.cluster.local:7170"
+
+
+def test_the_guard_starts_before_there_is_anything(render: Render) -> None:
+    """Where Helm only renders, it runs before a first installation: without the secret that is yet to be made."""
+    objects = render({**MATRIX["TLS by cert-manager"], "topics": [{"name": "plain"}]})
+    for pod, optional in (
+        (one(objects, "Job", "-scale-down")["spec"]["template"], True),
+        (one(objects, "Job", "-topics")["spec"]["template"], None),
+        (one(objects, "Pod", "-test"), None),
+    ):
+        (secret,) = (volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume)
+        assert secret.get("optional") is optional
 
 
 def test_prometheus_scrapes_each_pod_once(render: Render) -> None:

@@ -1,5 +1,6 @@
 {{/*
-The pod of a job that runs the command line: (dict "root" $ "component" "topics" "name" "topics" "container" TEXT).
+The pod of a job that runs the command line: (dict "root" $ "component" "topics" "container" TEXT). With "secretOptional"
+it starts also where the secret of tls is not there.
 */}}
 {{- define "headrace.jobPod" -}}
 metadata:
@@ -58,6 +59,6 @@ volumes:
     emptyDir: {sizeLimit: 16Mi}
   {{- if .root.Values.tls.enabled }}
   - name: tls
-    secret: {secretName: {{ include "headrace.tlsSecret" .root }}, defaultMode: 0440}
+    secret: {secretName: {{ include "headrace.tlsSecret" .root }}, defaultMode: 0440{{ if .secretOptional }}, optional: true{{ end }}}
   {{- end }}
 {{- end -}}
