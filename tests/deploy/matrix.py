@@ -71,6 +71,27 @@ NODE_PORTS = {
     "nodePorts": [30181, 30182, 30183],
 }
 
+CERT_MANAGER: dict[str, Any] = {
+    "enabled": True,
+    "certManager": {"enabled": True, "issuerRef": {"name": "ca", "kind": "Issuer"}},
+}
+
+# What a release needs to go out where a namespace lets no pod go out by itself: docs/guides/installing.md.
+RELEASE = {"app.kubernetes.io/instance": "{{ .Release.Name }}"}
+EGRESS: dict[str, Any] = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "{{ .Release.Name | trunc 40 }}-egress"},
+    "spec": {
+        "podSelector": {"matchLabels": RELEASE},
+        "policyTypes": ["Egress"],
+        "egress": [
+            {"to": [{"podSelector": {"matchLabels": RELEASE}}]},
+            {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
+        ],
+    },
+}
+
 MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
@@ -102,6 +123,21 @@ MATRIX: dict[str, dict[str, Any]] = {
             },
         },
         "coordinator": {"advertisedAddress": "log.example.org:7170"},
+    },
+    "TLS by cert-manager, outside": {
+        "tls": CERT_MANAGER,
+        "broker": {"external": {"enabled": True, "addressTemplate": "broker-{id}.example.org:7181"}},
+        "coordinator": {"advertisedAddress": "192.0.2.10:7170"},
+    },
+    "TLS by cert-manager, listed": {
+        "tls": CERT_MANAGER,
+        "broker": {
+            "external": {"enabled": True, "addresses": ["a.example.org:1", "192.0.2.1:2", "[2001:db8::1]:3"]},
+        },
+    },
+    "TLS by cert-manager, node ports": {
+        "tls": {**CERT_MANAGER, "certManager": {**CERT_MANAGER["certManager"], "ipAddresses": ["192.0.2.5"]}},
+        "broker": {"external": NODE_PORTS},
     },
     "node ports": {
         "broker": {
@@ -150,6 +186,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tls.secretName and tls.certManager.enabled exclude each other",
     ),
     ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name says who signs"),
+    (
+        {"tls": CERT_MANAGER, "broker": {"external": NODE_PORTS}},
+        "broker.external.addressTemplate has {nodeIP}, and no certificate can name nodes that are not known yet",
+    ),
+    (
+        {"tls": CERT_MANAGER, "broker": {"external": {"enabled": True, "addresses": ["a:1"]}}},
+        "broker.external.addresses has 1 entries for 3 brokers",
+    ),
     ({"etcd": {"tls": {"secretName": "s"}}}, "the bundled one speaks no TLS"),
     ({"etcd": {"bundled": {"enabled": False}}}, "no etcd: give etcd.endpoints, or set etcd.bundled.enabled=true"),
     (

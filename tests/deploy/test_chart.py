@@ -62,7 +62,8 @@ def test_names_and_selectors_fit_together(render: Render, values: dict[str, Any]
     for each in select(objects, "PodDisruptionBudget"):
         assert len(_selected(templates, each["spec"]["selector"]["matchLabels"])) == 1
     for each in select(objects, "NetworkPolicy"):
-        assert len(_selected(templates, each["spec"]["podSelector"]["matchLabels"])) == 1
+        selected = _selected(templates, each["spec"]["podSelector"]["matchLabels"])
+        assert len(selected) == 1 or each["spec"]["policyTypes"] == ["Egress"]
     for each in select(objects, "Service"):
         wanted = {name: value for name, value in each["spec"]["selector"].items() if not name.endswith("/pod-index")}
         (where,) = _selected(templates, wanted)
@@ -328,6 +329,42 @@ def test_tls_reaches_services_and_jobs(render: Render) -> None:
         "log.example.org",
         "x.example.org",
     } <= set(certificate["dnsNames"])
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "addresses"),
+    [
+        ("TLS by cert-manager", {"log.example.org", "x.example.org"}, []),
+        ("TLS by cert-manager, outside", {f"broker-{number}.example.org" for number in range(3)}, ["192.0.2.10"]),
+        ("TLS by cert-manager, listed", {"a.example.org"}, ["192.0.2.1", "2001:db8::1"]),
+        ("TLS by cert-manager, node ports", set(), ["192.0.2.5"]),
+    ],
+)
+def test_a_certificate_is_good_for_all_that_clients_are_told(
+    render: Render, name: str, names: set[str], addresses: list[str]
+) -> None:
+    """Names of Services and pods inside, what is told outside, and addresses where addresses belong."""
+    certificate = one(render(MATRIX[name]), "Certificate")["spec"]
+    inside = {
+        "demo-headrace", "demo-headrace.prod", "demo-headrace.prod.svc", "demo-headrace.prod.svc.cluster.local",
+        *(f"*.demo-headrace-{each}-headless.prod.svc.cluster.local" for each in ("broker", "coordinator")),
+    }  # fmt: skip
+    assert set(certificate["dnsNames"]) == inside | names
+    assert certificate.get("ipAddresses", []) == addresses
+
+
+def test_coordinators_are_told_apart(render: Render) -> None:
+    """Each by its own address, with TLS by a name that certificates can bear; the same for all only where asked."""
+    own = "{podIP}.demo-headrace-coordinator-headless.prod.svc.cluster.local:7170"
+    for name, told in (
+        ("defaults", "$(HEADRACE_POD_IP):7170"),
+        ("TLS by a secret", own),
+        ("TLS by cert-manager, listed", own),
+        ("TLS by cert-manager", "log.example.org:7170"),
+    ):
+        (container,) = one(render(MATRIX[name]), "Deployment")["spec"]["template"]["spec"]["containers"]
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        assert environment["HEADRACE_COORDINATOR_ADVERTISED_ADDRESS"] == told
 
 
 def test_outside_addresses_are_told_by_number(render: Render) -> None:

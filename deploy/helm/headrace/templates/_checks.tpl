@@ -1,6 +1,6 @@
 {{/*
 What values.schema.json cannot say, because it is about two values at once. Each failure names both and what to do.
-Included once, by the broker's StatefulSet.
+Included by the broker's StatefulSet, and by the certificate, which Helm renders before it.
 */}}
 {{- define "headrace.checks" -}}
 {{- $broker := .Values.broker -}}
@@ -26,6 +26,9 @@ Included once, by the broker's StatefulSet.
 {{- end -}}
 {{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
 {{- fail "tls.certManager.issuerRef.name says who signs the certificates, and is not given" -}}
+{{- end -}}
+{{- if and $tls.certManager.enabled (not $tls.certManager.ipAddresses) $broker.external.enabled (contains "{nodeIP}" $broker.external.addressTemplate) -}}
+{{- fail "broker.external.addressTemplate has {nodeIP}, and no certificate can name nodes that are not known yet: list the nodes' addresses in tls.certManager.ipAddresses, or give names in broker.external.addresses" -}}
 {{- end -}}
 {{- if and $etcd.bundled.enabled $etcd.tls.secretName -}}
 {{- fail "etcd.tls is for an etcd of yours (etcd.endpoints): the bundled one speaks no TLS; networkPolicy.enabled=true keeps others away from it" -}}

@@ -40,7 +40,9 @@ spec:
         - {name: HEADRACE_COORDINATOR_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_COORDINATOR_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
         - {name: HEADRACE_COORDINATOR_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
-        - {name: HEADRACE_COORDINATOR_ADVERTISED_ADDRESS, value: {{ $coordinator.advertisedAddress | default (ternary (include "headrace.bootstrap" $root) "$(HEADRACE_POD_IP):7170" $root.Values.tls.enabled) | quote }}}
+        {{- /* Certificates bear no addresses of pods: with TLS each has the name that DNS gives it below its Service. */}}
+        {{- $own := ternary (printf "{podIP}.%s:7170" (include "headrace.podDomain" .)) "$(HEADRACE_POD_IP):7170" $root.Values.tls.enabled }}
+        - {name: HEADRACE_COORDINATOR_ADVERTISED_ADDRESS, value: {{ $coordinator.advertisedAddress | default $own | quote }}}
         {{- with include "headrace.tlsEnvironment" (dict "root" $root "prefix" "HEADRACE_COORDINATOR_") }}{{ nindent 8 (trim .) }}{{ end }}
         {{- with $coordinator.extraEnv }}
         {{- toYaml . | nindent 8 }}

@@ -106,6 +106,20 @@ have the same authority there must be one, and the services' own certificate is 
 {{- printf "%s-headless.%s.svc.%s" (include "headrace.componentName" .) .root.Release.Namespace .root.Values.clusterDomain -}}
 {{- end -}}
 
+{{/* What clients outside are told of a broker, host:port; {nodeIP} is left in it: (dict "root" $ "index" 0). */}}
+{{- define "headrace.externalAddress" -}}
+{{- $external := .root.Values.broker.external -}}
+{{- if $external.addresses -}}
+{{- index $external.addresses .index -}}
+{{- else -}}
+{{- $address := $external.addressTemplate | replace "{id}" (toString .index) -}}
+{{- if $external.nodePorts -}}
+{{- $address = $address | replace "{nodePort}" (index $external.nodePorts .index | int | toString) -}}
+{{- end -}}
+{{- $address -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The members of etcd, joined by commas: those given, else the bundled ones. */}}
 {{- define "headrace.etcdEndpoints" -}}
 {{- if .Values.etcd.endpoints -}}
