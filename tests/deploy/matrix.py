@@ -146,6 +146,9 @@ MATRIX: dict[str, dict[str, Any]] = {
         }
     },
     "transfers inside": {"broker": {"transfer": {"enabled": True}}, "networkPolicy": {"enabled": True}},
+    "no policies": {"networkPolicy": {"internal": False}},
+    "policies for clients alone": {"networkPolicy": {"internal": False, "enabled": True}},
+    "restricted egress": {"extraObjects": [EGRESS]},
     "listed addresses": {
         "broker": {"external": {"enabled": True, "addresses": ["a.example.org:1", "b.example.org:2", "192.0.2.1:3"]}}
     },

@@ -31,7 +31,7 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- fail "broker.external.addressTemplate has {nodeIP}, and no certificate can name nodes that are not known yet: list the nodes' addresses in tls.certManager.ipAddresses, or give names in broker.external.addresses" -}}
 {{- end -}}
 {{- if and $etcd.bundled.enabled $etcd.tls.secretName -}}
-{{- fail "etcd.tls is for an etcd of yours (etcd.endpoints): the bundled one speaks no TLS; networkPolicy.enabled=true keeps others away from it" -}}
+{{- fail "etcd.tls is for an etcd of yours (etcd.endpoints): the bundled one speaks no TLS; networkPolicy.internal=true keeps others away from it" -}}
 {{- end -}}
 {{- if lookup "v1" "ServiceAccount" .Release.Namespace "default" -}}
 {{- range $name := list $tls.secretName $tls.internalSecretName $etcd.tls.secretName -}}

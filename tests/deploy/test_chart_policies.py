@@ -1,0 +1,61 @@
+"""Who reaches which port of a release, by its network policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.deploy.conftest import Render, one, select
+from tests.deploy.matrix import MATRIX
+
+
+def _open_to(policy: dict[str, Any]) -> dict[int, set[str]]:
+    """Who reaches each port: components of the release, or `all`, or `others` that the values name."""
+    found: dict[int, set[str]] = {}
+    for rule in policy["spec"]["ingress"]:
+        peers = {
+            peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component", "others")
+            for peer in rule.get("from", [])
+        }
+        for port in rule["ports"]:
+            found[port["port"]] = peers or {"all"}
+    return found
+
+
+def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) -> None:
+    """etcd and the brokers' internal port to its services alone; all else stays open until clients are named."""
+    objects = render()
+    policies = {each["metadata"]["name"]: _open_to(each) for each in select(objects, "NetworkPolicy")}
+    services, all_ = {"broker", "coordinator"}, {"all"}
+    assert policies == {
+        "demo-headrace-broker": {7181: all_, 7381: services, 9464: all_},
+        "demo-headrace-etcd": {2379: services | {"etcd"}, 2380: {"etcd"}, 2381: all_},
+    }
+    for component in ("broker", "etcd"):
+        (container,) = one(objects, "StatefulSet", f"-{component}")["spec"]["template"]["spec"]["containers"]
+        declared = {port["containerPort"] for port in container["ports"]}
+        assert set(policies[f"demo-headrace-{component}"]) == declared
+    closed = render(MATRIX["everything"])
+    named = {each["metadata"]["name"].rpartition("-")[2]: _open_to(each) for each in select(closed, "NetworkPolicy")}
+    assert named == {
+        "broker": {7181: {"others"}, 7281: {"others"}, 7381: services, 9464: {"others"}},
+        "coordinator": {7170: {"others"}, 9464: {"others"}},
+        "etcd": {2379: services | {"etcd"}, 2380: {"etcd"}, 2381: {"others"}},
+    }
+    assert not select(render(MATRIX["no policies"]), "NetworkPolicy")
+    alone = {
+        each["metadata"]["name"]: _open_to(each)
+        for each in select(render(MATRIX["policies for clients alone"]), "NetworkPolicy")
+    }
+    assert set(alone) == {"demo-headrace-broker", "demo-headrace-coordinator"}
+    assert alone["demo-headrace-broker"][7381] == all_
+    assert not select(render(MATRIX["etcd elsewhere"]), "NetworkPolicy", "-etcd")
+
+
+def test_pods_of_hooks_are_among_those_who_may_come(render: Render) -> None:
+    """Where clients are named, the release's own jobs and tests are clients, too."""
+    objects = render(MATRIX["everything"])
+    for name in ("-broker", "-coordinator"):
+        (rule, *_) = one(objects, "NetworkPolicy", name)["spec"]["ingress"]
+        labels = rule["from"][-1]["podSelector"]["matchLabels"]
+        for pod in (one(objects, "Job", "-topics")["spec"]["template"], one(objects, "Pod", "-test")):
+            assert labels.items() <= pod["metadata"]["labels"].items()
