@@ -507,11 +507,24 @@ def test_prometheus_scrapes_each_pod_once(render: Render) -> None:
 
 
 def test_notes_lead_on(chart: Any) -> None:
-    """What to do next, and what is not there yet."""
-    notes = chart.render({}, name="demo", namespace="prod")["headrace/templates/NOTES.txt"]
+    """What to do next, what is not there yet, and what was left open."""
+
+    def notes(values: dict[str, Any]) -> str:
+        text: str = chart.render(values, name="demo", namespace="prod")["headrace/templates/NOTES.txt"]
+        return text
+
     for words in (
         "demo-headrace.prod.svc.cluster.local:7170",
         "helm --namespace prod test demo",
         "networkPolicy.enabled",
     ):
-        assert words in notes
+        assert words in notes({})
+    assert "networkPolicy.internal is false" not in notes({})
+    assert "networkPolicy.internal is false: whoever reaches the bundled etcd may change" in notes(
+        MATRIX["no policies"]
+    )
+    empty = "The dashboard of topics is empty"
+    monitoring = {"dashboards": {"enabled": True}, "serviceMonitor": {"enabled": True}}
+    assert empty not in notes({})
+    assert empty in notes({"monitoring": monitoring})
+    assert empty not in notes(EVERYTHING)
