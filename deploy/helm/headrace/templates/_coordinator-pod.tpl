@@ -26,7 +26,11 @@ spec:
     - name: coordinator
       image: {{ include "headrace.image" (dict "image" $root.Values.image "tag" $root.Chart.AppVersion) }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      {{- if $root.Values.recovery.name }}
+      {{- include "headrace.idle" $root | nindent 6 }}
+      {{- else }}
       args: [coordinator, --config, /etc/headrace/coordinator.toml]
+      {{- end }}
       env:
         - name: HEADRACE_COORDINATOR_COORDINATOR_ID
           valueFrom:
@@ -50,7 +54,9 @@ spec:
       ports:
         - {name: grpc, containerPort: 7170}
         - {name: metrics, containerPort: 9464}
+      {{- if not $root.Values.recovery.name }}
       {{- include "headrace.probes" . | nindent 6 }}
+      {{- end }}
       resources:
         {{- toYaml $coordinator.resources | nindent 8 }}
       securityContext:

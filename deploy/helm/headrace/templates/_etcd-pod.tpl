@@ -22,6 +22,10 @@ spec:
   securityContext:
     {{- include "headrace.podSecurity" $root | nindent 4 }}
   {{- include "headrace.scheduling" . | nindent 2 }}
+  {{- with $root.Values.recovery.name }}
+  initContainers:
+    {{- include "headrace.etcdRestore" $root | nindent 4 }}
+  {{- end }}
   containers:
     - name: etcd
       image: {{ include "headrace.image" (dict "image" $etcd.image "tag" "") }}
@@ -34,7 +38,7 @@ spec:
         - {name: ETCD_DATA_DIR, value: /var/lib/etcd/data}
         - {name: ETCD_INITIAL_CLUSTER, value: {{ include "headrace.etcdInitialCluster" $root | quote }}}
         - {name: ETCD_INITIAL_CLUSTER_STATE, value: {{ $etcd.initialClusterState }}}
-        - {name: ETCD_INITIAL_CLUSTER_TOKEN, value: {{ printf "%s.%s" (include "headrace.componentName" .) $root.Release.Namespace | quote }}}
+        - {name: ETCD_INITIAL_CLUSTER_TOKEN, value: {{ include "headrace.etcdToken" $root | quote }}}
         - {name: ETCD_LISTEN_PEER_URLS, value: {{ printf "http://%s:2380" $root.Values.listenHost | quote }}}
         - {name: ETCD_INITIAL_ADVERTISE_PEER_URLS, value: {{ printf "http://$(ETCD_NAME).%s:2380" $domain | quote }}}
         - {name: ETCD_LISTEN_CLIENT_URLS, value: {{ printf "http://%s:2379" $root.Values.listenHost | quote }}}

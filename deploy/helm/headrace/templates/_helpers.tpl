@@ -41,11 +41,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 
 {{/*
-The labels of a pod: without versions of anything, so that a new chart alone restarts nothing.
+The labels of a pod: without versions of anything, so that a new chart alone restarts nothing. Pods of a recovery are told
+from those before it.
 (dict "root" $ "component" "broker" "values" .Values.broker)
 */}}
 {{- define "headrace.podLabels" -}}
 {{- $labels := fromYaml (include "headrace.selectorLabels" .) -}}
+{{- with .root.Values.recovery.name }}{{- $_ := set $labels "headrace.dev/recovery" . }}{{- end -}}
 {{- toYaml (merge $labels (dict "app.kubernetes.io/part-of" "headrace") (deepCopy .values.podLabels) .root.Values.commonLabels) -}}
 {{- end -}}
 
@@ -144,6 +146,11 @@ have the same authority there must be one, and the services' own certificate is 
 {{- $members = append $members (printf "%s-%d=http://%s-%d.%s:2380" $name $index $name $index $domain) -}}
 {{- end -}}
 {{- join "," $members -}}
+{{- end -}}
+
+{{/* What tells this etcd from others whose members might meet it. */}}
+{{- define "headrace.etcdToken" -}}
+{{- printf "%s.%s" (include "headrace.componentName" (dict "root" . "component" "etcd")) .Release.Namespace -}}
 {{- end -}}
 
 {{/* A service's settings as TOML. Numbers come from YAML as floats; whole ones are written as such. */}}

@@ -10,9 +10,10 @@ spec:
   {{- include "headrace.jobPodSpec" . | nindent 2 }}
 {{- end -}}
 
-{{- define "headrace.jobPodSpec" -}}
-restartPolicy: Never
-serviceAccountName: {{ .serviceAccount | default "default" }}
+{{/* Where and as whom a job's pod runs: (dict "root" $ "restart" "Never"). */}}
+{{- define "headrace.jobPlace" -}}
+restartPolicy: {{ .restart }}
+serviceAccountName: default
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
@@ -29,6 +30,10 @@ tolerations:
 {{- end }}
 securityContext:
   {{- include "headrace.podSecurity" .root | nindent 2 }}
+{{- end -}}
+
+{{- define "headrace.jobPodSpec" -}}
+{{ include "headrace.jobPlace" (dict "root" .root "restart" "Never") }}
 containers:
   - name: {{ .component }}
     image: {{ include "headrace.image" (dict "image" .root.Values.image "tag" .root.Chart.AppVersion) }}
@@ -61,4 +66,23 @@ volumes:
   - name: tls
     secret: {secretName: {{ include "headrace.tlsSecret" .root }}, defaultMode: 0440{{ if .secretOptional }}, optional: true{{ end }}}
   {{- end }}
+{{- end -}}
+
+{{/* A pod of backups, but for its containers: (dict "root" $ "restart" "Never"). */}}
+{{- define "headrace.backupPodSpec" -}}
+{{ include "headrace.jobPlace" . }}
+volumes:
+  - name: backup
+    persistentVolumeClaim: {claimName: {{ .root.Values.backup.claimName }}}
+{{- end -}}
+
+{{/* What all containers of backups have in common. */}}
+{{- define "headrace.backupStep" -}}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+resources:
+  {{- toYaml .Values.jobs.resources | nindent 2 }}
+securityContext:
+  {{- include "headrace.containerSecurity" . | nindent 2 }}
+volumeMounts:
+  - {name: backup, mountPath: /backup}
 {{- end -}}
