@@ -79,7 +79,8 @@ class Disks:
             elif name in volumes and claim["status"]["phase"] == "Bound":
                 self._grow(volumes[name], claim)
         for name, volume in volumes.items():
-            if volume["status"].get("phase") == "Released" and name.startswith("disk-"):
+            deleted = "deletionTimestamp" in volume["metadata"]  # It was removed, and Kubernetes has yet to let it go.
+            if volume["status"].get("phase") == "Released" and name.startswith("disk-") and not deleted:
                 self._remove(volume)
 
     def _make(self, name: str, node: str, claim: dict[str, Any]) -> None:
