@@ -14,7 +14,7 @@ import yaml
 from tests.containers.records import until
 from tests.deploy.matrix import MATRIX, REFUSED
 from tests.kubernetes.inside import CHART, DEFINITIONS
-from tests.kubernetes.machines import Machines
+from tests.kubernetes.machines import DOMAIN, Machines
 from tests.kubernetes.release import CommandError, Release, run
 
 pytestmark = pytest.mark.timeout(300)
@@ -96,3 +96,14 @@ def test_a_missing_secret_is_said_in_one_sentence(release: Release) -> None:
     files = [f"--from-literal={name}=x" for name in ("tls.crt", "tls.key", "ca.crt")]
     release.kubectl("create", "secret", "generic", "log-tls", *files)
     release.helm("install", *tls, "--dry-run=server")
+
+
+def test_a_first_sync_passes_the_guard(release: Release) -> None:
+    """What a tool that only renders runs before there is anything: no secret, no Service, and a job that says so."""
+    tls = "tls.enabled=true,tls.certManager.enabled=true,tls.certManager.issuerRef.name=ca"
+    guard = ("--set", tls, "--show-only", "templates/scale-down-guard.yaml")
+    release.kubectl("apply", "--filename=-", stdin=run("helm", "template", "log", str(CHART), *guard, "-n", NAMESPACE))
+    job = "job/log-headrace-scale-down"
+    release.kubectl("wait", "--for=condition=complete", job, "--timeout=120s")
+    assert f"DNS knows no log-headrace.{NAMESPACE}.svc.{DOMAIN}: nothing is" in release.kubectl("logs", job)
+    release.kubectl("delete", job)
