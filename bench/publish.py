@@ -71,8 +71,13 @@ def tables(document: dict[str, Any]) -> str:
         f"(load average before: {machine['load_average'][0]:.1f}).\n"
     )
     parts = [intro, _rates(document["cases"]), _others(document["cases"])]
-    parts += [f"Not measured: {case}: {reason}\n" for case, reason in document["skipped"].items()]
+    parts += [f"Not measured: {case}: {_said(reason)}\n" for case, reason in document["skipped"].items()]
     return "\n".join(part for part in parts if part)
+
+
+def _said(reason: str) -> str:
+    """The reason of what was skipped; of what failed only that: what it said names the machine's paths."""
+    return "it failed" if reason.startswith("failed:") else reason
 
 
 def asked_table(documents: list[dict[str, Any]]) -> str:

@@ -124,7 +124,7 @@ class PeerOut:
             with fill() as topic:
                 return self._measure(running, topic, load)
         topic = stage.kept(("filled", self.client.server.name, self.filler.protocol, load), fill)
-        read_through(path for path in running.directory.rglob("*") if path.is_file())
+        read_through(files_below(running.directory))
         return self._measure(running, topic, load)
 
     def _measure(self, running: Running, topic: str, load: Load) -> Sample:
@@ -147,6 +147,12 @@ class PeerLatency:
             with reader(guarded(command)) as result:
                 self.client.run("latency-in", running, topic, load, self.rate)
                 return Sample(result())
+
+
+def files_below(directory: Path) -> Iterator[Path]:
+    """Every regular file, but for what is deleted meanwhile."""
+    for place, _, names in os.walk(directory):
+        yield from filter(Path.is_file, (Path(place, name) for name in names))
 
 
 def server_of(stage: Stage, server: Server) -> Running:
