@@ -41,8 +41,9 @@ def removable(
     """
     if not broker_ids and from_ is None:
         raise UsageProblem("name brokers, or give --from")
-    if if_installed and not any(_is_name_known(host) for host in _hosts(session.bootstrap_servers)):
-        unknown = f"DNS knows no {' and no '.join(_hosts(session.bootstrap_servers))}: nothing is installed there yet"
+    hosts = _hosts(session) if if_installed else []
+    if hosts and not any(map(_is_name_known, hosts)):
+        unknown = f"DNS knows no {' and no '.join(hosts)}: nothing is installed there yet"
         session.show(Report({"removable": True, "holding": []}, (Note(unknown),)))
         return
     with session.admin() as admin:
@@ -72,8 +73,12 @@ def removable(
         )
 
 
-def _hosts(servers: str) -> list[str]:
-    return [each.strip().rpartition(":")[0].strip("[]") for each in servers.split(",") if each.strip()]
+def _hosts(session: Session) -> list[str]:
+    """The servers' hosts. Raises ConfigError: one is not host:port, or there is none."""
+    from headrace.client.config import AdminConfig, build
+
+    config = build(AdminConfig, session.settings())
+    return [address.rpartition(":")[0].strip("[]") for address in config.addresses]
 
 
 def _is_name_known(host: str) -> bool:

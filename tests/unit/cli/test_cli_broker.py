@@ -153,3 +153,10 @@ def test_where_nothing_is_installed_nothing_is_held(
     done = headrace("broker", "removable", "--from", "3", "--if-installed", "--bootstrap-servers", servers)
     assert done.code == ended
     assert said in done.out + done.err
+
+
+def test_servers_that_are_no_addresses_are_not_taken_for_unknown_names(headrace: Any) -> None:
+    """A slip in the guard's servers must not pass it."""
+    done = headrace("broker", "removable", "--from", "3", "--if-installed", "--bootstrap-servers", "localhost")
+    assert done.code != ExitCode.OK
+    assert "'localhost' is not host:port" in done.err
