@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench import limit, replication
 from bench.case import BROKER_CPU, MB, RATE, Case, Catalogue, Figure, Sample, Target
 from bench.consuming import Consume
-from bench.growth import LongLog, Many, Recovery
+from bench.growth import LOG_READS, LongLog, Many, Recovery
 from bench.latency import Latency, pauses
 from bench.load import one_batch, records_a_batch
 from bench.producing import Produce
@@ -208,7 +208,7 @@ def more_cpu(text: str, case: str, other: str, bound: float) -> Target:
 FULL, FSYNC = "produce/send_many, batch 5000", "produce/send_many, batch 5000, fsync"
 REPLICATED = "produce/send_many, replication 3, acks all"
 LONG_LOG, DISK_READ = "log/20 GB", "disk_read_mb_per_s"
-LONG_READS = (("", ""), ("transfer_", ", transfer port"))
+LONG_READS = [(way, ", transfer port" if transfers else "") for way, transfers in LOG_READS.items()]
 TARGETS = [
     ratio("send_many: of the gRPC limit", "produce/send_many", "limit/in", 0.75, MB),
     ratio("Arrow in: of the gRPC limit", "produce/arrow", "limit/in", 0.75, MB),

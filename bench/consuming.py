@@ -16,7 +16,7 @@ import headrace
 
 from bench.case import Sample
 from bench.load import MARKS, PAPER_BYTES, Load, records_a_batch
-from bench.stage import Meter, Stage, Target, broker_pids, read_through, transferred_bytes
+from bench.stage import Meter, Stage, Target, broker_pids, transferred_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,6 @@ class Consume:
             batch_records=self.batch_records,
             transfer_port=self.transfer_port,
         )
-        read_through(target.segments())
         before = transferred_bytes(target.cluster) if self.transfer_port else 0.0
         sample = self._measure(target, load)
         if self.transfer_port and transferred_bytes(target.cluster) - before < load.total_bytes:

@@ -23,7 +23,7 @@ from bench.case import Sample
 from bench.children import guarded
 from bench.load import Load
 from bench.producing import Produce
-from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids, read_through
+from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids
 
 VALUE_BYTES = 200
 FILL_SECONDS = 600.0
@@ -71,9 +71,7 @@ class Many:
     @contextmanager
     def _target(self, stage: Stage, load: Load) -> Iterator[Target]:
         if self.consume:
-            target = stage.filled(load)
-            read_through(target.segments())
-            yield target
+            yield stage.filled(load)
         else:
             with stage.topic(partitions=min(self.clients, 8)) as target:
                 yield target

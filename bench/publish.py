@@ -71,13 +71,15 @@ def tables(document: dict[str, Any]) -> str:
         f"(load average before: {machine['load_average'][0]:.1f}).\n"
     )
     parts = [intro, _rates(document["cases"]), _others(document["cases"])]
-    parts += [f"Not measured: {case}: {_said(reason)}\n" for case, reason in document["skipped"].items()]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(part for part in [*parts, *not_measured(document)] if part)
 
 
-def _said(reason: str) -> str:
-    """The reason of what was skipped; of what failed only that: what it said names the machine's paths."""
-    return "it failed" if reason.startswith("failed:") else reason
+def not_measured(document: dict[str, Any]) -> list[str]:
+    """What was skipped and why; of what failed only that it did: what it said names the machine's paths."""
+    return [
+        f"Not measured: {case}: {'it failed' if reason.startswith('failed:') else reason}\n"
+        for case, reason in document["skipped"].items()
+    ]
 
 
 def asked_table(documents: list[dict[str, Any]]) -> str:
@@ -91,7 +93,7 @@ def asked_table(documents: list[dict[str, Any]]) -> str:
         value = target["missing"] if target["measured"] is None else f"{target['measured']:,.4g}"
         verdict = MET[target["met"]]
         rows.append((target["text"], asked(target["bound"], at_most=target["at_most"]), value, verdict))
-    return _table(("figure", "asked", "measured", "met"), rows)
+    return table(("figure", "asked", "measured", "met"), rows)
 
 
 def _rates(cases: dict[str, Any]) -> str:
@@ -99,13 +101,13 @@ def _rates(cases: dict[str, Any]) -> str:
     for name, case in cases.items():
         if MB not in case["repetitions"][0]:
             continue
-        values = [_median(case, figure, form) for figure, (_, form) in PLAIN.items()]
+        values = [median_of(case, figure, form) for figure, (_, form) in PLAIN.items()]
         share = "" if case["of_limit"] is None else f"{case['of_limit']:.0%}"
         rates = [repetition.get(RATE, 0) for repetition in case["repetitions"]]
         spread = f"{min(rates):,.0f} to {max(rates):,.0f}" if any(rates) else ""
         rows.append((name, *values, spread, share))
     headings = ("case", *(heading for heading, _ in PLAIN.values()), "least to most", "of the limit")
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def _others(cases: dict[str, Any]) -> str:
@@ -113,16 +115,17 @@ def _others(cases: dict[str, Any]) -> str:
     for name, case in cases.items():
         figures = [figure for figure in case["repetitions"][0] if figure not in PLAIN]
         if figures:
-            rows.append((name, ", ".join(f"{figure} {_median(case, figure, '{:,.3g}')}" for figure in figures)))
-    return _table(("case", "what is not a rate"), rows)
+            rows.append((name, ", ".join(f"{figure} {median_of(case, figure, '{:,.3g}')}" for figure in figures)))
+    return table(("case", "what is not a rate"), rows)
 
 
-def _median(case: dict[str, Any], figure: str, form: str) -> str:
+def median_of(case: dict[str, Any], figure: str, form: str) -> str:
+    """Over the rounds that have the figure; empty where none has."""
     values = [repetition[figure] for repetition in case["repetitions"] if figure in repetition]
     return form.format(statistics.median(values)) if values else ""
 
 
-def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A table, its first column to the left; empty where there is no row."""
     if not rows:
         return ""

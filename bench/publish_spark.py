@@ -7,14 +7,13 @@ processor. Nothing is typed by hand, so the page says what was measured.
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bench.case import RATE
-from bench.publish import asked_table, replaced
+from bench.publish import asked_table, median_of, not_measured, replaced, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "spark.md"
 RUN = Path("bench/results/spark.json")
@@ -37,28 +36,18 @@ def section(document: dict[str, Any]) -> str:
         f"{settings['rounds']} rounds of {settings['records']:,} rows of 200 bytes "
         f"(load average before: {machine['load_average'][0]:.1f}).\n"
     )
-    skipped = [f"Not measured: {case}: {reason}\n" for case, reason in document["skipped"].items()]
-    return "\n".join([intro, asked_table([document]), rates_table(document["cases"]), *skipped])
+    return "\n".join([intro, asked_table([document]), rates_table(document["cases"]), *not_measured(document)])
 
 
 def rates_table(cases: dict[str, Any]) -> str:
     """Rows a second of each case, and what a row takes of a processor."""
-    lines = [
-        f"| case | rows/s | least to most | {' | '.join(PARTS.values())} |",
-        f"| --- |{' ---: |' * (2 + len(PARTS))}",
-    ]
+    rows = []
     for name, case in cases.items():
-        repetitions = case["repetitions"]
-        rates = [repetition[RATE] for repetition in repetitions]
-        parts = [
-            f"{statistics.median(repetition[part] for repetition in repetitions):,.0f}"
-            if part in repetitions[0]
-            else ""
-            for part in PARTS
-        ]
+        rates = [repetition[RATE] for repetition in case["repetitions"]]
+        values = [median_of(case, figure, "{:,.0f}") for figure in PARTS]
         spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
-        lines.append(f"| {' | '.join([name, f'{statistics.median(rates):,.0f}', spread, *parts])} |")
-    return "\n".join(lines) + "\n"
+        rows.append((name, median_of(case, RATE, "{:,.0f}"), spread, *values))
+    return table(("case", "rows/s", "least to most", *PARTS.values()), rows)
 
 
 if __name__ == "__main__":

@@ -367,7 +367,7 @@ def main(
         "partitions": PARTITIONS,
         **SETTINGS,
     }
-    report = Report(CATALOGUE, results, {**told, **SETTINGS}, skipped, found_on)
+    report = Report(CATALOGUE, results, told, skipped, found_on)
     output.mkdir(parents=True, exist_ok=True)
     (output / "spark.json").write_text(json.dumps(report.document(), indent=1) + "\n")
     report.show(Console(width=200 if not Console().is_terminal else None))

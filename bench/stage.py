@@ -134,7 +134,10 @@ class Stage:
         batch_records: int | None = None,
         transfer_port: bool = False,
     ) -> Target:
-        """A topic of one broker that has the load, a batch a partition in turn; the same one every time."""
+        """A topic of one broker that has the load, a batch a partition in turn; the same one every time.
+
+        It lies in the page cache.
+        """
 
         @contextmanager
         def fill() -> Iterator[Target]:
@@ -150,6 +153,7 @@ class Stage:
                 yield target
 
         target: Target = self.kept(("filled", load, partitions, codec, batch_records, transfer_port), fill)
+        read_through(target.segments())
         return target
 
 
