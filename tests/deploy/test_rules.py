@@ -116,6 +116,29 @@ def test_thresholds_are_values_of_the_chart(helm: Any, render: Render) -> None:
             assert rule == ALERTS[rule["alert"]], rule["alert"]
 
 
+@pytest.mark.parametrize(
+    ("coordinator", "change", "there"),
+    [
+        ({"replicas": 2}, {}, True),
+        ({"replicas": 1}, {}, False),
+        ({"replicas": 1}, {"enabled": True}, True),
+        ({"replicas": 2}, {"enabled": False}, False),
+        ({"replicas": 1, "autoscaling": {"enabled": True, "minReplicas": 2}}, {}, True),
+        ({"replicas": 2, "autoscaling": {"enabled": True, "minReplicas": 1}}, {}, False),
+    ],
+)
+def test_who_wants_one_coordinator_is_not_told_so(
+    render: Render, coordinator: dict[str, Any], change: dict[str, Any], there: bool
+) -> None:
+    """The alert about the last one is there where two are asked for, or where it is asked for by name."""
+    rule = {"enabled": True, "alerts": {"HeadraceCoordinatorAlone": change}}
+    values = {"coordinator": coordinator, "monitoring": {"prometheusRule": rule}}
+    groups = one(render(values), "PrometheusRule")["spec"]["groups"]
+    names = [each["alert"] for group in groups for each in group["rules"]]
+    assert ("HeadraceCoordinatorAlone" in names) is there
+    assert len(names) == len(ALERTS) - (not there)
+
+
 def test_inhibitions_name_alerts_that_exist() -> None:
     """An inhibition rule with a misspelt name would be silent for ever."""
     text = (ROOT / "deploy" / "prometheus" / "alertmanager.yml").read_text("utf-8")
