@@ -27,11 +27,11 @@ from typing import Annotated, Any
 
 import headrace
 import typer
-from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
 from headrace_devcluster.service import ServiceProcess
 
 from bench.children import guarded
-from bench.replication import TOPIC, cluster, create_topic, in_sync, show, wait_until
+from bench.replication import TOPIC, create_topic, in_sync, show, wait_until
 
 NUMBER_BYTES = 8
 LOOK_SECONDS = 0.02
@@ -49,9 +49,18 @@ def restart(
     value_bytes: Annotated[int, typer.Option(help="Bytes of a value.", min=NUMBER_BYTES)] = 200,
     calm: Annotated[float, typer.Option(help="Seconds of load before, between and after the restarts.")] = 5.0,
     durability: Annotated[str, typer.Option(help="fsync or async.")] = "fsync",
+    machines: Annotated[
+        bool,
+        typer.Option(
+            "--machines",
+            help="With each broker goes what may run on its machine: the controller is told to stop with it, and the "
+            "member of three of etcd that leads the others is killed.",
+        ),
+    ] = False,
 ) -> None:
     """Restart every broker under load; failed, lost and doubled records, and what sends waited, from when due."""
-    with cluster() as running, tempfile.TemporaryDirectory() as directory:
+    spec = LocalClusterSpec(etcd_members=3 if machines else 1)
+    with LocalCluster(spec) as running, tempfile.TemporaryDirectory() as directory:
         create_topic(running, partitions, durability=durability)
         wait_until(lambda: in_sync(running, 3))
         with sending(running, rate, value_bytes, Path(directory)) as sender, looking(running) as behind:
@@ -59,7 +68,7 @@ def restart(
             begun = time.monotonic()
             restarts = []
             for broker in running.brokers:
-                restarts.append(restart_one(running, broker))
+                restarts.append(restart_one(running, broker, machine=machines))
                 time.sleep(calm)
             ended = time.monotonic()
             time.sleep(calm)
@@ -91,17 +100,25 @@ def restart(
     )
 
 
-def restart_one(running: LocalCluster, broker: ServiceProcess) -> dict[str, float]:
-    """As an upgrade does it: drained, stopped, started, and every replica in sync again. When it began, and seconds."""
+def restart_one(running: LocalCluster, broker: ServiceProcess, *, machine: bool) -> dict[str, float]:
+    """As an upgrade does it: drained, stopped, started, and every replica in sync again. When it began, and seconds.
+
+    `machine`: see `restart`.
+    """
     at = time.monotonic()
     command = [sys.executable, "-m", "headrace_broker", "drain", "--timeout", str(DRAIN_SECONDS)]
     for name, value in broker.spec.settings.items():
         command += ["--set", f"{name}={value}"]
     subprocess.run(guarded(command), check=True, stdout=subprocess.DEVNULL)
     drained = time.monotonic()
+    neighbours = Neighbours(running) if machine else None
+    if neighbours is not None:
+        neighbours.go()
     code = broker.stop()
     assert code == 0, f"{broker.name} ended with {code}: {broker.log_tail()}"
     stopped = time.monotonic()
+    if neighbours is not None:
+        neighbours.come_back()
     running.restart(broker)
     ready = time.monotonic()
     wait_until(lambda: in_sync(running, 3))
@@ -114,6 +131,27 @@ def restart_one(running: LocalCluster, broker: ServiceProcess) -> dict[str, floa
         "in_sync_s": round(done - ready, 2),
         "took_s": round(done - at, 2),
     }
+
+
+class Neighbours:
+    """The member of etcd that leads, and the controller."""
+
+    def __init__(self, running: LocalCluster) -> None:
+        self._running = running
+        (self._member,) = (member for member in running.etcd_members if member.is_leader())
+        self._controller = running.coordinator(describe_cluster(running.coordinators[0].address).controller_id)
+
+    def go(self) -> None:
+        """The member at once, the controller in good order."""
+        self._controller.terminate()
+        self._member.kill()
+
+    def come_back(self) -> None:
+        """Both again."""
+        code = self._controller.stop()
+        assert code == 0, f"{self._controller.name} ended with {code}: {self._controller.log_tail()}"
+        self._running.restart_etcd(self._member)
+        self._running.restart(self._controller)
 
 
 @contextmanager

@@ -81,7 +81,8 @@ class Replicated:
 
     def restore(self) -> None:
         """Let go on what is paused and start what does not run."""
-        self.cluster.etcd.resume()
+        for member in self.cluster.etcd_members:
+            member.resume()
         for part in self.cluster.parts:
             part.resume()
             if part.pid is None:

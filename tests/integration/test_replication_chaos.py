@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import pytest
 from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.etcd import Etcd
 
 from tests.integration.replicated import BROKER_SETTINGS, Follower, Gate, Replicated, Writer, until
 
@@ -30,9 +31,12 @@ class Nemesis:
         self._gates = gates
         self._chance = chance
         self.faults: list[Callable[[int], None]] = [
-            self.kill, self.kill_two, self.restart, self.pause, self.cut_off, self.cut_off_beside_a_pause,
-            self.pause_etcd, self.drain,
+            self.kill, self.kill_two, self.restart, self.pause, self.pause_etcd, self.drain,
         ]  # fmt: skip
+        if gates:
+            self.faults += [self.cut_off, self.cut_off_beside_a_pause]
+        if len(replicated.cluster.etcd_members) > 1:
+            self.faults += [self.stop_etcd_leader, self.lose_machine]
 
     def strike(self) -> str:
         """Draw a fault, do it, and say what it was."""
@@ -86,9 +90,35 @@ class Nemesis:
         other.resume()
 
     def pause_etcd(self, _: int) -> None:
-        self._replicated.cluster.etcd.pause()
+        member = self.etcd_leader()
+        member.pause()
         self.hold()
-        self._replicated.cluster.etcd.resume()
+        member.resume()
+
+    def stop_etcd_leader(self, _: int) -> None:
+        member = self.etcd_leader()
+        member.stop()
+        self.hold()
+        self._replicated.cluster.restart_etcd(member)
+
+    def lose_machine(self, broker_id: int) -> None:
+        """A broker stops in good order, and the member of etcd that leads falls silent as it does."""
+        member, broker = self.etcd_leader(), self._replicated.broker(broker_id)
+        member.pause()
+        broker.stop()
+        self.hold()
+        member.resume()
+        self._replicated.cluster.restart(broker)
+
+    def etcd_leader(self) -> Etcd:
+        """The member that leads, once one does."""
+
+        def leader() -> Etcd | None:
+            return next((member for member in self._replicated.cluster.etcd_members if member.is_leader()), None)
+
+        found = until(leader, "a leader of etcd")
+        assert found is not None
+        return found
 
     def drain(self, broker_id: int) -> None:
         admin = self._replicated.admin
@@ -100,12 +130,15 @@ class Nemesis:
 @pytest.mark.skipif(not CHAOS_SECONDS, reason="HEADRACE_TEST_CHAOS_SECONDS says how long; see make chaos")
 @pytest.mark.timeout(300 + 10 * CHAOS_SECONDS)
 @pytest.mark.parametrize("durability", ["fsync", "async"])
-def test_faults_at_random(own_cluster: Callable[..., LocalCluster], durability: str) -> None:
+@pytest.mark.parametrize("etcd_members", [1, 3])
+def test_faults_at_random(own_cluster: Callable[..., LocalCluster], durability: str, etcd_members: int) -> None:
     """I1, I15, I20, I21, L1: whatever comes in whatever order, what was acknowledged stands there once, in order."""
-    replicated = Replicated(own_cluster(coordinators=1, broker_settings=BROKER_SETTINGS))
-    endpoint = replicated.cluster.etcd.endpoint
-    with contextlib.closing(replicated), Gate(endpoint) as first, Gate(endpoint) as second, Gate(endpoint) as third:
-        gates = {1: first, 2: second, 3: third}
+    cluster = own_cluster(coordinators=1, etcd_members=etcd_members, broker_settings=BROKER_SETTINGS)
+    replicated = Replicated(cluster)
+    with contextlib.closing(replicated), contextlib.ExitStack() as stack:
+        gates: dict[int, Gate] = {}
+        if etcd_members == 1:  # A gate is a way to one endpoint.
+            gates = {broker_id: stack.enter_context(Gate(cluster.etcd.endpoint)) for broker_id in (1, 2, 3)}
         for broker_id, gate in gates.items():
             replicated.reconfigure(broker_id, etcd_endpoints=gate.address)
         replicated.create("chaos", [[1, 2, 3], [2, 3, 1], [3, 1, 2]], min_insync_replicas=2, durability=durability)

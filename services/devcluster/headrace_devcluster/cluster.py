@@ -28,7 +28,7 @@ from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 from headrace_devcluster.certificates import ClusterCertificates
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.errors import ClusterNotHealthyError
-from headrace_devcluster.etcd import Etcd
+from headrace_devcluster.etcd import Etcd, free_port
 from headrace_devcluster.service import POLL_SECONDS, ServiceProcess, ServiceSpec, check_port_is_free
 
 Answer = TypeVar("Answer")
@@ -40,6 +40,7 @@ ETCD_PORT = 7190
 METRICS_PORT_STEP = 100
 """A part's fixed metrics port is its port and this."""
 MAX_BROKERS = 9
+MAX_ETCD_MEMBERS = 5
 HEALTHY_TIMEOUT_SECONDS = 30.0
 RPC_TIMEOUT_SECONDS = 5.0
 
@@ -50,6 +51,8 @@ class LocalClusterSpec:
 
     brokers: int = 3
     coordinators: int = 2
+    etcd_members: int = 1
+    """Three stay one cluster when one is lost."""
     directory: Path | None = None
     """Where data and logs are kept; None: a temporary directory that goes with the cluster."""
     fixed_ports: bool = False
@@ -69,6 +72,8 @@ class LocalClusterSpec:
         """Refuse what cannot run."""
         if not (1 <= self.brokers <= MAX_BROKERS and 1 <= self.coordinators <= len(COORDINATOR_IDS)):
             raise ValueError("a local cluster has 1 to 9 brokers and 1 to 8 coordinators")
+        if not 1 <= self.etcd_members <= MAX_ETCD_MEMBERS:
+            raise ValueError("a local cluster has 1 to 5 members of etcd")
 
     def rack(self, broker_id: int) -> str:
         """The rack of broker 1, 2, ...; empty: none."""
@@ -83,7 +88,7 @@ class LocalCluster:
         self._directory = ClusterDirectory(self.spec.directory)
         self.coordinators: list[ServiceProcess] = []
         self.brokers: list[ServiceProcess] = []
-        self._etcd: Etcd | None = None
+        self.etcd_members: list[Etcd] = []
         self._certificates: ClusterCertificates | None = None
         # Linux ends a child when the thread that started it ends, so all children come from one thread that stays.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="headrace-devcluster")
@@ -116,9 +121,14 @@ class LocalCluster:
 
     @property
     def etcd(self) -> Etcd:
-        """The etcd process; once started."""
-        assert self._etcd is not None, "the cluster was never started"
-        return self._etcd
+        """The etcd process, the first of several; once started."""
+        assert self.etcd_members, "the cluster was never started"
+        return self.etcd_members[0]
+
+    @property
+    def etcd_endpoints(self) -> str:
+        """host:port of every member, with commas between; once started."""
+        return ",".join(member.endpoint for member in self.etcd_members)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -191,8 +201,8 @@ class LocalCluster:
                     part.terminate()
                 for part in group:
                     part.stop()
-            if self._etcd is not None:
-                self._etcd.stop()
+            for member in self.etcd_members:
+                member.stop()
         finally:
             self.kill()
 
@@ -202,8 +212,8 @@ class LocalCluster:
         self._spawner.shutdown(wait=True, cancel_futures=True)
         for part in self.parts:
             part.kill()
-        if self._etcd is not None:
-            self._etcd.kill()
+        for member in self.etcd_members:
+            member.kill()
         self._directory.release()
 
     def restart(self, part: ServiceProcess) -> None:
@@ -233,9 +243,9 @@ class LocalCluster:
         self.wait_until_healthy()
         return broker
 
-    def restart_etcd(self) -> None:
-        """Start etcd again after `etcd.stop()` or `etcd.kill()`, with its data and on its ports."""
-        self._spawn(self.etcd.start)
+    def restart_etcd(self, member: Etcd | None = None) -> None:
+        """Start etcd, or that member of it, again after its `stop()` or `kill()`, with its data and on its ports."""
+        self._spawn((member or self.etcd).start)
 
     def wait_until_healthy(self, timeout_seconds: float = HEALTHY_TIMEOUT_SECONDS) -> None:
         """Return when the coordinators see every broker that runs, and a controller.
@@ -275,23 +285,30 @@ class LocalCluster:
     def _check_fixed_ports(self) -> None:
         if self.spec.fixed_ports:
             for port, part in [
-                (ETCD_PORT, "etcd"),
-                (ETCD_PORT + 1, "etcd (peers)"),
+                *((ETCD_PORT + n, "etcd") for n in range(2 * self.spec.etcd_members)),
                 *((COORDINATOR_PORT + n, f"coordinator-{COORDINATOR_IDS[n]}") for n in range(self.spec.coordinators)),
                 *((BROKER_PORT + n, f"broker-{n + 1}") for n in range(self.spec.brokers)),
             ]:
                 check_port_is_free(port, part)
 
     def _start_etcd(self) -> None:
-        ports = (ETCD_PORT, ETCD_PORT + 1) if self.spec.fixed_ports else (0, 0)
-        self._etcd = Etcd(
-            self.directory / "etcd",
-            client_port=ports[0],
-            peer_port=ports[1],
-            fsync=self.spec.fsync_etcd,
-            tls=None if self._certificates is None else self._certificates.etcd,
-        )
-        self._spawn(self._etcd.start)
+        count = self.spec.etcd_members
+        names = ["local"] if count == 1 else [f"member-{number}" for number in range(1, count + 1)]
+        peers = {name: self._port(ETCD_PORT + 2 * n + 1) or free_port() for n, name in enumerate(names)}
+        for n, name in enumerate(names):
+            member = Etcd(
+                self.directory / ("etcd" if count == 1 else f"etcd-{name}"),
+                name=name,
+                client_port=self._port(ETCD_PORT + 2 * n),
+                peer_port=peers[name],
+                peers=peers,
+                fsync=self.spec.fsync_etcd,
+                tls=None if self._certificates is None else self._certificates.etcd,
+            )
+            self.etcd_members.append(member)
+            self._spawn(member.launch)
+        for member in self.etcd_members:
+            member.wait_until_healthy()
 
     def _make_parts(self) -> None:
         self.coordinators = [self._make_coordinator(index) for index in range(self.spec.coordinators)]
@@ -315,7 +332,7 @@ class LocalCluster:
 
     def _make_part(self, name: str, module: str, fixed_port: int, own: Mapping[str, object]) -> ServiceProcess:
         tls = {} if self._certificates is None else self._certificates.settings(name)
-        common = {"etcd_endpoints": self.etcd.endpoint, "log_format": "console", **tls}
+        common = {"etcd_endpoints": self.etcd_endpoints, "log_format": "console", **tls}
         settings = {**common, **self._metrics(fixed_port), **own}
         return ServiceProcess(ServiceSpec(name, module, self.directory, self._port(fixed_port), settings))
 

@@ -46,8 +46,9 @@ def watch_parts(cluster: LocalCluster, on_mended: Callable[[], None]) -> None:
 
 def _mend(cluster: LocalCluster) -> None:
     """Start every part that ended again, etcd first; what cannot be started is said and left."""
-    if cluster.etcd.pid is None:
-        cluster.restart_etcd()
+    for member in cluster.etcd_members:
+        if member.pid is None:
+            cluster.restart_etcd(member)
     for part in cluster.parts:
         if part.pid is None:
             try:

@@ -19,9 +19,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 from headrace.wire.errors import HeadraceError, InvalidConfigError
 
@@ -96,8 +97,10 @@ class Etcd:
         self,
         directory: Path,
         *,
+        name: str = "local",
         client_port: int = 0,
         peer_port: int = 0,
+        peers: Mapping[str, int] | None = None,
         fsync: bool = False,
         extra_arguments: tuple[str, ...] = (),
         tls: TlsPaths | None = None,
@@ -105,12 +108,15 @@ class Etcd:
         """`directory` is made where it is missing; port 0: the kernel chooses once and restarts keep it. With `tls` it
         serves those alone who show a certificate of that authority.
 
+        `peers` are all members of its cluster, this one too, by name, with their peer ports; None: it is alone.
         Without `fsync` etcd trusts the page cache: much faster, and safe against all but a crash of the machine.
         """
         self.directory = directory
+        self.name = name
         self.log_file = directory / "etcd.log"
         self._client_port = client_port
         self._peer_port = peer_port
+        self._peers = peers
         self._fsync = fsync
         self._extra_arguments = extra_arguments
         self._tls = tls
@@ -141,6 +147,15 @@ class Etcd:
             EtcdNotFoundError: there is no binary.
             EtcdStartError: it ended, or was not healthy in time.
         """
+        self.launch()
+        self.wait_until_healthy(timeout_seconds)
+
+    def launch(self) -> None:
+        """Start the process and return at once: a member of several is not healthy before most of them run.
+
+        Raises:
+            EtcdNotFoundError: there is no binary.
+        """
         assert self.pid is None, "etcd runs already"
         binary = find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -155,6 +170,13 @@ class Etcd:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def wait_until_healthy(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
+        """Return when it answers and knows a leader; otherwise kill it.
+
+        Raises:
+            EtcdStartError: it ended, or was not healthy in time.
+        """
         try:
             self._wait_until_healthy(time.monotonic() + timeout_seconds, timeout_seconds)
         except BaseException:
@@ -195,6 +217,12 @@ class Etcd:
         text = self._ask("version", timeout=5)["etcdserver"]
         return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
+    def is_leader(self) -> bool:
+        """Whether it leads the members of its cluster."""
+        status = self._ask("v3/maintenance/status", timeout=5, body=b"{}")
+        found: bool = status["leader"] == status["header"]["member_id"]
+        return found
+
     def log_tail(self, lines: int = 15) -> str:
         """The last lines of its log."""
         try:
@@ -204,14 +232,16 @@ class Etcd:
 
     def _arguments(self) -> list[str]:
         client, peer = f"{self._scheme}://127.0.0.1:{self._client_port}", f"http://127.0.0.1:{self._peer_port}"
+        peers = self._peers or {self.name: self._peer_port}
+        members = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in peers.items())
         arguments = [
-            "--name=local",
+            f"--name={self.name}",
             f"--data-dir={self.directory / 'data'}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=local={peer}",
+            f"--initial-cluster={members}",
             "--auto-compaction-mode=periodic",
             "--auto-compaction-retention=10m",
             "--log-level=warn",
@@ -231,14 +261,14 @@ class Etcd:
     def _scheme(self) -> str:
         return "http" if self._tls is None else "https"
 
-    def _ask(self, path: str, timeout: float) -> dict[str, str]:
+    def _ask(self, path: str, timeout: float, body: bytes | None = None) -> dict[str, Any]:
         context = None
         if self._tls is not None:
             context = ssl.create_default_context(cafile=str(self._tls.ca_file))
             context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
         url = f"{self._scheme}://{self.endpoint}/{path}"
-        with urllib.request.urlopen(url, timeout=timeout, context=context) as answer:
-            found: dict[str, str] = json.load(answer)
+        with urllib.request.urlopen(url, body, timeout=timeout, context=context) as answer:
+            found: dict[str, Any] = json.load(answer)
             return found
 
     def _wait_until_healthy(self, deadline: float, timeout_seconds: float) -> None:

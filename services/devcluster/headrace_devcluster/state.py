@@ -57,10 +57,12 @@ def owner_pid(directory: Path) -> int | None:
 
 def describe_state(cluster: LocalCluster, *, pid: int, started_at: str) -> ClusterState:
     """The state of a running cluster."""
-    parts = [PartState("etcd", cluster.etcd.endpoint, cluster.etcd.pid or 0, str(cluster.etcd.log_file))]
+    parts = [
+        PartState("etcd", member.endpoint, member.pid or 0, str(member.log_file)) for member in cluster.etcd_members
+    ]
     parts += [PartState(part.name, part.address, part.pid or 0, str(part.log_file)) for part in cluster.parts]
     return ClusterState(
-        pid, started_at, cluster.bootstrap_servers, cluster.etcd.endpoint, tuple(parts), cluster.client_settings
+        pid, started_at, cluster.bootstrap_servers, cluster.etcd_endpoints, tuple(parts), cluster.client_settings
     )
 
 

@@ -18,7 +18,6 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import (
     CreateRevisionIs,
-    Delete,
     Get,
     KeyValue,
     LeaseNotFoundError,
@@ -28,7 +27,7 @@ from headrace_server.metastore.api import (
     Put,
     VersionIs,
 )
-from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState
+from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState, give_back
 
 log = structlog.get_logger(__name__)
 
@@ -218,17 +217,10 @@ class Registration:
                 return False
 
     async def end(self, *, revoke: bool) -> None:
-        """Stop renewing; `revoke`: delete the registration now, best effort."""
+        """Stop renewing; `revoke`: let the registration go now, best effort."""
         session, self.session = self.session, None
         if session is None:
             return
         await session.keeper.stop()
         if revoke:
-            live_key = self._keyspace.live(self._live.broker_id)
-            try:
-                await self._metastore.txn(
-                    [CreateRevisionIs(live_key, session.broker_epoch)], success=[Delete(live_key)]
-                )
-                await self._metastore.revoke_lease(session.keeper.lease_id)
-            except MetastoreUnavailableError as error:
-                log.warning("lease_not_revoked", cause=str(error))
+            await give_back(self._metastore, session.keeper.lease_id)

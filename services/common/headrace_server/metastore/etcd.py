@@ -48,6 +48,7 @@ from headrace_server.metastore.keep_alive import KeepAliveStream, NoKeepAliveErr
 from headrace_server.tls import TlsIdentity, open_blocking_channel, open_channel
 
 _PAGE_KEYS = 1_000
+_LEAST_TRIES = 3
 _CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.keepalive_time_ms", 10_000),
@@ -82,7 +83,8 @@ class EtcdMetastore:
 
     Args:
         endpoints: `host:port` of members of one cluster, at least one.
-        timeout_s: the deadline of every call, all tries of a read together.
+        timeout_s: the deadline of every call, all tries of a read together. A write has a share of it: what a member
+            has passed on to a leader that is gone nobody answers, and another try is answered by the next leader.
         observe: told of every call how long it took, in seconds, and whether etcd answered it.
         identity: speak TLS, with the certificates that are in force when a connection is made.
     """
@@ -97,6 +99,7 @@ class EtcdMetastore:
     ) -> None:
         check_endpoints(endpoints)
         self._timeout_s = timeout_s
+        self._try_s = timeout_s / max(_LEAST_TRIES, len(endpoints))
         self._observe = observe
         self._current = 0
         self._cluster_id = 0
@@ -143,7 +146,7 @@ class EtcdMetastore:
             success=[operation_message(operation) for operation in success],
             failure=[operation_message(operation) for operation in failure],
         )
-        answer = await self._write("txn", lambda endpoint: endpoint.kv.Txn(request, timeout=self._timeout_s))
+        answer = await self._write("txn", lambda endpoint: endpoint.kv.Txn(request, timeout=self._try_s))
         responses = tuple(found_by(response) for response in answer.responses)
         return TxnResult(answer.succeeded, answer.header.revision, responses, answer.header.cluster_id)
 
@@ -153,16 +156,18 @@ class EtcdMetastore:
             raise InvalidRequestError(f"a lease of {ttl_ms} ms", action="Ask for 1000 ms or more.")
         request = stubs.rpc_pb2.LeaseGrantRequest(TTL=-(-ttl_ms // 1_000))
         answer = await self._write(
-            "grant_lease", lambda endpoint: endpoint.lease.LeaseGrant(request, timeout=self._timeout_s)
+            "grant_lease", lambda endpoint: endpoint.lease.LeaseGrant(request, timeout=self._try_s)
         )
         return LeaseGrant(answer.ID, answer.TTL * 1_000)
 
     async def revoke_lease(self, lease_id: int) -> bool:
-        """See `Metastore.revoke_lease`."""
+        """See `Metastore.revoke_lease`. Ending it twice does no harm, so it may go to several endpoints."""
         request = stubs.rpc_pb2.LeaseRevokeRequest(ID=lease_id)
         try:
-            await self._write(
-                "revoke_lease", lambda endpoint: endpoint.lease.LeaseRevoke(request, timeout=self._timeout_s)
+            await self._read(
+                "revoke_lease",
+                lambda endpoint, timeout: endpoint.lease.LeaseRevoke(request, timeout=timeout),
+                otherwise=Outcome.UNKNOWN,
             )
         except LeaseNotFoundError:
             return False
@@ -267,8 +272,14 @@ class EtcdMetastore:
         self._endpoints[index] = _connect(endpoint.address, self._identity)
         return self._endpoints[index]
 
-    async def _read(self, what: str, send: Callable[[_Endpoint, float], Awaitable[Any]]) -> Any:
-        """Call until one endpoint answers, each endpoint once, all within the deadline."""
+    async def _read(
+        self,
+        what: str,
+        send: Callable[[_Endpoint, float], Awaitable[Any]],
+        *,
+        otherwise: Outcome = Outcome.NOT_APPLIED,
+    ) -> Any:
+        """Call until one endpoint answers, each endpoint once, all within the deadline; for what may be done twice."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         failures: list[str] = []
@@ -293,7 +304,7 @@ class EtcdMetastore:
                 return answer
         raise MetastoreUnavailableError(
             f"etcd did not answer {what} within {self._timeout_s} s ({'; '.join(failures)})",
-            outcome=Outcome.NOT_APPLIED,
+            outcome=otherwise,
         )
 
     async def _write(self, what: str, send: Callable[[_Endpoint], Awaitable[Any]]) -> Any:

@@ -22,9 +22,17 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
+import structlog
 from headrace.wire.errors import MetastoreUnavailableError
 
 from headrace_server.clock import Clock, SystemClock
+from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
+
+log = structlog.get_logger(__name__)
+
+GIVE_BACK_SECONDS = 5.0
+"""Longer than etcd takes to elect a leader."""
+GIVE_BACK_PAUSE_SECONDS = 0.1
 
 
 class LeaseState(Enum):
@@ -43,6 +51,31 @@ class LeaseRenewer(Protocol):
 
     def close(self) -> None:
         """Give up the connection."""
+
+
+async def give_back(metastore: Metastore, lease_id: int) -> None:
+    """End a lease, so that the keys on it go now and not when it ends: others wait for whoever they name.
+
+    Asked again while etcd does not answer: ending it twice does no harm, and services often stop with the member of
+    etcd on their machine. After `GIVE_BACK_SECONDS` it is left to end by itself.
+    """
+    cause = "no answer"
+    try:
+        async with asyncio.timeout(GIVE_BACK_SECONDS):
+            while True:
+                try:
+                    await metastore.revoke_lease(lease_id)
+                except MetastoreRolledBackError as error:
+                    cause = str(error)
+                    break
+                except MetastoreUnavailableError as error:
+                    cause = str(error)
+                    await asyncio.sleep(GIVE_BACK_PAUSE_SECONDS)
+                else:
+                    return
+    except TimeoutError:
+        pass
+    log.warning("lease_not_revoked", cause=cause)
 
 
 class LeaseKeeper:

@@ -20,7 +20,7 @@ from headrace_server.metastore.api import (
     ModRevisionIs,
     Put,
 )
-from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState
+from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState, give_back
 
 from headrace_coordinator.metrics import CoordinatorMetrics
 
@@ -84,10 +84,7 @@ class CoordinatorSession:
         lease_id = self.lease_id
         await self._leave()
         if lease_id:
-            try:
-                await self._metastore.revoke_lease(lease_id)
-            except MetastoreUnavailableError as error:
-                log.warning("lease_not_revoked", cause=str(error))
+            await give_back(self._metastore, lease_id)
 
     async def _register(self) -> None:
         granted_at_ms = self._clock.boottime_ms()
