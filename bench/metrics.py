@@ -1,14 +1,15 @@
 """`python -m bench.metrics`: what metrics cost a broker.
 
 `scrape`: both pages of a broker with many partitions, by wall and processor time, and what answers to other calls wait
-meanwhile. `cost`: processor time of a produce call with and without counting, on two brokers of one cluster in turn, so
-that a busy machine slows both. Both print JSON.
+meanwhile. `cost`: processor time of a produce call with and without counting, of one broker that does both in turn.
+Both print JSON.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import statistics
 import threading
@@ -118,23 +119,23 @@ def call_waits(address: str, meanwhile: Any, seconds: float) -> dict[str, float]
 def cost(
     calls: Annotated[int, typer.Option(help="Produce calls of a measurement; short ones see the same machine.")] = 400,
     blocks: Annotated[int, typer.Option(help="Blocks of four measurements in a session.")] = 40,
-    sessions: Annotated[int, typer.Option(help="Pairs of brokers; each has fresh processes, roles change.")] = 4,
+    sessions: Annotated[int, typer.Option(help="Fresh brokers.")] = 4,
     value_bytes: Annotated[int, typer.Option(help="Bytes of the one record of a call.")] = 200,
-    control: Annotated[bool, typer.Option("--control", help="Let both count: what the method itself is off.")] = False,
+    control: Annotated[bool, typer.Option("--control", help="Count always: what the method itself is off.")] = False,
 ) -> None:
-    """Processor time of the smallest produce calls, counted and uncounted, in blocks of A B B A.
+    """Processor time of the smallest produce calls, counted and uncounted by one broker, in blocks of A B B A.
 
     A block's share is what its two counted measurements took more than its two uncounted ones: a machine that becomes
-    slower while it runs, however steadily, is in both sums. Two processes of one program differ by some percent all the
-    same, so each session has its own and the roles change. The interval is of the median of all blocks, at 95 %.
+    slower while it runs, however steadily, is in both sums. The interval is of the median of all blocks, at 95 %.
     """
-    found = [session(number, calls, blocks, value_bytes, control=control) for number in range(sessions)]
+    found = [session(calls, blocks, value_bytes, control=control) for _ in range(sessions)]
     shares = sorted(share for session_shares, _ in found for share in session_shares)
     low, high = median_interval(shares)
     used = [pair for _, pairs in found for pair in pairs]
     report = {
         "calls": calls,
         "blocks": blocks,
+        "value_bytes": value_bytes,
         "control": control,
         "counted_us_a_call": round(statistics.median(pair[0] for pair in used) * 1e6, 1),
         "uncounted_us_a_call": round(statistics.median(pair[1] for pair in used) * 1e6, 1),
@@ -146,35 +147,38 @@ def cost(
 
 
 def session(
-    number: int, calls: int, blocks: int, value_bytes: int, *, control: bool
+    calls: int, blocks: int, value_bytes: int, *, control: bool
 ) -> tuple[list[float], list[tuple[float, float]]]:
-    """Two fresh brokers; the share of each block, and its processor seconds for a call, counted and uncounted."""
-    counted, bare = (0, 1) if number % 2 else (1, 0)
-    with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as cluster:
-        if not control:
-            uncounted = cluster.brokers[bare]
-            uncounted.spec = replace(uncounted.spec, module="bench.uncounted")
-            uncounted.stop()
-            cluster.restart(uncounted)
-            cluster.wait_until_healthy()
+    """A fresh broker; the share of each block, and its processor seconds for a call, counted and uncounted."""
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as cluster:
+        broker = cluster.brokers[0]
+        broker.spec = replace(broker.spec, module="bench.uncounted")
+        broker.stop()
+        cluster.restart(broker)
+        cluster.wait_until_healthy()
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
-            topic = admin.create_topic("cost", assignments=[[1], [2]], config={"durability": "async"}, timeout=SECONDS)
+            topic = admin.create_topic("cost", assignments=[[1]], config={"durability": "async"}, timeout=SECONDS)
         batch = encode_batch([b"x" * value_bytes], base_timestamp_ms=time.time_ns() // 1_000_000)
-        requests = [produce_request(topic.topic_id, number, batch) for number in (0, 1)]
+        request = produce_request(topic.topic_id, batch)
+        wait_until(lambda: is_taken(broker, request), "the leader at work")
 
-        def measure(which: int) -> float:
-            return send(cluster.brokers[which], requests[which], calls)
+        def turn() -> None:
+            if not control:
+                assert broker.pid is not None
+                os.kill(broker.pid, signal.SIGUSR1)
 
-        for which in (0, 1, 1, 0):
-            wait_until(lambda: is_taken(cluster.brokers[which], requests[which]), "the leader at work")  # noqa: B023
-            measure(which)
+        send(broker, request, calls)
         pairs = []
         for block in range(blocks):
-            outer, inner = (counted, bare) if block % 2 else (bare, counted)
-            took = {outer: measure(outer), inner: 0.0}
-            took[inner] += measure(inner) + measure(inner)
-            took[outer] += measure(outer)
-            pairs.append((took[counted] / 2, took[bare] / 2))
+            took = [0.0, 0.0]  # counted, uncounted
+            first = block % 2
+            for which in (first, 1 - first, 1 - first, first):
+                if which:
+                    turn()
+                took[which] += send(broker, request, calls) / 2
+                if which:
+                    turn()
+            pairs.append((took[0], took[1]))
     return [(one - other) / other for one, other in pairs], pairs
 
 
@@ -190,9 +194,9 @@ def processor_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def produce_request(topic_id: bytes, partition: int, batch: bytes) -> broker_pb2.ProduceRequest:
+def produce_request(topic_id: bytes, batch: bytes) -> broker_pb2.ProduceRequest:
     """One batch, acknowledged by the leader."""
-    part = broker_pb2.PartitionProduce(partition=partition, batches=[batch])
+    part = broker_pb2.PartitionProduce(partition=0, batches=[batch])
     topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[part])
     return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_LEADER, timeout_ms=30_000, topics=[topic])
 
@@ -205,7 +209,7 @@ def is_taken(broker: Any, request: broker_pb2.ProduceRequest) -> bool:
 
 
 def send(broker: Any, request: broker_pb2.ProduceRequest, calls: int) -> float:
-    """Processor seconds of the broker for one call, of `calls` with `WINDOW` at once."""
+    """Processor seconds of the broker for one call, of `calls` with `WINDOW` at once, on a connection of its own."""
     room, failed = threading.Semaphore(WINDOW), []
     with grpc.insecure_channel(broker.address, options=CHANNEL) as channel:
         stub = broker_pb2_grpc.BrokerServiceStub(channel)
