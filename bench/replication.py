@@ -54,11 +54,17 @@ def create_topic(running: LocalCluster, partitions: int, **config: str) -> None:
 
 
 def metadata(running: LocalCluster) -> list[cluster_pb2.PartitionMetadata]:
-    """The topic's partitions as a coordinator sees them."""
-    with grpc.insecure_channel(running.coordinators[0].address) as channel:
-        request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=TOPIC)])
-        answer = cluster_pb2_grpc.ClusterServiceStub(channel).GetMetadata(request, timeout=20)
-        return list(answer.topics[0].partitions)
+    """The topic's partitions as the first coordinator sees them that answers."""
+    request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=TOPIC)])
+    failures = []
+    for coordinator in running.coordinators:
+        with grpc.insecure_channel(coordinator.address) as channel:
+            try:
+                answer = cluster_pb2_grpc.ClusterServiceStub(channel).GetMetadata(request, timeout=20)
+                return list(answer.topics[0].partitions)
+            except grpc.RpcError as error:
+                failures.append(error)
+    raise failures[0]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> float:
