@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from headrace_devcluster.etcd import Etcd
+from headrace_devcluster.etcd import Etcd, make_members
 from headrace_server.clock import ManualClock
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.memory import MemoryLeaseRenewer, MemoryMetastore
@@ -77,6 +77,21 @@ def own_etcd(tmp_path):
     """An etcd that the test may pause, stop and start again."""
     with Etcd(tmp_path / "etcd") as etcd:
         yield etcd
+
+
+@pytest.fixture
+def etcd_members(tmp_path):
+    """Three members of one etcd that the test may pause."""
+    members = make_members(tmp_path, 3)
+    try:
+        for member in members:
+            member.launch()
+        for member in members:
+            member.wait_until_healthy()
+        yield members
+    finally:
+        for member in members:
+            member.kill()
 
 
 @pytest.fixture(params=["memory", "etcd"])

@@ -24,6 +24,8 @@ from headrace_server.tls import TlsIdentity
 from headrace_server.tls_settings import TlsFiles
 
 WAIT_SECONDS = 60
+SILENCE_SECONDS = 8
+"""Less than a connection takes to find out that nobody is there."""
 KEY = "/faults/key"
 
 
@@ -91,6 +93,45 @@ def test_reads_go_to_the_endpoint_that_answers(own_etcd):
                 await store.txn([], [Put(KEY, b"1")])
             assert (await store.txn([], [Put(KEY, b"2")])).succeeded
             assert (await store.get(KEY)).key_value.version == 1
+
+    run(scenario)
+
+
+def test_a_watch_leaves_a_member_that_is_silent(etcd_members):
+    """A machine that vanishes closes no connection: the view goes on at another member, before TCP would say so."""
+
+    async def scenario():
+        silent, *others = etcd_members
+        endpoints = [member.endpoint for member in others]
+        async with connected(silent.endpoint, *endpoints) as store, connected(*endpoints) as other:
+            base = (await other.txn([], [Put(KEY, b"before")])).revision
+            view = PrefixView(store, "/faults/", SystemClock())
+            await view.load()
+            task = asyncio.create_task(view.run())
+            await view.wait_for(base, WAIT_SECONDS)
+            silent.pause()
+            written = await write_until_known(other, base)
+            await view.wait_for(base + 1, SILENCE_SECONDS)
+            assert view.get(KEY).value == b"resolved"
+            assert written.succeeded
+            task.cancel()
+
+    run(scenario)
+
+
+def test_a_write_that_a_lost_leader_has_is_sent_again(etcd_members):
+    """What a member passes on to a leader that is silent nobody answers; the next try the next leader answers."""
+
+    async def scenario():
+        (leader,) = (member for member in etcd_members if member.is_leader())
+        others = [member.endpoint for member in etcd_members if member is not leader]
+        async with connected(*others, timeout_s=15) as store:
+            base = (await store.txn([], [Put(KEY, b"before")])).revision
+            leader.pause()
+            with pytest.raises(MetastoreUnknownOutcomeError) as lost:
+                await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"lost")])
+            assert "etcdserver" not in lost.value.message, "a member gives up by itself, but only after seven seconds"
+            assert (await write_until_known(store, base)).succeeded
 
     run(scenario)
 

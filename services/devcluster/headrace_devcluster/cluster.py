@@ -28,7 +28,7 @@ from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 from headrace_devcluster.certificates import ClusterCertificates
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.errors import ClusterNotHealthyError
-from headrace_devcluster.etcd import Etcd, free_port
+from headrace_devcluster.etcd import Etcd, make_members
 from headrace_devcluster.service import POLL_SECONDS, ServiceProcess, ServiceSpec, check_port_is_free
 
 Answer = TypeVar("Answer")
@@ -292,20 +292,14 @@ class LocalCluster:
                 check_port_is_free(port, part)
 
     def _start_etcd(self) -> None:
-        count = self.spec.etcd_members
-        names = ["local"] if count == 1 else [f"member-{number}" for number in range(1, count + 1)]
-        peers = {name: self._port(ETCD_PORT + 2 * n + 1) or free_port() for n, name in enumerate(names)}
-        for n, name in enumerate(names):
-            member = Etcd(
-                self.directory / ("etcd" if count == 1 else f"etcd-{name}"),
-                name=name,
-                client_port=self._port(ETCD_PORT + 2 * n),
-                peer_port=peers[name],
-                peers=peers,
-                fsync=self.spec.fsync_etcd,
-                tls=None if self._certificates is None else self._certificates.etcd,
-            )
-            self.etcd_members.append(member)
+        self.etcd_members = make_members(
+            self.directory,
+            self.spec.etcd_members,
+            first_port=self._port(ETCD_PORT),
+            fsync=self.spec.fsync_etcd,
+            tls=None if self._certificates is None else self._certificates.etcd,
+        )
+        for member in self.etcd_members:
             self._spawn(member.launch)
         for member in self.etcd_members:
             member.wait_until_healthy()

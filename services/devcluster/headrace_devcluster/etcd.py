@@ -6,6 +6,7 @@ may lose applied writes when it is killed (3.5.0 to 3.5.2): `Etcd.version` is th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -159,8 +160,9 @@ class Etcd:
         assert self.pid is None, "etcd runs already"
         binary = find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._client_port = self._client_port or free_port()
-        self._peer_port = self._peer_port or free_port()
+        client_port, peer_port = free_ports(2)
+        self._client_port = self._client_port or client_port
+        self._peer_port = self._peer_port or peer_port
         with self.log_file.open("ab") as log_file:
             guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
             self._process = subprocess.Popen(
@@ -298,8 +300,40 @@ class Etcd:
             os.kill(self.pid, number)
 
 
+def make_members(
+    directory: Path, count: int, *, first_port: int = 0, fsync: bool = False, tls: TlsPaths | None = None
+) -> list[Etcd]:
+    """One cluster of that many members, none started yet, below `directory`.
+
+    `first_port`: they have the two ports each from it on; 0: the kernel chooses, now and for all together, so that none
+    gets what another one has not taken yet.
+    """
+    ports = list(range(first_port, first_port + 2 * count)) if first_port else free_ports(2 * count)
+    names = ["local"] if count == 1 else [f"member-{number}" for number in range(1, count + 1)]
+    peers = dict(zip(names, ports[1::2], strict=True))
+    return [
+        Etcd(
+            directory / ("etcd" if count == 1 else f"etcd-{name}"),
+            name=name,
+            client_port=client_port,
+            peer_port=peers[name],
+            peers=peers,
+            fsync=fsync,
+            tls=tls,
+        )
+        for name, client_port in zip(names, ports[::2], strict=True)
+    ]
+
+
 def free_port() -> int:
     """Return a port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports of 127.0.0.1 that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

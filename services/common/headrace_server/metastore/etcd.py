@@ -48,7 +48,9 @@ from headrace_server.metastore.keep_alive import KeepAliveStream, NoKeepAliveErr
 from headrace_server.tls import TlsIdentity, open_blocking_channel, open_channel
 
 _PAGE_KEYS = 1_000
-_LEAST_TRIES = 3
+_WRITE_SHARE = 5
+_PROGRESS_SECONDS = 1.0
+_SILENT_INTERVALS = 3
 _CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.keepalive_time_ms", 10_000),
@@ -83,7 +85,7 @@ class EtcdMetastore:
 
     Args:
         endpoints: `host:port` of members of one cluster, at least one.
-        timeout_s: the deadline of every call, all tries of a read together. A write has a share of it: what a member
+        timeout_s: the deadline of every call, all tries of a read together. A write has a fifth of it: what a member
             has passed on to a leader that is gone nobody answers, and another try is answered by the next leader.
         observe: told of every call how long it took, in seconds, and whether etcd answered it.
         identity: speak TLS, with the certificates that are in force when a connection is made.
@@ -99,7 +101,7 @@ class EtcdMetastore:
     ) -> None:
         check_endpoints(endpoints)
         self._timeout_s = timeout_s
-        self._try_s = timeout_s / max(_LEAST_TRIES, len(endpoints))
+        self._try_s = timeout_s / _WRITE_SHARE
         self._observe = observe
         self._current = 0
         self._cluster_id = 0
@@ -161,14 +163,10 @@ class EtcdMetastore:
         return LeaseGrant(answer.ID, answer.TTL * 1_000)
 
     async def revoke_lease(self, lease_id: int) -> bool:
-        """See `Metastore.revoke_lease`. Ending it twice does no harm, so it may go to several endpoints."""
+        """See `Metastore.revoke_lease`."""
         request = stubs.rpc_pb2.LeaseRevokeRequest(ID=lease_id)
         try:
-            await self._read(
-                "revoke_lease",
-                lambda endpoint, timeout: endpoint.lease.LeaseRevoke(request, timeout=timeout),
-                otherwise=Outcome.UNKNOWN,
-            )
+            await self._write("revoke_lease", lambda endpoint: endpoint.lease.LeaseRevoke(request, timeout=self._try_s))
         except LeaseNotFoundError:
             return False
         return True
@@ -181,7 +179,10 @@ class EtcdMetastore:
     async def watch(
         self, prefix: str, start_revision: int, *, progress_interval_s: float = 5.0
     ) -> AsyncIterator[WatchEvents]:
-        """See `Metastore.watch`."""
+        """See `Metastore.watch`. A member that is silent for three seconds is left for another one.
+
+        The connection alone would tell of a machine that is gone after fifteen.
+        """
         assert prefix, "an empty prefix"
         assert start_revision > 0, start_revision
         endpoint = self._endpoint(self._current)
@@ -194,12 +195,16 @@ class EtcdMetastore:
         async def requests() -> AsyncIterator[Any]:
             yield create
             while True:
-                await asyncio.sleep(progress_interval_s)
+                await asyncio.sleep(min(progress_interval_s, _PROGRESS_SECONDS))
                 yield stubs.PROGRESS_REQUEST
 
         call = endpoint.watch.Watch(requests(), metadata=_REQUIRE_LEADER)
         try:
-            async for answer in call:
+            while True:
+                async with asyncio.timeout(_PROGRESS_SECONDS * _SILENT_INTERVALS):
+                    answer = await call.read()
+                if answer is grpc.aio.EOF:
+                    break
                 self._check_cluster(answer.header)
                 if answer.canceled:
                     if answer.compact_revision:
@@ -213,6 +218,9 @@ class EtcdMetastore:
                     yield events
             self._leave(endpoint)
             raise _unavailable("watch", endpoint, "etcd closed the stream")
+        except TimeoutError:
+            self._leave(endpoint)
+            raise _unavailable("watch", endpoint, "etcd has fallen silent") from None
         except grpc.aio.AioRpcError as error:
             self._leave(endpoint)
             raise _unavailable("watch", endpoint, _reason(error)) from error
@@ -272,14 +280,8 @@ class EtcdMetastore:
         self._endpoints[index] = _connect(endpoint.address, self._identity)
         return self._endpoints[index]
 
-    async def _read(
-        self,
-        what: str,
-        send: Callable[[_Endpoint, float], Awaitable[Any]],
-        *,
-        otherwise: Outcome = Outcome.NOT_APPLIED,
-    ) -> Any:
-        """Call until one endpoint answers, each endpoint once, all within the deadline; for what may be done twice."""
+    async def _read(self, what: str, send: Callable[[_Endpoint, float], Awaitable[Any]]) -> Any:
+        """Call until one endpoint answers, each endpoint once, all within the deadline."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         failures: list[str] = []
@@ -304,7 +306,7 @@ class EtcdMetastore:
                 return answer
         raise MetastoreUnavailableError(
             f"etcd did not answer {what} within {self._timeout_s} s ({'; '.join(failures)})",
-            outcome=otherwise,
+            outcome=Outcome.NOT_APPLIED,
         )
 
     async def _write(self, what: str, send: Callable[[_Endpoint], Awaitable[Any]]) -> Any:
