@@ -52,7 +52,8 @@ class LocalClusterSpec:
     brokers: int = 3
     coordinators: int = 2
     etcd_members: int = 1
-    """Three stay one cluster when one is lost."""
+    """Three stay one cluster when one is lost. They know each other by their ports, so that a directory that is kept
+    wants `fixed_ports`."""
     directory: Path | None = None
     """Where data and logs are kept; None: a temporary directory that goes with the cluster."""
     fixed_ports: bool = False
@@ -74,6 +75,8 @@ class LocalClusterSpec:
             raise ValueError("a local cluster has 1 to 9 brokers and 1 to 8 coordinators")
         if not 1 <= self.etcd_members <= MAX_ETCD_MEMBERS:
             raise ValueError("a local cluster has 1 to 5 members of etcd")
+        if self.etcd_members > 1 and self.directory is not None and not self.fixed_ports:
+            raise ValueError("several members of etcd in a directory that is kept need fixed ports")
 
     def rack(self, broker_id: int) -> str:
         """The rack of broker 1, 2, ...; empty: none."""
