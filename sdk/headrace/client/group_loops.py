@@ -37,9 +37,8 @@ from headrace.wire.ids import TopicPartition
 
 log = logging.getLogger("headrace.consumer")
 
-COMMIT_TIMEOUT_S = 10.0
 TRY_TIMEOUT_S = 3.0
-"""For one try of a call that another coordinator may answer."""
+"""For one try of a call that another coordinator may answer: one that has vanished with its machine never does."""
 LEAVE_TIMEOUT_S = 3.0
 IDLE_S = 60.0
 
@@ -264,7 +263,7 @@ class GroupLoops:
             if request is None:
                 yield Rest(self._commit_now, max(0.001, wait_s))
                 continue
-            timeout = min(COMMIT_TIMEOUT_S, self._config.request_timeout_ms / 1000)
+            timeout = min(TRY_TIMEOUT_S, self._config.request_timeout_ms / 1000)
             try:
                 answer = yield (yield from choice.call("CommitOffsets", request, timeout))
             except ClosedError:

@@ -31,6 +31,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         self.left: list[bytes] = []
         self.heartbeats: list[groups_pb2.HeartbeatRequest] = []
         self.commits: list[groups_pb2.CommitOffsetsRequest] = []
+        self.commit_seconds: list[float] = []
+        """How long the caller of each would have waited."""
         self.looked_up: list[groups_pb2.FetchOffsetsRequest] = []
         self.offsets: dict[tuple[str, int], groups_pb2.PartitionOffset] = {}
         self.heartbeat_faults: deque[HeadraceError] = deque()
@@ -139,6 +141,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
     def CommitOffsets(self, request, context):
         with self.changed:
             self.commits.append(request)
+            self.commit_seconds.append(context.time_remaining())
             self.changed.notify_all()
             self._check_etcd(context)
             if self.commit_faults:

@@ -435,6 +435,16 @@ def test_another_coordinator_is_asked_when_one_is_gone(clicks, groups):
         consumer.commit()
 
 
+def test_a_commit_does_not_wait_long_for_one_coordinator(clicks, groups):
+    """One whose machine has vanished never answers, and the others could."""
+    fill(clicks, 10)
+    groups.assign(("clicks", 0))
+    with consumer_for(clicks) as consumer:
+        assert consumer.poll(WAIT)
+        consumer.commit()
+    assert max(groups.commit_seconds) < 4
+
+
 def test_what_belongs_to_groups_needs_one_and_a_group_assigns_by_itself(clicks, groups):
     with pytest.raises(headrace.ConfigError, match="names no topic"):
         headrace.Consumer(bootstrap_servers=clicks.address, group_id="g")
