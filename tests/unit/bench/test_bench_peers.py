@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -170,8 +171,10 @@ def test_an_open_loop_sends_what_is_due_after_a_stall(monkeypatch: pytest.Monkey
     """Each value says when it was due, also those that a stall held up."""
     now = [10**9]
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(open_loop.time, "monotonic_ns", lambda: now[0])
-    monkeypatch.setattr(open_loop.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + int(seconds * 1e9)))
+    own_time = SimpleNamespace(
+        monotonic_ns=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + int(seconds * 1e9))
+    )
+    monkeypatch.setattr(open_loop, "time", own_time)
 
     def send(value: bytes) -> None:
         sent.append((int.from_bytes(value[:8], "little") - 10**9, now[0] - 10**9))

@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from headrace.cli import bench
 from headrace.cli.bench_pace import percentiles_ms, send_paced
 from headrace.cli.bench_records import Columns, KeyPool, MadeBlock, Timetable, block_records, made_blocks
 from headrace.cli.exit_codes import ExitCode
@@ -148,6 +150,11 @@ class Clock:
         self.now += seconds
 
 
+def give_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """A `time` of the command's own: threads that other tests have left in the process go on with the real one."""
+    monkeypatch.setattr(bench, "time", SimpleNamespace(**{**vars(time), **changes}))
+
+
 def evenly(records: int, rate: float, block: int = 100) -> Iterator[MadeBlock]:
     for start in range(0, records, block):
         due = np.arange(start, min(start + block, records)) / rate
@@ -228,8 +235,7 @@ def test_a_file_is_replayed_at_its_own_and_at_a_set_speed(
 ) -> None:
     """Gaps of the time stamps, or records a second in their place, on a clock that only sleeping moves."""
     clock = Clock()
-    monkeypatch.setattr(time, "perf_counter", clock)
-    monkeypatch.setattr(time, "sleep", clock.sleep)
+    give_time(monkeypatch, perf_counter=clock, sleep=clock.sleep)
     lines = [json.dumps({"value": "v", "timestamp_ms": 5_000 + 40 * n}) + "\n" for n in range(11)]
     (tmp_path / "log").write_text("".join(lines))
     held.add("clicks")
@@ -252,7 +258,7 @@ def test_ctrl_c_ends_the_load_and_tells_what_was_sent(
         if len(calls) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", interrupted)
+    give_time(monkeypatch, sleep=interrupted)
     ended = headrace("bench", "clicks", "--rate", "100", "--seconds", "60", "--output", "json")
     document = json.loads(ended.out)
     stored = len(held.records[TopicPartition("clicks", 0)])
