@@ -88,9 +88,9 @@ def play(cluster: LocalCluster, rows: Sequence[Row]) -> list[Row]:
 
 
 def _has_not_heard(row: Row, answer: Row) -> bool:
-    """Whether a server does not know the topic yet that it is to know: its view comes a moment later."""
-    unknown = any("UNKNOWN_TOPIC" in error for error in answer["errors"])
-    return unknown and "answer" in row and answer["errors"] != row["answer"]["errors"]
+    """Whether a server does not know, or not lead, the topic yet that it is to: its view comes a moment later."""
+    behind = any("UNKNOWN_TOPIC" in error or "NOT_LEADER" in error for error in answer["errors"])
+    return behind and "answer" in row and answer["errors"] != row["answer"]["errors"]
 
 
 def _topic_id(cluster: LocalCluster) -> bytes:
