@@ -22,12 +22,15 @@ CHAOS_SEED ?= 1
 # Runs of consumer groups: so many seeds, from CHAOS_SEED on, with faults for so many seconds each
 CHAOS_GROUP_RUNS ?= 20
 CHAOS_GROUP_SECONDS ?= 10
+# Calls that nobody would make, and the seed that draws them
+FUZZ_CALLS ?= 1000000
+FUZZ_SEED ?= 1
 
 BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock docs bench bench-peers chaos clean
+.PHONY: help set-up demo up down status test test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom docs bench bench-peers chaos security clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -93,6 +96,11 @@ golden: set-up ## before a release: what it asks of its servers and what they an
 lock: set-up ## write the lock files (UPGRADE=1 takes the newest versions)
 	tools/lock.sh
 
+sbom: set-up ## write the image's software bill of materials (CycloneDX), from its lock file, to dist/headrace.cdx.json
+	@mkdir -p dist
+	@$(BIN)/python -W ignore -m cyclonedx_py requirements --pyproject sdk/pyproject.toml --output-reproducible --of JSON --output-file dist/headrace.cdx.json requirements-image.lock
+	@echo "dist/headrace.cdx.json"
+
 docs: set-up ## write the reference pages that are generated from code and protos
 	$(BIN)/python tools/docs.py
 
@@ -108,6 +116,9 @@ chaos: set-up ## real processes under faults drawn by a seed, etcd away for a mi
 	$(BIN)/pytest -s -k "at_random or away_while or one_after or befalls" tests/integration/test_replication_chaos.py \
 	tests/integration/test_replication_etcd.py tests/integration/test_replication_failover.py \
 	tests/integration/test_groups_chaos.py
+
+security: set-up ## every attack on a real cluster, and as many fuzzed calls of every method of every listener (FUZZ_CALLS=, FUZZ_SEED=)
+	FUZZ_CALLS=$(FUZZ_CALLS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest --timeout 36000 tests/security
 
 clean: ## remove environments, caches and the local cluster's data
 	-@[ ! -x $(BIN)/python ] || $(BIN)/python -m headrace_devcluster down --quiet

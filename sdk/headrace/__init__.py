@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.client.errors import NoBrokersAvailableError as NoBrokersAvailableError
     from headrace.client.errors import ProcessEndedError as ProcessEndedError
     from headrace.client.errors import SerializationError as SerializationError
+    from headrace.client.errors import TopicRecreatedError as TopicRecreatedError
     from headrace.client.errors import WakeupError as WakeupError
     from headrace.client.group_offsets import OffsetAndMetadata as OffsetAndMetadata
     from headrace.client.producer import Producer as Producer
@@ -62,6 +63,7 @@ _MODULES = {
     "NoBrokersAvailableError": "headrace.client.errors",
     "ProcessEndedError": "headrace.client.errors",
     "SerializationError": "headrace.client.errors",
+    "TopicRecreatedError": "headrace.client.errors",
     "WakeupError": "headrace.client.errors",
     "keep_large_buffers": "headrace.wire.allocator",
     "ErrorCode": "headrace.wire.errors",

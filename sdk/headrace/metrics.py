@@ -146,6 +146,14 @@ class ClientCollector(Collector):
         yield from _of_calls(_PRODUCE, {sample.name: sample.calls for sample in produced})
         yield from _of_consumers([sample.consumer for sample in read if sample.consumer is not None])
         yield from _of_calls(_FETCH, {sample.name: sample.calls for sample in read})
+        corrupt = CounterMetricFamily(
+            f"{PREFIX}_corrupt_batches",
+            "Batches that could not be decoded and were passed, as on_corrupt_batch says",
+            labels=("client",),
+        )
+        for sample in read:
+            corrupt.add_metric([sample.name], sample.calls.corrupt_batches)
+        yield corrupt
 
 
 def _core(client: Any) -> Any:

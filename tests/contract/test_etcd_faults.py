@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shutil
 
+import grpc
 import pytest
 from headrace.wire.errors import ErrorCode, InvalidConfigError, MetastoreUnavailableError, Outcome
 from headrace_devcluster.certificates import Authority
@@ -152,8 +153,7 @@ def test_the_view_survives_a_restart(own_etcd):
             await view.wait_for(revisions[-1], 30)
             assert view.get(KEY).value == b"2"
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
 
     run(scenario)
 
@@ -300,3 +300,25 @@ def test_bad_endpoints_are_named(endpoints):
     """An endpoint that is not host:port is refused before anything is connected."""
     with pytest.raises(InvalidConfigError):
         EtcdLeaseRenewer(endpoints)
+
+
+def test_a_server_that_is_no_etcd_is_named():
+    """A broker's address among etcd_endpoints ends the start with a sentence, and not with a report of a bug."""
+
+    async def scenario():
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with connected(f"127.0.0.1:{port}") as store:
+                for call in (
+                    store.get(KEY),
+                    store.txn([VersionIs(KEY, 0)], [Put(KEY, b"v")]),
+                    store.grant_lease(5_000),
+                ):
+                    with pytest.raises(InvalidConfigError, match=f"127.0.0.1:{port} serves gRPC and is no etcd"):
+                        await call
+        finally:
+            await server.stop(None)
+
+    run(scenario)

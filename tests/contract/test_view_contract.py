@@ -63,8 +63,7 @@ async def running_view(store, prefix, **options):
         assert not task.done() or task.result() is None
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, MetastoreRolledBackError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def put(store, **values):

@@ -16,7 +16,16 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from headrace.v1 import broker_pb2, cluster_pb2, cluster_pb2_grpc, errors_pb2, groups_pb2, process_pb2, topics_pb2
+from headrace.v1 import (
+    broker_pb2,
+    cluster_pb2,
+    cluster_pb2_grpc,
+    errors_pb2,
+    groups_pb2,
+    groups_pb2_grpc,
+    process_pb2,
+    topics_pb2,
+)
 from headrace.wire.errors import from_rpc_error
 from headrace.wire.releases import RELEASE
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
@@ -80,6 +89,8 @@ def play(cluster: LocalCluster, rows: Sequence[Row]) -> list[Row]:
         if TOPIC_ID in request:
             topic_id = topic_id or _topic_id(cluster)
             request = request.replace(TOPIC_ID, topic_id)
+        if row["method"].endswith("/CommitOffsets"):
+            request = _with_member_epoch(cluster, request)
         answer, deadline = _ask(address, row["method"], request), time.monotonic() + SECONDS
         while _has_not_heard(row, answer) and time.monotonic() < deadline:
             answer = _ask(address, row["method"], request)
@@ -100,6 +111,18 @@ def _topic_id(cluster: LocalCluster) -> bytes:
         topic_id: bytes = found.topics[0].topic_id
         assert len(topic_id) == len(TOPIC_ID)
         return topic_id
+
+
+def _with_member_epoch(cluster: LocalCluster, request: bytes) -> bytes:
+    """Return a member's commit with the epoch that it was told, which begins at a revision of etcd."""
+    commit = groups_pb2.CommitOffsetsRequest.FromString(request)
+    if not commit.member_id:
+        return request
+    with grpc.insecure_channel(cluster.coordinators[0].address) as channel:
+        describe = groups_pb2.DescribeGroupRequest(group_id=commit.group_id)
+        found = groups_pb2_grpc.GroupServiceStub(channel).DescribeGroup(describe, timeout=SECONDS)
+    commit.member_epoch = next(each.member_epoch for each in found.members if each.member_id == commit.member_id)
+    return commit.SerializeToString()
 
 
 def _ask(address: str, method: str, request: bytes) -> Row:

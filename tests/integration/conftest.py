@@ -168,11 +168,14 @@ class BrokerProcess:
             await metastore.close()
 
     async def delete_topic(self, name: str, topic_id: bytes) -> None:
-        """Delete a topic's keys in one transaction."""
+        """Delete a topic's keys and say that it was deleted, in one transaction."""
         metastore = EtcdMetastore([self.etcd.endpoint])
         try:
             keys = (await self._identity(metastore)).keyspace
+            topic = metadata_pb2.Topic.FromString((await metastore.get(keys.topic(name))).key_value.value)
+            evidence = metadata_pb2.DeletedTopic(topic=topic, deleted_ms=1)
             operations = [
+                Put(keys.deleted_topic(topic_id), evidence.SerializeToString()),
                 Delete(keys.topic(name)),
                 Delete(keys.topic_by_id(topic_id)),
                 DeletePrefix(keys.partition_prefix(topic_id)),

@@ -294,7 +294,7 @@ class EtcdHistory:
                             if self._wanted is not None and seen >= self._wanted:
                                 break
                 await asyncio.sleep(0.05)
-        except BaseException as error:
+        except Exception as error:
             self._failure = error
         finally:
             await metastore.close()

@@ -34,9 +34,12 @@ from headrace.wire.errors import Outcome
 from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.service import ServiceProcess
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.cluster_secret import prove
+from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.internal_v1 import replication_pb2 as internal
+from headrace_server.metastore.api import Delete, Put
 from headrace_server.metastore.etcd import EtcdMetastore
-from headrace_server.partition_state import PartitionState, decode
+from headrace_server.partition_state import PartitionState, Replica, decode
 
 Answer = TypeVar("Answer")
 
@@ -253,6 +256,33 @@ class Replicated:
         """The broker's session."""
         return next(b.broker_epoch for b in self.admin.describe_cluster().brokers if b.broker_id == broker_id)
 
+    def register_hand(self, broker_id: int) -> int:
+        """Register a broker that a test plays, as one that stops and so joins nothing, and return its session.
+
+        Clients are told broker 1's address, so that administrators who ask every broker get an answer.
+        """
+
+        async def write(metastore: EtcdMetastore, identity: ClusterIdentity) -> int:
+            key = identity.keyspace.live(broker_id)
+            live = metadata_pb2.BrokerLive(
+                broker_id=broker_id, address=self.broker(1).address, internal_address="127.0.0.1:1", draining=True
+            )
+            await metastore.txn([], [Delete(key)])
+            return (await metastore.txn([], [Put(key, live.SerializeToString())])).revision
+
+        session = self.in_etcd(write)
+        until(lambda: broker_id in self.sessions().values() and self.broker_epoch(broker_id) == session, "registered")
+        return session
+
+    def unregister_hand(self, broker_id: int) -> None:
+        """End what `register_hand` began."""
+
+        async def write(metastore: EtcdMetastore, identity: ClusterIdentity) -> None:
+            await metastore.txn([], [Delete(identity.keyspace.live(broker_id))])
+
+        self.in_etcd(write)
+        until(lambda: broker_id not in self.sessions().values(), "unregistered")
+
     def sessions(self) -> dict[int, int]:
         """Broker epochs of the registered brokers, by id."""
         return {broker.broker_epoch: broker.broker_id for broker in self.admin.describe_cluster().brokers}
@@ -277,7 +307,7 @@ class Writer:
         self.acknowledged_at: list[float] = []
         self._stop = threading.Event()
         self._window = window
-        self._settings = {"batch_bytes": 2_000, "linger_ms": 1, **settings}
+        self._settings = {"acks": "all", "batch_bytes": 2_000, "linger_ms": 1, **settings}
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self.failure: BaseException | None = None
 
@@ -292,7 +322,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            with headrace.Producer(bootstrap_servers=self.servers, acks="all", **self._settings) as producer:
+            with headrace.Producer(bootstrap_servers=self.servers, **self._settings) as producer:
                 number = 0
                 while not self._stop.is_set():
                     if number >= self._window:
@@ -520,9 +550,20 @@ class HandFollower:
         self._call.cancel()
         self._channel.close()
 
-    def identify(self, identity: ClusterIdentity, broker_id: int, broker_epoch: int, **other: Any) -> None:
-        """The first message."""
+    def challenge(self) -> bytes:
+        """Ask for the leader's challenge and return it."""
+        self._requests.put(internal.ReplicaFetchRequest())
+        response = self._answers.get(timeout=SECONDS)
+        assert isinstance(response, internal.ReplicaFetchResponse), response
+        return response.challenge
+
+    def identify(
+        self, identity: ClusterIdentity, broker_id: int, broker_epoch: int, leader_id: int = 1, **other: Any
+    ) -> None:
+        """The first message, to `leader_id`; `proof` in place of the right one."""
+        own = Replica(broker_id, broker_epoch)
         follower = internal.FollowerIdentity(
+            proof=other.get("proof", prove(identity, own, leader_id, self.challenge())),
             cluster_id=other.get("cluster_id", identity.cluster_id),
             generation=other.get("generation", identity.generation),
             broker_id=broker_id,

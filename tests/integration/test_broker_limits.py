@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +68,9 @@ def until(condition: Any, what: str) -> Any:
         assert time.monotonic() < deadline, what
 
 
-def start_leading(broker: Any, **configs: object) -> bytes:
+def start_leading(broker: Any, *, preexec: Callable[[], None] | None = None, **configs: object) -> bytes:
     """Start the broker with a topic that it leads; the topic's id."""
-    broker.start()
+    broker.start(preexec)
     topic_id = asyncio.run(broker.create_topic("t", **configs))
     until(lambda: not fetch(broker, topic_id, 0).HasField("error"), "the broker leads")
     return topic_id
@@ -169,3 +171,39 @@ def test_damaged_indexes_and_checkpoints_are_made_again(broker_process: Any, dam
         header, _ = next(iter_batches(fetch(broker_process, topic_id, offset).batches))
         assert header.base_offset == offset
     assert list(produce(broker_process, topic_id, batch(b"on")).base_offsets) == [30]
+
+
+def test_a_flood_of_connections_costs_the_log_nothing(broker_process: Any) -> None:
+    """F5: with few open files allowed, a thousand connections: segments roll during the flood and after it.
+
+    The listener closes what is beyond its share, so that the log, the lease and etcd keep theirs; no restart is needed.
+    """
+    few = 400
+    topic_id = start_leading(
+        broker_process,
+        preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few)),
+        segment_bytes=1 << 20,
+        max_batch_bytes=1 << 20,
+        durability="fsync",
+    )
+    value = os.urandom(400 << 10)
+    port = int(broker_process.address.rpartition(":")[2])
+    flood: list[socket.socket] = []
+    try:
+        for _ in range(1_000):
+            flood.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+        for _ in range(8):
+            result = produce(broker_process, topic_id, batch(value))
+            assert not result.HasField("error"), result.error
+    finally:
+        for each in flood:
+            each.close()
+    for _ in range(4):
+        assert not produce(broker_process, topic_id, batch(value)).HasField("error")
+    assert len(list(broker_process.data_dir.glob("*-0/*.log"))) > 4
+    assert read_all(broker_process, topic_id) == [value] * 12
+    log = broker_process.log()
+    assert "open_files_limit_low" in log
+    assert "log_offline" not in log
+    assert "lease_changed" not in log
+    assert broker_process.stop() == 0

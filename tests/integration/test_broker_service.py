@@ -135,7 +135,7 @@ def test_the_simple_form_answers_under_grpcs_default_limit(broker: Any) -> None:
     from headrace.wire.batch import Codec
 
     topic = create(broker)
-    values = [bytes(1000)] * 8000
+    values = [b"%d" % number + bytes(990) for number in range(8000)]
     assert list(produce(broker, topic, batch(*values, codec=Codec.GZIP)).base_offsets) == [0]
     with grpc.insecure_channel(broker.address) as channel:
         from headrace.v1 import broker_pb2_grpc

@@ -13,6 +13,7 @@ import re
 import secrets
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +34,9 @@ from headrace_devcluster import guarded_exec
 from headrace_devcluster.etcd import Etcd
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.metastore.api import Delete, Put
+from headrace_server.metastore.api import Delete, ModRevisionIs, Put
 from headrace_server.metastore.etcd import EtcdMetastore
+from headrace_server.partition_state import decode, encode, hand_over
 
 SECONDS = 30
 
@@ -217,6 +219,29 @@ class World:
             return len((await metastore.range(keyspace.prefix + prefix)).key_values)
 
         return self.in_etcd(act)
+
+
+@contextlib.contextmanager
+def leaders_that_hand_over(world):
+    """Play the leaders of all partitions while they are asked to hand over: the first successor leads."""
+    stop = threading.Event()
+
+    async def serve(metastore, keyspace):
+        while not stop.is_set():
+            for found in (await metastore.range(keyspace.prefix + "part/")).key_values:
+                state = decode(found.value)
+                if state.successors:
+                    after = hand_over(state, state.successors[0], leaves=False)
+                    await metastore.txn([ModRevisionIs(found.key, found.mod_revision)], [Put(found.key, encode(after))])
+            await asyncio.sleep(0.01)
+
+    with ThreadPoolExecutor(1) as executor:
+        serving = executor.submit(world.in_etcd, serve)
+        try:
+            yield
+        finally:
+            stop.set()
+            serving.result(SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -507,29 +532,32 @@ def test_leaders_and_replicas_move_by_the_word_of_any_coordinator(world):
     for broker_id in (1, 2, 3, 4):
         world.register(broker_id)
     first, second = world.start("a"), world.start("b", leader_rebalance_interval_ms=100)
-    first.create(new_topic("moved", assignments=[cluster_pb2.ReplicaList(broker_ids=[1, 2, 3])] * 5))
-    assert first.drain(1).leaders > 0  # The controller may have begun to move them by then.
-    wait_for(lambda: {p.leader_id for p in second.topic("moved").partitions} == {2}, "leaders off the drained broker")
-    assert all(len(p.in_sync_replicas) == 3 for p in second.topic("moved").partitions)
-    assert second.drain(1, False).leaders == 0
-    assert {answer.leader_id for answer in second.elect("moved")} == {1}
-    (answer,) = first.reassign("moved", 0, [4, 1, 2])
-    assert not answer.HasField("error")
-    (move,) = first.moves()
-    assert (list(move.adding), list(move.removing)) == ([4], [3])
-    wait_for(second.moves, "the other coordinator sees it")
-    (refused,) = second.reassign("moved", 1, [4, 9])
-    assert "broker 9" in refused.error.message
-    (cancelled,) = second.reassign("moved", 0, cancel=True)
-    assert sorted(cancelled.replicas) == [1, 2, 3]
-    (removed,) = second.reassign("moved", 2, [1, 2])
-    assert list(removed.replicas) == [1, 2, 3]
-    wait_for(lambda: list(first.topic("moved").partitions[2].replicas) == [1, 2], "the removed replica to go")
-    partition = first.topic("moved").partitions[2]
-    assert (partition.leader_id, list(partition.in_sync_replicas), partition.min_insync_replicas) == (1, [1, 2], 1)
-    assert second.describe().under_replicated_partitions == 0
-    world.unregister(3)
-    wait_for(lambda: second.describe().under_replicated_partitions == 4, "the dead to leave the in-sync sets")
+    with leaders_that_hand_over(world):
+        first.create(new_topic("moved", assignments=[cluster_pb2.ReplicaList(broker_ids=[1, 2, 3])] * 5))
+        assert first.drain(1).leaders > 0  # The controller may have begun to move them by then.
+        wait_for(
+            lambda: {p.leader_id for p in second.topic("moved").partitions} == {2}, "leaders off the drained broker"
+        )
+        assert all(len(p.in_sync_replicas) == 3 for p in second.topic("moved").partitions)
+        assert second.drain(1, False).leaders == 0
+        assert {answer.leader_id for answer in second.elect("moved")} == {1}
+        (answer,) = first.reassign("moved", 0, [4, 1, 2])
+        assert not answer.HasField("error")
+        (move,) = first.moves()
+        assert (list(move.adding), list(move.removing)) == ([4], [3])
+        wait_for(second.moves, "the other coordinator sees it")
+        (refused,) = second.reassign("moved", 1, [4, 9])
+        assert "broker 9" in refused.error.message
+        (cancelled,) = second.reassign("moved", 0, cancel=True)
+        assert sorted(cancelled.replicas) == [1, 2, 3]
+        (removed,) = second.reassign("moved", 2, [1, 2])
+        assert list(removed.replicas) == [1, 2, 3]
+        wait_for(lambda: list(first.topic("moved").partitions[2].replicas) == [1, 2], "the removed replica to go")
+        partition = first.topic("moved").partitions[2]
+        assert (partition.leader_id, list(partition.in_sync_replicas), partition.min_insync_replicas) == (1, [1, 2], 1)
+        assert second.describe().under_replicated_partitions == 0
+        world.unregister(3)
+        wait_for(lambda: second.describe().under_replicated_partitions == 4, "the dead to leave the in-sync sets")
 
 
 def test_a_broker_that_is_gone_with_its_replicas_is_counted(world):
@@ -634,6 +662,7 @@ def test_remains_of_a_half_created_topic_are_cleared(world):
                 Put(keyspace.topic_by_id(half.topic_id), half.SerializeToString()),
                 Put(keyspace.partition(half.topic_id, 0), b""),
                 Put(keyspace.partition(bytes(16), 0), b""),
+                Put(keyspace.deleted_topic(bytes(16)), b""),
                 Put(keyspace.partition(created.topic_id, 2), b""),
             ],
         )

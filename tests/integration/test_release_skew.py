@@ -148,6 +148,7 @@ def test_a_follower_two_minor_releases_apart_is_refused(skewed: Replicated) -> N
         )
         follower = HandFollower(skewed.broker(1).internal_address)
         try:
+            follower.challenge()
             follower._requests.put(internal.ReplicaFetchRequest(follower=said))
             error = follower._answers.get(timeout=20)
         finally:

@@ -96,11 +96,15 @@ def test_a_drained_broker_stays_in_sync_and_leads_again(replicated: Replicated) 
     with Writer(replicated.servers, "drained", 1) as writer:
         writer.wait_for(200)
         replicated.admin.drain_broker(1)
-        replicated.wait_for("drained", lambda part: part.leader_id == 2, "another leader")
+        replicated.wait_for("drained", lambda part: part.leader_id in (2, 3), "another leader")
         writer.wait_for(200)
         assert set(replicated.partition("drained").in_sync_replicas) == {1, 2, 3}
         replicated.admin.undrain_broker(1)
-        (elected,) = replicated.admin.elect_leaders("preferred", [TopicPartition("drained", 0)])
-        assert (elected.error, elected.leader_id) == (None, 1)
+
+        def elected() -> bool:  # A hand-over that a busy machine does not finish within its bound is refused.
+            (found,) = replicated.admin.elect_leaders("preferred", [TopicPartition("drained", 0)])
+            return (found.error, found.leader_id) == (None, 1)
+
+        until(elected, "broker 1 leads again")
         writer.wait_for(200)
     writer.check(replicated)

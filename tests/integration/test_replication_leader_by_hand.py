@@ -77,6 +77,8 @@ class HandLeader:
 
         def read() -> None:
             try:
+                next(requests)
+                answers.put(internal.ReplicaFetchResponse(challenge=b"challenge"))
                 for request in requests:
                     if request.HasField("follower"):
                         self.identities.append(request.follower)

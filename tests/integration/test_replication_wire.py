@@ -5,6 +5,7 @@ A follower by hand plays broker 3, which was killed after it had led epoch 0; br
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import pytest
 from headrace.wire.batch import iter_batches
 from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, from_rpc_error
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_server.cluster_secret import prove
+from headrace_server.partition_state import Replica
 
 from tests.integration.replicated import (
     BROKER_SETTINGS,
@@ -56,11 +59,11 @@ def setting() -> Iterator[Setting]:
             topic_id = replicated.create("wire", [[3, 1, 2]])
             for _ in range(3):
                 append(cluster.broker(3).address, topic_id, b"a", b"b")
-            broker_epoch = replicated.broker_epoch(3)
             cluster.broker(3).kill()
             replicated.wait_for(
                 "wire", lambda part: part.leader_id == 1 and len(part.in_sync_replicas) == 2, "broker 1"
             )
+            broker_epoch = replicated.register_hand(3)
             address = cluster.broker(1).internal_address
             for _ in range(2):
                 append(address, topic_id, b"c", b"d")
@@ -112,8 +115,9 @@ def test_a_follower_without_an_epoch(setting: Setting, follower: HandFollower) -
 def test_a_broker_without_a_replica(setting: Setting) -> None:
     """A broker that the key does not name gets nothing of the partition."""
     with follower_at(setting.address) as follower:
-        follower.identify(setting.replicated.identity(), 9, 1)
+        follower.identify(setting.replicated.identity(), 9, setting.replicated.register_hand(9))
         answer = follower.ask(setting.topic_id, leader_epoch=1, offset=0)
+    setting.replicated.unregister_hand(9)
     assert answer.error.code == ErrorCode.INVALID_REQUEST
     assert "broker 9 holds no replica" in answer.error.message
     assert not answer.batches
@@ -144,16 +148,31 @@ def test_a_stale_session_is_not_let_in(setting: Setting) -> None:
     assert setting.replicated.metric(1, "followers") >= 1
 
 
-def test_a_session_that_a_later_one_fetched_after(setting: Setting) -> None:
-    """H17: also where the later session is gone: its fetch is remembered for the rest of the leader epoch."""
-    later = setting.broker_epoch + 5
+def test_unproven_or_unregistered_follower_is_refused(setting: Setting) -> None:
+    """Broker ids and sessions are public: without the cluster's secret nobody fetches as a replica.
+
+    A proof is good for one challenge, one session and one leader. With the secret the session must be exactly the
+    registered one: neither a later one, nor that of a broker which nobody registered.
+    """
+    identity = setting.replicated.identity()
+    own = Replica(3, setting.broker_epoch)
+    with follower_at(setting.address) as other:
+        foreign = prove(identity, own, 1, other.challenge())
+    forged = dataclasses.replace(identity, secret=bytes(32))
+    for proof in (b"", foreign, prove(forged, own, 1, b"")):
+        with follower_at(setting.address) as follower:
+            follower.identify(identity, 3, setting.broker_epoch, proof=proof)
+            assert refusal(follower).code == ErrorCode.NOT_AUTHORIZED
     with follower_at(setting.address) as follower:
-        follower.identify(setting.replicated.identity(), 3, later)
+        follower.identify(identity, 3, setting.broker_epoch, leader_id=2)
+        assert refusal(follower).code == ErrorCode.NOT_AUTHORIZED
+    for broker_id, session in ((3, setting.broker_epoch + 5), (77, 1)):
+        with follower_at(setting.address) as follower:
+            follower.identify(identity, broker_id, session)
+            assert refusal(follower).code == ErrorCode.FENCED_BROKER
+    with follower_at(setting.address) as follower:
+        follower.identify(identity, 3, setting.broker_epoch)
         assert follower.ask(setting.topic_id, leader_epoch=1, offset=0).batches
-    with follower_at(setting.address) as follower:
-        follower.identify(setting.replicated.identity(), 3, setting.broker_epoch)
-        assert follower.ask(setting.topic_id, leader_epoch=1, offset=0).error.code == ErrorCode.FENCED_BROKER
-    setting.broker_epoch = later
 
 
 def test_a_stream_without_identity(setting: Setting) -> None:
@@ -185,7 +204,7 @@ def test_an_unknown_partition(setting: Setting, follower: HandFollower) -> None:
 def test_a_broker_that_does_not_lead(setting: Setting) -> None:
     """A follower asked for data says who leads."""
     with follower_at(setting.replicated.broker(2).internal_address) as follower:
-        follower.identify(setting.replicated.identity(), 3, setting.broker_epoch)
+        follower.identify(setting.replicated.identity(), 3, setting.broker_epoch, leader_id=2)
         answer = follower.ask(setting.topic_id, leader_epoch=1, offset=0)
     assert (answer.error.code, answer.error.leader.leader_id) == (ErrorCode.NOT_LEADER, 1)
 
@@ -271,6 +290,7 @@ def test_what_counts_as_copied(setting: Setting, durability: str) -> None:
     The hand speaks for broker 2 in its own session, while that one stands still.
     """
     replicated = setting.replicated
+    replicated.unregister_hand(3)
     topic_id = replicated.create(f"copied-{durability}", [[1, 2]], min_insync_replicas=2, durability=durability)
     session = replicated.broker_epoch(2)
     identity = replicated.identity()
@@ -292,6 +312,7 @@ def test_what_counts_as_copied(setting: Setting, durability: str) -> None:
     finally:
         replicated.broker(2).resume()
     replicated.wait_in_sync(f"copied-{durability}")
+    setting.broker_epoch = replicated.register_hand(3)
 
 
 def test_a_silent_stream_is_ended(setting: Setting, follower: HandFollower) -> None:

@@ -45,7 +45,8 @@ def replica_fetch(channel):
         request_serializer=internal.ReplicaFetchRequest.SerializeToString,
         response_deserializer=internal.ReplicaFetchResponse.FromString,
     )
-    return next(open_stream(iter([internal.ReplicaFetchRequest()]), timeout=10))
+    for _challenge in open_stream(iter([internal.ReplicaFetchRequest()]), timeout=10):
+        pass
 
 
 def credentials(paths, ca_file):

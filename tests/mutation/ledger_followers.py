@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import BROKER, Mutant, Scenario, Simulation, Test
+from tests.mutation.mutants import BROKER, SERVER, Mutant, Scenario, Simulation, Test
 
 REPLICA = f"{BROKER}/core/replica.py"
 FETCH = f"{BROKER}/core/replica_fetch.py"
+LINK = "tests/unit/broker/test_broker_leader_link.py"
 
 FOLLOWERS = (
     Mutant(
@@ -220,5 +221,169 @@ FOLLOWERS = (
         "    if False:\n",
         "A follower that is behind tells a reader that its records were replaced.",
         Simulation(200),
+    ),
+    Mutant(
+        "own-cancellation-swallowed",
+        "H40",
+        f"{BROKER}/runtime/uninterrupted.py",
+        "    if cancelled is not None:\n        raise cancelled\n",
+        "",
+        "A link that is ended while it waits for its own writer's end takes the one for the other, and never ends.",
+        Test(
+            f"{LINK}::test_a_link_that_is_cancelled_while_its_stream_ends_ends",
+            "The simulator has no tasks.",
+        ),
+    ),
+    Mutant(
+        "failure-of-an-ended-task-dropped",
+        "I8",
+        f"{BROKER}/runtime/uninterrupted.py",
+        "    if failures:\n        raise failures[0]\n",
+        "",
+        "An assertion that fails in a task which is being ended is seen by nobody.",
+        Test(
+            f"{LINK}::test_what_an_ended_task_failed_with_is_raised",
+            "The simulator has no tasks.",
+        ),
+    ),
+    Mutant(
+        "fetch-due-during-a-cut-forgotten",
+        "H3",
+        f"{BROKER}/runtime/partition.py",
+        "            self._fetches_after = True\n",
+        "",
+        "A replica that cuts its log while its stream breaks, or its session is renewed, never fetches again.",
+        Test(
+            f"{LINK}::test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again",
+            "The simulator cuts a log in one step.",
+        ),
+    ),
+    Mutant(
+        "failed-write-lost-with-its-stream",
+        "H34",
+        f"{BROKER}/runtime/partition.py",
+        "                if not isinstance(error, CorruptBatchError):\n"
+        "                    self.fail_unless_refused(error)\n",
+        "",
+        "A replica whose write failed while its stream broke follows on: the error went with who waited for it.",
+        Test(
+            f"{LINK}::test_a_failed_write_takes_the_replica_offline_though_its_stream_broke",
+            "The simulator writes a log in one step.",
+        ),
+    ),
+    Mutant(
+        "fetch-of-an-ended-stream",
+        "H6",
+        f"{BROKER}/runtime/follower_stream.py",
+        "        if self._closed:\n            return\n",
+        "",
+        "A fetch that came by a stream which is over takes back what the follower has acknowledged by the next one.",
+        Test(
+            f"{LINK}::test_a_stream_that_has_ended_takes_no_fetch_in",
+            "The simulator has its own streams.",
+        ),
+    ),
+    Mutant(
+        "keys-high-watermark-not-taken",
+        "I18",
+        REPLICA,
+        "        if committed <= self.high_watermark:\n"
+        "            return []\n"
+        "        self.high_watermark = committed\n",
+        "        return []\n",
+        "A member that lost its checkpoint cuts what the key says was committed.",
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::"
+            "test_a_restarted_member_cuts_nothing_that_the_key_calls_committed",
+            "A leader of the simulator that asks for it has met another fault, which is found first.",
+        ),
+    ),
+    Mutant(
+        "keys-high-watermark-for-everybody",
+        "H1",
+        REPLICA,
+        "        if state is None or not self._is_member(state):\n            return []\n",
+        "        if state is None:\n            return []\n",
+        "A replica that is no member takes what it has, and others have not, for committed.",
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::"
+            "test_the_keys_high_watermark_is_not_for_those_who_are_no_members",
+            "It takes a log that parted below what is committed, at a write of the key.",
+        ),
+    ),
+    Mutant(
+        "keys-high-watermark-kept-uncleanly",
+        "H21",
+        f"{SERVER}/partition_state.py",
+        "        high_watermark=0 if unclean and leader != state.leader else state.high_watermark,\n",
+        "        high_watermark=state.high_watermark,\n",
+        "After an unclean election the replica that an administrator chose is taken for one that lost records.",
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::"
+            "test_a_member_that_ends_below_what_the_key_calls_committed_lacks_it",
+            "The simulator has no `Partition`, which looks.",
+        ),
+    ),
+    Mutant(
+        "leader-writes-no-high-watermark",
+        "I18",
+        REPLICA,
+        "        return self.proposals.send(note_committed(wanted, self.high_watermark), self.revision, sessions)\n",
+        "        return self.proposals.send(wanted, self.revision, sessions)\n",
+        "The key never says what is committed.",
+        Test(
+            "tests/unit/broker/test_broker_core_in_sync.py::test_a_follower_joins_at_the_high_watermark",
+            "A leader of the simulator that asks for a cut has met another fault, which is found first.",
+        ),
+    ),
+    Mutant(
+        "too-short-member-stays",
+        "I3",
+        f"{BROKER}/runtime/partition.py",
+        " and self.replica.lacks_committed:\n",
+        " and False:\n",
+        "A member whose log ends below what the key says is committed follows, or leads.",
+        Test(
+            "tests/unit/broker/test_broker_emptied_replica.py::"
+            "test_a_member_whose_log_is_too_short_leaves_and_is_copied_anew",
+            "The simulator has no `Partition`, which looks.",
+        ),
+    ),
+    Mutant(
+        "idle-partition-not-checkpointed",
+        "I18",
+        f"{BROKER}/runtime/upkeep.py",
+        "            await partition.checkpoint(force=True)\n",
+        "            await partition.checkpoint(force=False)\n",
+        "A partition that has fallen idle keeps the high watermark of the last interval on its disk.",
+        Test(
+            "tests/unit/broker/test_broker_upkeep.py::"
+            "test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk",
+            "The simulator checkpoints at its own ticks.",
+        ),
+    ),
+    Mutant(
+        "violation-answered-and-forgotten",
+        "I6",
+        f"{BROKER}/runtime/partition.py",
+        "            self.services.crash(error)\n            raise\n",
+        "            raise\n",
+        "A core that is wrong fails one call, and the broker goes on with it.",
+        Test(
+            "tests/unit/broker/test_broker_violations.py::test_a_violation_that_one_call_meets_ends_the_broker",
+            "In the simulator a violated invariant ends the run by itself.",
+        ),
+    ),
+    Mutant(
+        "failed-task-forgotten",
+        "I7",
+        f"{BROKER}/runtime/leader_link.py",
+        "        partition.services.watch(task)\n",
+        "",
+        "What a cut of a log meets is seen by nobody.",
+        Test(
+            "tests/unit/broker/test_broker_violations.py::test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker",
+            "The simulator has no tasks.",
+        ),
     ),
 )

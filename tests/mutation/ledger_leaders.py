@@ -5,6 +5,15 @@ from __future__ import annotations
 from tests.mutation.mutants import BROKER, Mutant, Scenario, Simulation, Test
 
 REPLICA = f"{BROKER}/core/replica.py"
+PARTITION = f"{BROKER}/runtime/partition.py"
+HAND_OVERS = {
+    "faults": ("move leader", "drain"),
+    "rates": (),
+    "producers": (1, 1),
+    "produce_period_ms": 20,
+    "fault_period_ms": 300,
+}
+"""Leaderships that move in order under producers with acks=1."""
 FOLLOWERS_TABLE = f"{BROKER}/core/followers.py"
 
 LEADERS = (
@@ -48,8 +57,8 @@ LEADERS = (
         "proposals-do-not-count",
         "H11",
         REPLICA,
-        "for member in (*state.in_sync, *self.proposals.members()):",
-        "for member in state.in_sync:",
+        "for member in (*self.state.in_sync, *self.proposals.members()) if",
+        "for member in self.state.in_sync if",
         "While a follower is being taken in, the high watermark moves without it.",
         Scenario("test_lost_answer.py::test_while_the_answer_is_awaited_who_is_proposed_counts"),
     ),
@@ -87,8 +96,8 @@ LEADERS = (
         "high-watermark-below-minimum",
         "H13",
         REPLICA,
-        "        if len(state.in_sync) < state.min_insync_replicas:\n            return []\n        me = ",
-        "        me = ",
+        "        if len(state.in_sync) < state.min_insync_replicas:\n            return []\n        least = ",
+        "        least = ",
         "The high watermark moves though fewer than min_insync_replicas are in sync.",
         Simulation(200),
     ),
@@ -202,6 +211,115 @@ LEADERS = (
         Test(
             "tests/unit/broker/test_broker_replica.py::test_reads_are_bounded_by_the_log_and_not_by_the_high_watermark",
             "The simulator's consumers ask for records, not for the latest offset.",
+        ),
+    ),
+    Mutant(
+        "log-start-raised-alone",
+        "I18",
+        REPLICA,
+        "            least = min(least, Offset(-1 if follower is None else follower.log_start_offset))\n",
+        "            least = min(least, self.wanted_log_start)\n",
+        "A leader deletes records before its followers begin behind them: whoever leads next has them again.",
+        Scenario("test_log_start.py::test_followers_take_up_the_log_start_first"),
+    ),
+    Mutant(
+        "join-below-the-log-start",
+        "I18",
+        REPLICA,
+        "            or follower.log_start_offset < max(self.log_start_offset, self.raising_to)\n",
+        "",
+        "A follower that still has deleted records is taken in, and may lead next.",
+        Scenario("test_log_start.py::test_a_follower_joins_where_the_log_starts"),
+    ),
+    Mutant(
+        "log-start-moves-below-min-insync",
+        "I18",
+        REPLICA,
+        "        if len(state.in_sync) >= state.min_insync_replicas and least > begun:\n",
+        "        if least > begun:\n",
+        "A log start moves with too few in sync, so that an eligible leader has deleted records again.",
+        Scenario("test_log_start.py::test_the_log_start_waits_for_enough_in_sync"),
+    ),
+    Mutant(
+        "log-start-told-before-it-is-known",
+        "I18",
+        REPLICA,
+        "        if self._replicated_log_start < self.log_start_offset:\n",
+        "        if self._replicated_log_start < -1:\n",
+        "A new leader that begins behind its followers says so, and the next one begins before.",
+        Scenario("test_log_start.py::test_a_leader_elected_halfway_tells_no_log_start_yet"),
+    ),
+    Mutant(
+        "successor-lacks-records",
+        "H24",
+        REPLICA,
+        "            if follower is not None and follower.offset >= self.log_end_offset:\n                wanted",
+        "            if follower is not None:\n                wanted",
+        "A leader hands over to a successor that lacks what it has acknowledged with acks=1.",
+        Scenario("test_hand_over.py::test_of_several_successors_the_one_that_has_everything_leads"),
+    ),
+    Mutant(
+        "appends-go-on-during-a-hand-over",
+        "H24",
+        REPLICA,
+        "        if self._hand_over.paused:\n            raise LeaderNotAvailableError(",
+        "        if False:\n            raise LeaderNotAvailableError(",
+        "A leader acknowledges records while the write that names its successor is on its way.",
+        Simulation(200, changes=HAND_OVERS),
+    ),
+    Mutant(
+        "append-under-way-acknowledged",
+        "H24",
+        REPLICA,
+        "        return leads and self._hand_over.proposal is None\n",
+        "        return leads\n",
+        "What a thread was writing when a successor was named is acknowledged, and cut after.",
+        Test(
+            "tests/unit/broker/test_broker_hand_over.py::"
+            "test_an_append_under_way_is_not_acknowledged_once_a_successor_is_named",
+            "The simulator's appends take no time.",
+        ),
+    ),
+    Mutant(
+        "hand-over-without-a-limit",
+        "H24",
+        REPLICA,
+        "        if not self._hand_over.is_over(event.number):\n",
+        "        if self._hand_over.paused:\n",
+        "Appends are refused for as long as a successor does not come.",
+        Scenario("test_hand_over.py::test_appends_stop_for_the_successor_and_go_on_without_it"),
+    ),
+    Mutant(
+        "appends-wait-for-etcd",
+        "H84",
+        REPLICA,
+        "        if event.number == self._hand_over.proposal:\n            # It may",
+        "        if event.number == -1:\n            # It may",
+        "A leader that gets no answer to the write that names its successor refuses appends until etcd is back.",
+        Scenario("test_hand_over.py::test_appends_go_on_where_etcd_does_not_answer"),
+    ),
+    Mutant(
+        "full-follower-deletes-nothing",
+        "H35",
+        PARTITION,
+        "                await self._take_report(step)  # What the leader has deleted makes room.\n",
+        "",
+        "A follower without room waits for room that only its own deletions could make.",
+        Test(
+            "tests/unit/broker/test_broker_upkeep.py::test_a_full_follower_takes_up_the_log_start",
+            "The simulator's disks have room again by themselves.",
+        ),
+    ),
+    Mutant(
+        "refused-log-start-not-tried-again",
+        "H35",
+        PARTITION,
+        "self._host.raise_log_start, self, offset)",
+        "lambda: None)",
+        "A leader whose disk refuses a checkpoint once never deletes what all others have deleted.",
+        Test(
+            "tests/unit/broker/test_broker_upkeep.py::test_a_log_start_that_is_refused_is_tried_again",
+            "The simulator's disks keep a reserve for checkpoints.",
         ),
     ),
 )

@@ -7,6 +7,7 @@ from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Scenario
 STATE = f"{SERVER}/partition_state.py"
 ELECTION = f"{COORDINATOR}/core/election.py"
 CONTROL = f"{COORDINATOR}/core/control.py"
+EMPTIED = "tests/unit/broker/test_broker_emptied_replica.py"
 
 MEMBERS = (
     Mutant(
@@ -166,14 +167,16 @@ MEMBERS = (
         ),
     ),
     Mutant(
-        "preferred-leader-out-of-sync",
+        "successor-out-of-sync",
         "H24",
-        CONTROL,
-        "    first = state.replica_of(state.replicas[0])\n",
-        "    lives = state.replicas[0] in live\n"
-        "    first = Replica(state.replicas[0], live[state.replicas[0]].broker_epoch) if lives else None\n",
-        "The first replica leads again as soon as it lives, in sync or not.",
-        Simulation(200),
+        STATE,
+        "for entry in wanted if entry in in_sync and entry != leader)",
+        "for entry in wanted if entry != leader)",
+        "A leader is asked to hand over to a replica that has left the in-sync set.",
+        Test(
+            "tests/unit/coordinator/test_control.py::test_a_leader_is_asked_for_nobody_who_bears_more_than_it_does",
+            "Every write checks the key's shape, so that no such key reaches the simulator's etcd.",
+        ),
     ),
     Mutant(
         "stopping-broker-may-lead",
@@ -239,6 +242,107 @@ MEMBERS = (
         Test(
             "tests/unit/broker/test_broker_core_in_sync.py::test_the_promise_stays_while_too_few_are_in_sync",
             "Nothing is lost by it: a leader is.",
+        ),
+    ),
+    Mutant(
+        "damaged-leaves-only-where-it-is-named",
+        "H17",
+        STATE,
+        "replaced=[broker_id]) if broker_id in state.replicas else None\n",
+        "replaced=[broker_id]) if state.replica_of(broker_id) else None\n",
+        "A damaged replica that the key does not name writes nothing: a write on its way names the empty log after it.",
+        Test(
+            f"{EMPTIED}::test_a_join_written_before_the_log_was_emptied_does_not_name_the_empty_one",
+            "In the story of test_damage.py the damaged log stays offline until the broker has registered.",
+        ),
+    ),
+    Mutant(
+        "progress-kept-behind-a-fence",
+        "H17",
+        f"{BROKER}/core/replica.py",
+        "                self.followers.forget(fence.broker_id)\n",
+        "                pass\n",
+        "A leader takes in a replica for what the log that it had before had acknowledged.",
+        Test(
+            f"{EMPTIED}::test_a_leader_that_tries_again_does_not_take_in_the_empty_log",
+            "In the simulator a process whose log is damaged comes back in a new session.",
+        ),
+    ),
+    Mutant(
+        "fetch-from-before-a-fence",
+        "H17",
+        f"{BROKER}/core/replica_fetch.py",
+        "    if request.partition_epoch < state.fetches_count_from(follower.broker_id):\n",
+        "    if False:\n",
+        "A fetch of the log that was set aside counts for the empty one.",
+        Test(
+            f"{EMPTIED}::test_a_fetch_of_the_log_that_was_set_aside_is_refused",
+            "In the simulator a process whose log is damaged comes back in a new session.",
+        ),
+    ),
+    Mutant(
+        "added-replica-without-a-fence",
+        "H17",
+        STATE,
+        "    for broker_id in (*replaced, *(set(move.replicas) - set(state.replicas))):\n",
+        "    for broker_id in replaced:\n",
+        "A replica that was moved away and back counts for what it had before.",
+        Test(
+            "tests/unit/broker/test_broker_core_replica_lives.py::"
+            "test_a_removal_that_the_leader_missed_is_seen_by_the_adding",
+            "The leader has to miss the write between the two moves.",
+        ),
+    ),
+    Mutant(
+        "damaged-log-replaced-before-it-left",
+        "H17",
+        f"{BROKER}/runtime/assignments.py",
+        "        if entry is None or left_revision is None or not isinstance(",
+        "        left_revision = left_revision or 0\n        if entry is None or not isinstance(",
+        "A damaged log is replaced at any news of the key, while writes that name it may still land.",
+        Test(
+            f"{EMPTIED}::test_a_damaged_log_stays_until_its_leaving_is_written",
+            "In the simulator a process whose log is damaged comes back in a new session.",
+        ),
+    ),
+    Mutant(
+        "rot-at-a-follower-ignored",
+        "H33",
+        f"{BROKER}/runtime/partition.py",
+        "        if self.replica.role in (Role.OFFLINE, Role.DELETED):\n"
+        "            return\n"
+        "        start = max(offset, self.open_log",
+        "        if self.replica.role is not Role.LEADING:\n"
+        "            return\n"
+        "        start = max(offset, self.open_log",
+        "A follower that readers tell of rotten bytes stays in sync with them until the scrub.",
+        Test(
+            f"{EMPTIED}::test_a_follower_that_a_reader_tells_of_rot_is_copied_anew",
+            "In the simulator a host looks by itself.",
+        ),
+    ),
+    Mutant(
+        "unmade-log-missed",
+        "H17",
+        f"{BROKER}/runtime/assignments.py",
+        "            if is_counted_on and was_begun and ",
+        "            if is_counted_on and ",
+        "A broker killed before it made the log of a new partition leaves the key for good.",
+        Test(
+            f"{EMPTIED}::test_a_member_that_never_made_its_log_stays_and_makes_it",
+            "Plans with one replica and a topic that is made anew are drawn by some seeds only.",
+        ),
+    ),
+    Mutant(
+        "missing-log-counted-on",
+        "H17",
+        f"{BROKER}/runtime/assignments.py",
+        "            if is_counted_on and was_begun and ",
+        "            if False and is_counted_on and ",
+        "A broker whose log of a partition was removed opens an empty one, and is in sync with it.",
+        Test(
+            f"{EMPTIED}::test_a_member_whose_log_is_gone_leaves_before_it_registers",
+            "No single directory vanishes in the simulator.",
         ),
     ),
 )

@@ -7,7 +7,10 @@ from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Scenario, Simula
 WINDOWS = f"{BROKER}/core/producers.py"
 REBUILD = f"{BROKER}/runtime/producer_state.py"
 REPLICA = f"{BROKER}/core/replica.py"
-BLIND = "An error's class decides what a client may do; the simulator's clients keep a sequence whatever they are told."
+GIVING_UP = {"gives_up": True, "faults": ("isolate", "pause", "cut link", "move leader"), "fault_period_ms": 700}
+"""Producers that report what failed for certain, beside leaders that come and go."""
+ALL_IN_SYNC = {**GIVING_UP, "replication_factor": 3, "min_insync_replicas": 3}
+"""Where each broker that is cut off leaves too few in sync."""
 
 PRODUCERS = (
     Mutant(
@@ -68,6 +71,30 @@ PRODUCERS = (
         Simulation(200),
     ),
     Mutant(
+        "new-producer-forgets-one-that-may-retry",
+        "H49",
+        WINDOWS,
+        "        if silent_ms < self._retry_window_ms:\n",
+        "        if False:\n",
+        "A flood of producer ids makes the brokers store retries of others twice.",
+        Test(
+            "tests/unit/broker/test_broker_producers.py::test_no_flood_of_ids_makes_a_retry_new",
+            "The simulator has fewer producers than a partition remembers.",
+        ),
+    ),
+    Mutant(
+        "time-not-given-to-the-windows",
+        "H49",
+        f"{BROKER}/runtime/batch_checks.py",
+        "header.base_sequence, header.record_count, now_ms\n",
+        "header.base_sequence, header.record_count\n",
+        "Where a partition has once remembered max_producers, no new producer is ever taken.",
+        Test(
+            "tests/security/test_poison_entering.py::test_flood_of_producer_ids_doubles_nothing",
+            "The simulator has fewer producers than a partition remembers.",
+        ),
+    ),
+    Mutant(
         "gaps-taken-for-duplicates",
         "H50",
         WINDOWS,
@@ -116,7 +143,16 @@ PRODUCERS = (
         'f"{why} while the acknowledgement was awaited", outcome=Outcome.UNKNOWN,',
         'f"{why} while the acknowledgement was awaited", outcome=Outcome.NOT_APPLIED,',
         "A produce whose leader was deposed is said not to have happened, and the next leader commits it.",
-        Test("tests/unit/broker/test_broker_replica.py::test_losing_leadership_leaves_waiting_produces_unknown", BLIND),
+        Simulation(100, changes=GIVING_UP),
+    ),
+    Mutant(
+        "shrunk-after-append-called-definite",
+        "H52",
+        REPLICA,
+        '"the in-sync set shrank below min_insync_replicas")',
+        '"the in-sync set shrank below min_insync_replicas", outcome=Outcome.NOT_APPLIED)',
+        "A produce is said not to have happened though it was appended: it is committed once enough are in sync again.",
+        Simulation(100, changes=ALL_IN_SYNC),
     ),
     Mutant(
         "producer-blocks-not-compared",

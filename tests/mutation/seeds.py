@@ -60,6 +60,8 @@ def run_seeds(request: dict[str, Any]) -> dict[str, Any]:
 
 def run_scenario(request: dict[str, Any]) -> dict[str, Any]:
     """Call one function of a scenario file, which takes no arguments."""
+    from tests.simulation.broker import simulated
+
     file, _, name = request["test"].partition("::")
     spec = importlib.util.spec_from_file_location("scenario", ROOT / "tests" / "scenario" / file)
     assert spec is not None
@@ -68,7 +70,8 @@ def run_scenario(request: dict[str, Any]) -> dict[str, Any]:
     spec.loader.exec_module(module)
     scenario = cast(Callable[[], None], getattr(module, name))
     try:
-        scenario()
+        with simulated():
+            scenario()
     except Exception as error:
         by = getattr(error, "name", None) if type(error).__name__ == "SimulationError" else type(error).__name__
         return {"killed": True, "seed": 0, "by": by, "message": str(error)}

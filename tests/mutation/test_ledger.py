@@ -12,7 +12,7 @@ from tests.mutation.ledger import LEDGER
 from tests.mutation.mutants import Mutant, Scenario, Simulation, StaleEntryError, Test, apply, patched
 
 ROOT = Path(__file__).resolve().parents[2]
-RULE = re.compile(r"^\| ([CHI]\d+) \|", re.MULTILINE)
+RULE = re.compile(r"^\| ([ACHI]\d+) \|", re.MULTILINE)
 
 
 @pytest.mark.parametrize("mutant", LEDGER, ids=lambda mutant: mutant.id)

@@ -1,8 +1,10 @@
 """Order, no loss, no duplicate: the pure dispatcher against a model of brokers, under any order of answers and faults.
 
 The model appends by the broker's rule for sequences, moves leaders, loses requests and answers, forgets producers, and
-lets a request that was given up arrive late. What the client calls delivered is there once and in order; what it calls
-definitely failed is not there (PROTOCOL I20 to I22).
+lets a request that was given up arrive late. It deletes the topic and makes it anew, and answers questions for metadata
+with answers of any age. What the client calls delivered is there once and in order; what it calls definitely failed is
+not there (PROTOCOL I20 to I22); nothing is called deleted that is there, and no record goes to another life of its
+topic than the one it was sent to (H26).
 """
 
 import random
@@ -29,13 +31,19 @@ from headrace.wire.errors import (
     TimedOutError,
     TransportError,
     UnknownProducerError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+    to_detail,
 )
 from headrace.wire.ids import TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-TOPIC_ID = b"1" * 16
 PARTITIONS = 2
+
+
+def topic_id_of(life):
+    return bytes([life]) * 16
 
 
 class ModelLog:
@@ -72,30 +80,71 @@ class World:
         self.faults = faults
         self.now_ms = 0
         self.delivery_timeout_ms = self.rng.choice([2000, 10**9])  # With the second, all must end by itself.
-        self.logs = [ModelLog() for _ in range(PARTITIONS)]
+        self.life = 0
+        self.lives = [[ModelLog() for _ in range(PARTITIONS)]]
+        self.history = [self.answer(exists=False)]
+        self.stale_answers = self.remade = 0
         self.routes = RoutingTable()
         self.idempotent = idempotent
         self.dispatcher = Dispatcher(
             self.routes, Backoff(5, 50, self.rng), idempotent=idempotent, max_in_flight_requests=5,
             max_request_bytes=1500, request_timeout_ms=100,
         )  # fmt: skip
-        self.pipelines = [PartitionPipeline(TopicPartition("t", n), TOPIC_ID) for n in range(PARTITIONS)]
+        self.use_life(0)
         self.flying, self.late = [], []
         self.given_up = 0
         self.finished = {}
         self.sent = 0
         self.contents = {}
-        self.order = [[] for _ in range(PARTITIONS)]
+        self.order = {}
 
-    def metadata(self):
-        answer = cluster_pb2.GetMetadataResponse()
+    @property
+    def logs(self):
+        """Of the topic's present life."""
+        return self.lives[self.life]
+
+    def use_life(self, life):
+        """What the producer does that learns of a life of the topic: new records go there."""
+        self.used_life = life
+        self.pipelines = [PartitionPipeline(TopicPartition("t", n), topic_id_of(life)) for n in range(PARTITIONS)]
+
+    def answer(self, *, exists=True):
+        """What a server that is up to date says."""
+        revision = self.history[-1].revision + 1 if hasattr(self, "history") else 1
+        answer = cluster_pb2.GetMetadataResponse(cluster_id="c", generation=1, revision=revision)
         for broker in (1, 2):
             answer.brokers.add(broker_id=broker, address=f"b{broker}:1")
-        topic = answer.topics.add(name="t", topic_id=TOPIC_ID)
+        if not exists:
+            answer.topics.add(name="t", error=to_detail(UnknownTopicError("there is no topic")))
+            return answer
+        topic = answer.topics.add(name="t", topic_id=topic_id_of(self.life))
         for number, log in enumerate(self.logs):
             topic.partitions.add(partition=number, leader_id=log.leader, leader_epoch=log.epoch)
+        return answer
+
+    def metadata(self):
+        self.history.append(self.answer())
+        if self.rng.random() < self.faults * 0.5:
+            self.stale_answers += 1
+            self.take(self.rng.choice(self.history))
+        else:
+            self.take(self.history[-1])
+
+    def take(self, answer):
         self.routes.update(answer)
+        route = self.routes.topic("t")
+        if route is not None and route.topic_id != topic_id_of(self.used_life):
+            assert route.topic_id > topic_id_of(self.used_life), "no life of the topic comes back"
+            self.use_life(route.topic_id[0])
         self.finish(self.dispatcher.metadata_changed())
+
+    def make_anew(self):
+        """Delete the topic and make it anew; the old life's logs stay as they are, and nobody serves them."""
+        self.remade += 1
+        self.history.append(self.answer(exists=False))
+        self.life += 1
+        self.lives.append([ModelLog() for _ in range(PARTITIONS)])
+        self.history.append(self.answer())
 
     def seal(self):
         number = self.rng.randrange(PARTITIONS)
@@ -113,12 +162,13 @@ class World:
         assert len(batch.encoded) == batch.count
         self.dispatcher.add(batch)
         self.contents[batch] = (number, values)
-        self.order[number].append(batch)
+        self.order.setdefault((self.used_life, number), []).append(batch)
 
     def send(self):
         for request in self.dispatcher.next_requests(self.now_ms):
             body = [
                 (
+                    part.pipeline.topic_id,
                     part.pipeline.where.partition,
                     part.leader_epoch,
                     [bytes(encoded) for b in part.batches for encoded in b.encoded],
@@ -145,7 +195,10 @@ class World:
     def arrive(self, request, body):
         """What the broker does with a request, whether or not anybody hears of it."""
         answers = []
-        for number, epoch, batches in body:
+        for topic_id, number, epoch, batches in body:
+            if topic_id != topic_id_of(self.life):
+                answers.append(Answer((), UnknownTopicIdError("there is no topic with that id")))
+                continue
             log = self.logs[number]
             if log.leader != request.broker_id or log.epoch != epoch:
                 hint = LeaderHint(log.leader, log.epoch, f"b{log.leader}:1") if self.rng.random() < 0.5 else None
@@ -206,8 +259,10 @@ class World:
     def upset(self):
         """Something that happens to the cluster."""
         log = self.rng.choice(self.logs)
-        kind = self.rng.randrange(4)
-        if kind == 0:
+        kind = self.rng.randrange(5)
+        if kind == 4 and self.rng.random() < 0.3:
+            self.make_anew()
+        elif kind == 0:
             log.leader, log.epoch = 3 - log.leader, log.epoch + 1
         elif kind == 1 and self.rng.random() < 0.4:
             self.forget(self.logs.index(log))
@@ -228,17 +283,21 @@ class World:
     def forget(self, number):
         """Lose a partition's producers, as retention may: long after a first batch and its retries (PROTOCOL H49)."""
         pipeline = self.pipelines[number]
-        if not any(batch.stamp.base_sequence == 0 for batch in (*pipeline.queue, *pipeline.flying)):
+        unresolved = (*pipeline.queue, *pipeline.flying)
+        if self.used_life == self.life and not any(batch.stamp.base_sequence == 0 for batch in unresolved):
             self.logs[number].known.clear()
             self.late.clear()
 
     def finish(self, finished):
         for batch, offsets, error in finished:
             assert batch not in self.finished, "a batch finishes once"
+            if isinstance(error, UnknownTopicIdError):
+                assert batch.pipeline.topic_id != topic_id_of(self.life), "what is there is not called deleted"
             self.finished[batch] = (offsets, error)
 
     def run(self, steps):
-        self.metadata()
+        self.history.append(self.answer())
+        self.take(self.history[-1])  # A producer has seen a topic before it has records for it.
         for _ in range(steps):
             self.now_ms += self.rng.randrange(20)
             choice = self.rng.random()
@@ -267,9 +326,10 @@ class World:
 
 def check(world):
     """What was delivered is there, once and in order; what definitely failed is not."""
-    for number, log in enumerate(world.logs):
+    logs = {(life, number): log for life, logs in enumerate(world.lives) for number, log in enumerate(logs)}
+    for place, log in logs.items():
         definite = set()
-        for batch in world.order[number]:
+        for batch in world.order.get(place, []):
             offsets, error = world.finished[batch]
             values, step = world.contents[batch][1], batch.pending.batch_records
             if error is None:
@@ -294,14 +354,16 @@ def test_an_idempotent_producer_neither_loses_doubles_nor_reorders(seed, faults)
     check(world)
 
 
-def test_the_model_gives_requests_up():
-    """The property above is shown of requests that nobody answers, too."""
+def test_the_model_gives_requests_up_and_makes_the_topic_anew():
+    """The property above is shown of requests that nobody answers, of old answers and of several lives, too."""
     worlds = [World(seed, idempotent=True, faults=1.0) for seed in range(30)]
     for world in worlds:
         world.dispatcher.set_identity(7, 0)
         world.run(150)
         check(world)
     assert sum(world.given_up for world in worlds)
+    assert sum(world.stale_answers for world in worlds)
+    assert sum(world.remade for world in worlds)
 
 
 @given(st.integers(0, 2**32))

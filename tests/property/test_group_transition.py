@@ -31,9 +31,11 @@ class Snapshot:
     assignments: dict = field(default_factory=dict)
     live: dict = field(default_factory=dict)
     topics: dict = field(default_factory=dict)
+    deleted: frozenset = frozenset()
 
     def copy(self):
-        return Snapshot(self.revision, self.state, dict(self.assignments), dict(self.live), dict(self.topics))
+        copies = (dict(each) for each in (self.assignments, self.live, self.topics))
+        return Snapshot(self.revision, self.state, *copies, self.deleted)
 
     @property
     def group(self):
@@ -188,7 +190,7 @@ class World:
     def topic(self):
         name = self.random.choice(("a", "b", "c"))
         if name in self.store.topics and self.random.random() < 0.3:
-            del self.store.topics[name]
+            self.store.deleted |= {self.store.topics.pop(name).topic_id}
             self.change()
         elif sum(topic.partitions for topic in self.store.topics.values()) < 20:
             self.put_topic(name)
@@ -213,18 +215,16 @@ class World:
             leaving=leaving,
             live=groups.live,
             topics=topics.topics,
+            deleted=topics.deleted,
             stored={member_id: value for member_id, (_, value) in groups.assignments.items()},
             begun={},
             overdue=[m for m, member in before.members.items() if self.is_overdue(member)],
             now_ms=self.now_ms,
         )
-        existing = {topic.topic_id for topic in self.store.topics.values()}
         if result.changes(before):
             if groups.state != self.store.state:
                 return
             if any(member_id in self.store.live for member_id in result.absent):
-                return
-            if existing & set(result.dropped_topics):
                 return
             self.write(before, result)
         if client is not None and isinstance(error := result.errors.get(client.member_id), HeadraceError):

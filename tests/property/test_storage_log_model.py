@@ -125,7 +125,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule(delay=st.sampled_from([0, 120_000]))
     def retention(self, delay: int) -> None:
-        self.log.apply_retention(self.now_ms, self.end)
+        self.log.delete_records(self.log.plan_retention(self.now_ms, self.end), self.end)
         assert self.log.log_start_offset >= self.start
         self.start = self.log.log_start_offset
         self.log.remove_deleted_files(self.now_ms)

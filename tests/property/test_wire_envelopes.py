@@ -1,5 +1,7 @@
 """Envelopes and the generated code read and write the same bytes."""
 
+import time
+
 import pytest
 from google.protobuf.message import DecodeError
 from headrace.v1 import broker_pb2, errors_pb2, topics_pb2
@@ -11,6 +13,7 @@ from headrace.wire.envelopes import (
     parse_produce_request,
     produce_request_bytes,
 )
+from headrace.wire.errors import InvalidRequestError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,3 +145,40 @@ def test_many_batches_are_read_and_written_alike(size):
     assert envelope.batches == [batches]
     assert isinstance(envelope.batches[0][0], bytes) == (size < envelopes.SMALL_BATCH_BYTES)
     assert produce_request_bytes(envelope.message, envelope.batches) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x22\x00" * (1 << 19), id="topics of 1 MiB"),
+        pytest.param(b"\x22\x02\x12\x00" * (1 << 20), id="partitions of 4 MiB"),
+        pytest.param(b"\x7a\x00" * (1 << 21), id="unknown fields of 4 MiB"),
+    ],
+)
+def test_a_flood_of_fields_is_given_up(data):
+    """A request of a stranger is refused after a bounded number of fields, however it is made up."""
+    before = time.process_time()
+    with pytest.raises(InvalidRequestError, match="more than 20000 fields"):
+        parse_produce_request(data)
+    assert time.process_time() - before < 1.0
+
+
+def test_what_is_no_request_is_not_left_to_protobuf_where_it_is_large():
+    """Nor may a field that `_lift` does not know, or a rest without batches, have protobuf parse 32 MiB."""
+    with pytest.raises(DecodeError):
+        parse_produce_request(b"\x22\x00" * 1000 + b"\x1b" * (2 << 20))
+    records = broker_pb2.ProduceRequest()
+    records.topics.add().partitions.add().records.add(value=bytes(3 << 20))
+    with pytest.raises(InvalidRequestError, match="besides its batches"):
+        parse_produce_request(records.SerializeToString())
+
+
+@pytest.mark.parametrize("batch_bytes", [100, 3_000, 200_000])
+def test_an_untrusted_request_is_parsed_as_a_trusted_one(batch_bytes):
+    """Below and above what protobuf may parse alone the batches are the same."""
+    message = broker_pb2.ProduceRequest(client_id="c")
+    part = message.topics.add().partitions.add(partition=3)
+    part.batches.extend(bytes([number]) * batch_bytes for number in range(12))
+    envelope = parse_produce_request(message.SerializeToString())
+    assert [bytes(batch) for batch in envelope.batches[0]] == list(part.batches)
+    assert envelope.message.topics[0].partitions[0].partition == 3

@@ -4,7 +4,14 @@ import contextlib
 
 import pytest
 from headrace.wire import encoding
-from headrace.wire.batch import Codec, check_batch, sequence_after, sequence_distance
+from headrace.wire.batch import (
+    MAX_TIMESTAMP_MS,
+    MIN_TIMESTAMP_MS,
+    Codec,
+    check_batch,
+    sequence_after,
+    sequence_distance,
+)
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.compression import decompress
 from headrace.wire.errors import CorruptBatchError, HeadraceError
@@ -14,14 +21,15 @@ from hypothesis import strategies as st
 LIMITS = {"max_batch_bytes": 1 << 20, "max_records": 1000, "max_payload_bytes": 1 << 20}
 ENTRY = st.none() | st.binary(max_size=20)
 HEADER = st.tuples(st.text(st.characters(codec="utf-8"), max_size=4), st.binary(max_size=4))
-ROW = st.tuples(ENTRY, ENTRY, st.lists(HEADER, max_size=3).map(tuple), st.none() | st.integers(-(2**63), 2**63 - 1))
+TIME = st.integers(MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
+ROW = st.tuples(ENTRY, ENTRY, st.lists(HEADER, max_size=3).map(tuple), st.none() | TIME)
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[list, int, bytes]:
     rows = draw(st.lists(ROW, min_size=1, max_size=20))
     values, keys, headers, times = (list(column) for column in zip(*rows, strict=True))
-    base = draw(st.integers(-(2**63), 2**63 - 1))
+    base = draw(TIME)
     batch = encode_batch(
         values,
         keys=draw(st.sampled_from([None, keys])),

@@ -13,7 +13,7 @@ def test_a_follower_refuses_what_its_leaders_disk_damaged() -> None:
     story.produce(to=1, value=LARGE)
     story.damage(1)
     story.reunite(3, 1, 2)
-    story.until(lambda: story.cluster.world.counts.get("damaged answers refused", 0) > 0, "b3 refuses it")
+    story.until(lambda: story.cluster.world.counts.get("log: replica_fetch_damaged", 0) > 0, "b3 refuses it")
     assert story.end(3) == 0
     story.until_leads(2)
     story.until_in_sync(1, 2, 3)
@@ -30,4 +30,31 @@ def test_a_restarted_replica_finds_the_damage_itself() -> None:
     story.start(2)
     story.until_in_sync(1, 2, 3)
     story.until_end(2, 1)
+    story.finish()
+
+
+def test_a_join_on_its_way_does_not_name_the_log_that_takes_the_damaged_ones_place() -> None:
+    """b1's write that takes b3 in lands when b3 has set its log aside, and has not registered anew (C3, H17)."""
+    story = Scenario()
+    story.produce(to=1, value=LARGE)
+    story.separate(3, 1, 2)
+    story.until_in_sync(1, 2)
+    story.until_known(1)
+    story.prolong_sessions(4_000)
+    story.reunite(3, 1, 2)
+    story.delay_next_write()
+    assert story.host(1).replica.proposals.under_way, "b1 takes b3 in"
+    story.mute(1)
+    story.damage(3)
+    story.lose_power(3, noticed=False)
+    story.start(3)
+    story.until_end(3, 0)  # It has left the key.
+    story.mute(3)
+    story.run_for(2_600)
+    assert story.cluster.world.counts["writes applied late"] == 1
+    assert story.in_sync == [1, 2]
+    story.unmute(3)
+    story.unmute(1)
+    story.until_in_sync(1, 2, 3)
+    assert [story.end(broker_id) for broker_id in (1, 2, 3)] == [1, 1, 1]
     story.finish()

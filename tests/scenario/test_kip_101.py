@@ -7,18 +7,19 @@ def test_a_diverged_follower_keeps_what_is_committed_beyond_its_high_watermark()
     """A follower's high watermark lags; it has to cut an uncommitted tail and keeps the committed record below it."""
     story = Scenario()
 
-    # b2's fetch is held: b3 copies two records while nothing is committed yet.
+    # What b2 says of the first record is held: b3 copies the second one while nothing is committed yet.
+    story.until(lambda: story.host(1).replica.followers.last_session(2) > 0, "b2's fetch waits at b1")
     story.block(2, 1)
     committed = story.send(to=1, value=LARGE)
-    story.until_end(3, 1)
+    story.until_end(2, 1)
+    story.until_flushed(2)
+    story.block(1, 2)
     uncommitted = story.send(to=1)
     story.until_end(3, 2)
     story.block(1, 3)
 
-    # b2 copies the first only, by which it is committed. b1 dies before b3 hears of that.
+    # b2 has the first only, by which it is committed. b1 dies before b3 hears of that.
     story.unblock(2, 1)
-    story.until_end(2, 1)
-    story.block(1, 2)
     story.until(lambda: committed.acknowledged, "b1 acknowledges the first record")
     story.kill(1)
     assert story.high_watermark(3) == 0

@@ -28,8 +28,9 @@ def _all_fail_but_the_last() -> Scenario:
 def test_who_left_an_in_sync_set_below_its_minimum_may_lead() -> None:
     """b1 finds its log damaged and leaves. b3, which is behind, may not lead; b2 comes back and does."""
     story = _all_fail_but_the_last()
-    story.cluster.brokers[1].suspects[0] = None
-    story.kill(1)
+    story.until_flushed(1)
+    story.damage(1)
+    story.lose_power(1)
     story.start(1)
     story.until(lambda: story.in_sync == [] and story.state.leader is None, "b1 takes itself out")
     assert [entry.broker_id for entry in story.state.eligible_leaders] == [2]
@@ -93,8 +94,9 @@ def test_an_input_output_error_leaves_the_last_one_named() -> None:
     story.produce(to=1)
     story.cluster.brokers[1].filesystem.fail("fsync", errno.EIO, suffix=".log")
     story.send(to=1)
-    story.until(lambda: story.cluster.host(1) is None, "b1 exits")
+    story.until(lambda: not story.host(1).is_open, "b1 holds its log offline")
     assert story.in_sync == [1]
+    story.until(lambda: story.end(1) == -1, "an operator restarts it")
     story.until_leads(1)
     story.start(2)
     story.start(3)
@@ -108,9 +110,10 @@ def test_a_damaged_replica_is_not_eligible() -> None:
     story.kill(3)
     story.until_in_sync(1, 2)
     story.produce(to=1)
-    story.cluster.brokers[2].suspects[0] = None
+    story.until_flushed(2)
+    story.damage(2)
     story.separate(2, 1)
-    story.kill(2, noticed=False)
+    story.lose_power(2, noticed=False)
     story.start(2)
     story.until_in_sync(1)
     story.until(lambda: story.end(2) == 0, "b2 begins anew")

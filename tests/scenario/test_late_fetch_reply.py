@@ -13,13 +13,8 @@ def _b3_has_to_cut() -> tuple[Scenario, HeldAnswers]:
     story.kill(1)
     held = story.hold_answers(3)
     story.until_leads(2)
-    story.until(lambda: any(epoch == story.state.leader_epoch for _, _, epoch in held.answers), "b2 answers b3")
+    story.until(lambda: any(each.leader_epoch == story.state.leader_epoch for each in held.answers), "b2 answers b3")
     return story, held
-
-
-def _break_stream(story: Scenario, follower: int, leader: int) -> None:
-    link = story.host(follower).broker.links[leader]
-    story.host(follower).broker._drop_link(link)
 
 
 def test_an_answer_of_a_stream_that_is_gone_is_not_used() -> None:
@@ -27,7 +22,7 @@ def test_an_answer_of_a_stream_that_is_gone_is_not_used() -> None:
     story, held = _b3_has_to_cut()
     last = len(held.answers) - 1
     held.release()
-    _break_stream(story, 3, 2)
+    story.break_streams(3, 2)
     story.until_end(3, 1)
     story.produce(to=2)
     story.until(lambda: story.high_watermark(3) == 2, "b3 has the next record")

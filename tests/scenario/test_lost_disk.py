@@ -1,7 +1,5 @@
 """A machine comes back with another disk, an empty one (H17, H42)."""
 
-from headrace_broker.storage.memory_filesystem import MemoryFileSystem
-
 from tests.simulation.scenario import Scenario
 
 
@@ -11,8 +9,7 @@ def test_a_broker_with_an_empty_directory_is_nobody() -> None:
     story.produce(to=1)
     for broker_id in (1, 2, 3):
         story.kill(broker_id)
-    story.cluster.brokers[1].filesystem = MemoryFileSystem()
-    story.cluster.checks.set_aside(1, 0)
+    story.cluster.brokers[1].replace_disk()
     story.start(1)
     story.run_for(3_000)
     assert story.state.leader is None

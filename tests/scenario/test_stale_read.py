@@ -14,10 +14,11 @@ def test_a_damaged_replica_leaves_though_it_reads_that_it_has_left() -> None:
     story.kill(3)
     story.until_in_sync(1, 2)
 
-    story.cluster.brokers[2].suspects[0] = None
+    story.until_flushed(2)
+    story.damage(2)
     story.separate(2, 1)
     story.serve_stale_reads()
-    story.kill(2, noticed=False)
+    story.lose_power(2, noticed=False)
     story.start(2)
     story.run_for(200)
     story.serve_fresh_reads()

@@ -1,7 +1,7 @@
 """`python -m tests.simulation`, `make sim`: runs seeds of the deterministic simulation and prints what happened.
 
 One seed prints its trace where a promise is broken, and the command that replays it; many seeds run in parallel
-processes. Exit code 1: a promise was broken.
+processes. Exit code 1: a promise was broken, or a hundred seeds never exercised a check or a fault.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from tests.simulation import group_simulation, simulation
+from tests.simulation.exercise import ENOUGH_SEEDS, FULL_STEPS, never_exercised
 from tests.simulation.group_plan import GroupPlan
 from tests.simulation.simulation import Result, shrink
 
@@ -68,8 +69,10 @@ def main(
     if broken:
         options = _options(steps, durability, buggy_etcd, groups)
         _explain(broken[0], console, options=options, smaller=shrink_failure, quiet=trace)
-    _summarise(len(chosen), broken, events, virtual_ms, time.monotonic() - started, counts, output)
-    raise typer.Exit(1 if broken else 0)
+    is_drawn_in_full = len(chosen) >= ENOUGH_SEEDS and steps >= FULL_STEPS and durability == "mixed"
+    never = never_exercised(counts) if is_drawn_in_full and not (buggy_etcd or groups) else []
+    _summarise(len(chosen), broken, events, virtual_ms, time.monotonic() - started, counts, never, output)
+    raise typer.Exit(1 if broken or never else 0)
 
 
 def _parse(text: str) -> list[int]:
@@ -118,6 +121,7 @@ def _summarise(
     virtual_ms: int,
     seconds: float,
     counts: dict[str, int],
+    never: list[str],
     output: Path | None,
 ) -> None:
     summary = {
@@ -128,6 +132,7 @@ def _summarise(
         "events_per_second": round(events / max(seconds, 1e-9)),
         "virtual_hours": round(virtual_ms / 3_600_000, 2),
         "counts": dict(sorted(counts.items())),
+        "never_exercised": never,
     }
     if output is not None:
         output.write_text(json.dumps(summary, indent=2) + "\n")
@@ -137,6 +142,8 @@ def _summarise(
         f"{seeds:,} seeds, {len(broken)} broken; {events:,} events in {seconds:,.1f} s "
         f"({summary['events_per_second']:,} a second), {summary['virtual_hours']} virtual hours"
     )
+    if never:
+        print(f"{seeds:,} seeds never exercised these, so they show nothing: {', '.join(never)}")
 
 
 if __name__ == "__main__":

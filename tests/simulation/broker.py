@@ -1,56 +1,63 @@
-"""A broker's process, one life of it.
+"""A broker's process, one life of it: the shipped `headrace_broker.app.Broker` on a loop in virtual time.
 
-The counterpart of `headrace_broker.app` and its runtime: opens the data directory, registers (by the shipped
-`Registration`), follows the metadata, keeps one stream to each leader it copies from, ticks, stops in order or dies.
+Replaced are gRPC's servers and channels (`transport`), etcd's client, threads (`virtual_loop`), the thread that renews
+the lease (`virtual_lease`), and what probes and metrics are served by. Everything else is what is shipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from headrace.wire.errors import HeadraceError, MetastoreUnavailableError
-from headrace.wire.ids import BrokerId
-from headrace_broker.core.messages import SessionLost, SessionStarted, StateSeen, Ticked
+import structlog
+from headrace.wire.errors import HeadraceError
+from headrace_broker import app
 from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime import in_sync, registration
-from headrace_broker.runtime.in_sync import InSyncWriter
-from headrace_broker.runtime.registration import Registration, StorageRecord
-from headrace_broker.storage import DataDirectory, DiskLimits, LogDamagedError, LogId, LogSettings
-from headrace_broker.storage.memory_filesystem import Loss
+from headrace_broker.runtime import partition as partition_module
+from headrace_broker.runtime import producer_state, registration, upkeep
+from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.registration import Registration
+from headrace_broker.settings import BrokerSettings
+from headrace_broker.storage import DiskLimits, LogDamagedError, PartitionLog
+from headrace_broker.storage.directory import LogId
+from headrace_coordinator.runtime import session as coordinator_session
+from headrace_server.descriptors import DescriptorShares
+from headrace_server.health import Health
+from headrace_server.http_endpoint import DetailCollector
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import LiveKey, PartitionKey, TopicKey
-from headrace_server.metastore.api import CreateRevisionIs, Delete, LeaseNotFoundError, Put
-from headrace_server.partition_state import Replica
+from headrace_server.lifecycle import StopRequest
+from headrace_server.loop_watch import LoopBeat
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.view import PrefixView
+from headrace_server.supervision import Supervision
+from headrace_server.tls import ServiceTls
 from prometheus_client import CollectorRegistry
 
-from tests.simulation.etcd import EtcdClient
-from tests.simulation.host import Host
-from tests.simulation.links import ReplicaLink
-from tests.simulation.metadata import Metadata
-from tests.simulation.world import NodeClock, VirtualAsyncio, sleep, spawn
+from tests.simulation.host import Host, WatchedDirectory
+from tests.simulation.transport import Server
+from tests.simulation.virtual_lease import LoopRenewer, VirtualKeeper
+from tests.simulation.virtual_loop import LoopMetastore, VirtualExecutor, VirtualLoop
+from tests.simulation.world import NodeClock
 
 if TYPE_CHECKING:
     from tests.simulation.machine import BrokerNode
+    from tests.simulation.plan import Plan
 
 LEASE_TTL_MS = 3_000
-TICK_MS = 400
-RETRY_MS = 150
-STOP_MS = 1_500
-REMOVAL_MS = 300
-SILENCE_MS = 2_000
-"""A stream on which nothing came for so long is given up."""
-SEGMENT_BYTES = 2_500
-LOG_SETTINGS = LogSettings(
-    segment_bytes=SEGMENT_BYTES, index_interval_bytes=512, file_delete_delay_ms=0, checkpoint_interval_ms=1_000
-)
 DISK_LIMITS = DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0)
-_METRICS = BrokerMetrics(CollectorRegistry())  # Counted and never looked at.
-
-for _module in (in_sync, registration):
-    _module.asyncio = VirtualAsyncio()  # type: ignore[attr-defined]
+DRAIN_MS = 1_500
+ORDERLY_DRAIN_MS = 120_000
+"""A stop at its limit hands nothing over."""
+STOP_TIMEOUT_MS = 20_000
+"""An orderly stop that takes longer, beside its wait for successors, breaks the run."""
+DELETE_SECONDS = 30.0
+METRICS = BrokerMetrics(CollectorRegistry())  # Counted and never looked at.
 
 
 class Broker:
@@ -62,350 +69,287 @@ class Broker:
         self.node = node
         self.broker_id = node.broker_id
         self.process = cluster.world.start_process(node.name)
+        self.loop: Any = VirtualLoop(cluster.world, self.process)
+        self.loop.transport = cluster.transport
         self.clock = NodeClock(cluster.world, self.process, node.wall)
-        self.etcd = EtcdClient(cluster.etcd, self.process)
-        self.disk_chance = cluster.world.chance(f"disk/{node.name}")
-        self.writer = InSyncWriter(
-            self.etcd,  # type: ignore[arg-type]  # it reads and writes, and does not watch
-            cluster.keyspace,
-            BrokerId(node.broker_id),
-            _METRICS,
+        self.metastore = LoopMetastore(cluster.etcd, self.process, self.loop)
+        self.chance = cluster.world.chance(f"disk/{node.name}")
+        self.logs: dict[PartitionLog, Host] = {}
+        """The logs that are open, in the order of opening."""
+        self.app: SimulatedBroker | None = None
+        self.stop_request: StopRequest
+        self._ending: Any = None
+        self.rounds_offline = 0
+        """So often an operator has seen a log offline."""
+        self.process.after_event = self._after_event
+        self.loop.run(lambda: self.loop.create_task(self._live()))
+
+    # --- what is seen of it ---
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return f"{self.node.name}:7181"
+
+    @property
+    def broker_epoch(self) -> int:
+        """Its session; 0: it has none."""
+        return self.app._broker_epoch if self.app is not None and self.app._registered else 0
+
+    @property
+    def registered(self) -> bool:
+        """Whether it has a session, as it takes it."""
+        return self.broker_epoch != 0
+
+    @property
+    def view(self) -> ClusterView | None:
+        """Its metadata."""
+        return None if self.app is None else self.app.view
+
+    def host(self, key: LogId) -> Host | None:
+        """The open log of a partition, with the partition over it."""
+        for host in self.logs.values():
+            if host.key == key and host.partition is not None:
+                return host
+        return None
+
+    @property
+    def has_offline_log(self) -> bool:
+        """Whether a disk has failed under a log; one that is damaged is replaced without anybody's help (H33)."""
+        assignments = None if self.app is None else self.app.assignments
+        return assignments is not None and any(
+            each.replica.role is Role.OFFLINE and not isinstance(each.failure, LogDamagedError)
+            for each in assignments.partitions
         )
-        self.hosts: dict[int, Host] = {}
-        self.links: dict[int, ReplicaLink] = {}
-        """By the leader's broker id."""
-        self.peers: list[ReplicaLink] = []
-        """Streams of brokers that follow this one."""
-        self.broker_epoch: int = 0
-        self.registered = False
-        self.stopping = False
-        self._lease_id = 0
-        self._exiting = False
-        self.directory: DataDirectory
-        self._registration: Registration
-        self.metadata = Metadata(
-            cluster.world,
-            self.process,
-            self.etcd,
-            self.clock,
-            cluster.identity,
-            relist_ms=cluster.relist_ms,
-            on_rolled_back=lambda: self.die_and_restart(Loss.NOTHING),
-        )
 
-    def disk_delay_ms(self) -> int:
-        """Draw how long an fsync takes."""
-        chance = self.disk_chance
-        return 150 + chance.randrange(400) if chance.random() < self.cluster.slow_disk_rate else 1 + chance.randrange(6)
+    def _after_event(self) -> None:
+        """Watch partitions that are open since the last event, and see that nothing failed unforeseen."""
+        self.loop.check()
+        if self.app is None or self.app.assignments is None:
+            return
+        for partition in self.app.assignments._partitions.values():
+            host = self.logs.get(partition.log) if partition.log is not None else None
+            if host is not None and host.partition is None:
+                host.attach(partition)
 
-    # --- start ---
+    def delay_ms(self) -> int:
+        """Draw how long a call in a thread takes."""
+        chance = self.chance
+        if chance.random() < self.cluster.slow_disk_rate:
+            return 150 + chance.randrange(400)
+        return chance.choice((0, 0, 1, 1, 2, 4, 6))
 
-    def start(self) -> None:
-        """Begin."""
-        spawn(self.process, self._start())
+    # --- its life ---
 
-    async def _start(self) -> None:
-        cluster = self.cluster
+    async def _live(self) -> None:
+        """What `headrace_broker.app.serve` does."""
+        cluster, node = self.cluster, self.node
         cluster.world.note(self.process.name, f"starts, life {self.process.number}")
+        self.stop_request = StopRequest()
+        executor = self._executor(app.STORAGE_THREADS)
+        why = ""
         try:
-            self.directory = DataDirectory.open(
-                "/data",
-                cluster_id=cluster.identity.cluster_id,
-                generation=1,
-                broker_id=self.broker_id,
-                new_storage_id=self.disk_chance.randbytes(16),
-                boot_id=self.node.boot_id,
-                limits=DISK_LIMITS,
-                filesystem=self.node.filesystem,
-            )
-            await self.metadata.load()
-            await self._open_existing()
-        except HeadraceError as error:
-            cluster.world.note(self.process.name, f"cannot start: {error.message}")
-            self.die_and_restart(Loss.NOTHING)
-            return
-        live = metadata_pb2.BrokerLive(broker_id=self.broker_id, boot_id=self.disk_chance.randbytes(16))
-        self._live = live
-        self._registration = Registration(
-            self.etcd,  # type: ignore[arg-type]  # it registers, and does not watch
-            cluster.keyspace,
-            live,
-            StorageRecord(self.directory.storage_id, self.directory.era, self.directory.clean_broker_epoch),
-            lease_ttl_ms=LEASE_TTL_MS,
-            clock=self.clock,
-            make_renewer=_no_renewer,
-            on_lease_change=lambda state: None,
-        )
-        await self._register()
-        self.metadata.view.subscribe(self._on_change)
-        self.metadata.follow()
-        for number in cluster.partitions:
-            self._reconcile(number)
-        spawn(self.process, self._keep_lease())
-        cluster.world.after(self.disk_chance.randrange(TICK_MS) + 1, self.process, "", self._tick)
+            self.app = SimulatedBroker(self, self._open_directory(), executor)
+            await self.app.run(self.stop_request)
+        except* HeadraceError as group:
+            why = "; ".join(str(each) for each in group.exceptions)
+        except* Exception as group:
+            self.loop.fail("the broker ended", group)
+        executor.shutdown()
+        if self.process.alive:
+            cluster.world.note(self.process.name, f"exits: {why}" if why else "has stopped in order")
+            if not why:
+                cluster.world.count("clean stops")
+            cluster.world.after(0, cluster.operator, "", lambda: node.exited(self))
 
-    async def _open_existing(self) -> None:
-        """Open what is on disk; a damaged log leaves its key first. As `Assignments.open_existing`."""
-        for log_id in self.directory.log_ids():
-            number = log_id.partition
-            try:
-                if number in self.node.suspects:
-                    raise LogDamagedError("damage was found before", file="", offset=0, position=0)
-                self._open(log_id)
-            except LogDamagedError as error:
-                self.node.suspects[number] = None
-                self.cluster.world.count("damaged logs set aside")
-                self.cluster.world.note(self.process.name, f"p{number} is damaged: {error.reason}")
-                await self.writer.leave(log_id.topic_id, number, damaged=True)
-                self.cluster.checks.set_aside(self.broker_id, number)
-                self.directory.quarantine_log(log_id)
-                del self.node.suspects[number]
-                self._open(log_id)
-            entry = self.metadata.view.partition(log_id.topic_id, number)
-            if entry is not None and self.hosts[number].log.last_epoch > entry.state.leader_epoch:
-                self.die_and_restart(Loss.NOTHING)  # Its list was of the past; a restored etcd would look the same.
-                await sleep(self.cluster.world, self.process, 1)
-        self.directory.note_boot()
-
-    def _open(self, log_id: LogId) -> None:
-        log = self.directory.open_log(log_id.topic_id, log_id.partition, LOG_SETTINGS)
-        try:
-            self.hosts[log_id.partition] = Host(self, log_id.partition, log)
-        except LogDamagedError:
-            self.directory.close_log(log)
-            raise
-
-    async def _register(self) -> None:
-        while True:
-            try:
-                lease = await self.etcd.grant_lease(LEASE_TTL_MS)
-                epoch = await self._registration._put(lease.lease_id)
-            except (MetastoreUnavailableError, LeaseNotFoundError):
-                await sleep(self.cluster.world, self.process, RETRY_MS)
-                continue
-            break
-        self._lease_id, self.broker_epoch, self.registered = lease.lease_id, epoch, True
-        self.cluster.world.count("registrations")
-        self.cluster.world.note(self.process.name, f"registered: broker epoch {epoch}, clean {self._live.clean}")
-        for host in self.hosts.values():
-            host.handle(SessionStarted(epoch))
-
-    async def _keep_lease(self) -> None:
-        while True:
-            await sleep(self.cluster.world, self.process, LEASE_TTL_MS // 3)
-            if not self.registered:
-                continue
-            lease_id = self._lease_id
-            try:
-                left_ms = await self.etcd.renew_lease(lease_id)
-            except MetastoreUnavailableError:
-                continue  # Silence does not fence (H84).
-            if left_ms == 0 and lease_id == self._lease_id:
-                self._lose_session()
-
-    def _lose_session(self) -> None:
-        """Lead nothing, and register anew: the process lived on, so its data is whole."""
-        if not self.registered:
-            return
-        self.registered = False
-        self.cluster.world.count("sessions lost")
-        self.cluster.world.note(self.process.name, f"has lost its session {self.broker_epoch}")
-        for link in list(self.links.values()):
-            self._drop_link(link)
-        for host in self.hosts.values():
-            host.handle(SessionLost())
-        if not self.stopping:
-            spawn(self.process, self._register())
-
-    # --- metadata ---
-
-    def _on_change(self, _revision: int, keys: Sequence[str]) -> None:
-        view = self.metadata.view
-        for key in keys:
-            match view.keyspace.parse(key):
-                case PartitionKey(_, number):
-                    self._reconcile(number)
-                case TopicKey():
-                    for number in self.cluster.partitions:
-                        self._reconcile(number)
-                case LiveKey(broker_id) if broker_id == self.broker_id:
-                    broker = view.brokers.get(BrokerId(self.broker_id))
-                    behind = view.source.revision < self.broker_epoch
-                    if not behind and (broker is None or broker.broker_epoch != self.broker_epoch):
-                        self._lose_session()
-
-    def _reconcile(self, number: int) -> None:
-        topic_id = self.cluster.topic_id
-        entry = self.metadata.view.partition(topic_id, number)
-        if entry is None:
-            return
-        host = self.hosts.get(number)
-        if host is None:
-            if self.broker_id not in entry.state.replicas:
-                return
-            try:
-                self._open(LogId(topic_id, number))
-            except HeadraceError as error:
-                if isinstance(error, LogDamagedError):
-                    self.node.suspects[number] = None
-                self.die_and_restart(Loss.NOTHING)
-                return
-            host = self.hosts[number]
-            if self.registered:
-                host.handle(SessionStarted(self.broker_epoch))
-        host.handle(StateSeen(entry.state, entry.mod_revision))
-        if self.broker_id not in entry.state.replicas:
-            self.cluster.world.after(REMOVAL_MS, self.process, "", lambda: self._remove(number))
-
-    def _remove(self, number: int) -> None:
-        """Delete a replica that was moved away, if it still is (H25)."""
-        entry, host = self.metadata.view.partition(self.cluster.topic_id, number), self.hosts.get(number)
-        if entry is None or host is None or self.broker_id in entry.state.replicas or self.stopping:
-            return
-        if host.replica.role is Role.OFFLINE:
-            return
-        del self.hosts[number]
-        host.let_go(self.metadata.source.revision)
-        self.cluster.checks.set_aside(self.broker_id, number)
-        self.directory.delete_log(host.log)
-        self.directory.remove_deleted()
-
-    def may_join(self) -> list[Replica]:
-        """The registered sessions of brokers that do not stop (KIP-841)."""
-        return [
-            Replica(int(broker_id), broker.broker_epoch)
-            for broker_id, broker in sorted(self.metadata.view.brokers.items())
-            if not broker.live.draining
-        ]
-
-    def take_up_durability(self) -> None:
-        """The topic says something else about flushing than before."""
-        for host in self.hosts.values():
-            host.change_durability(flushes=self.cluster.flushed_only)
-
-    # --- time ---
-
-    def _tick(self) -> None:
-        world, at_ms = self.cluster.world, self.clock.monotonic_ms()
-        world.after(TICK_MS, self.process, "", self._tick)
-        self.directory.check_space()
-        started_ms = self.process.started_ms
-        heard_ms = {link.identity: link.heard_by_leader_ms - started_ms for link in self.peers}
-        may_join = self.may_join()
-        for link in list(self.links.values()):
-            if world.now_ms - link.heard_by_follower_ms > SILENCE_MS:
-                self._drop_link(link)
-            else:
-                link.give_signs_of_life(self)
-        for link in self.peers:
-            link.give_signs_of_life(self)
-        for host in self.hosts.values():
-            if host.replica.role is Role.LEADING:
-                host.handle(Ticked(at_ms, heard_ms, may_join))
-            elif host.replica.role is Role.FOLLOWING:
-                host.send_fetch()
-            host.keep_checkpoint(at_ms)
-
-    # --- streams ---
-
-    def link_to(self, broker_id: int) -> ReplicaLink | None:
-        """The stream to a leader's broker, opened where there is none; None: nobody is there."""
-        link = self.links.get(broker_id)
-        if link is not None:
-            return link
-        node = self.cluster.brokers.get(broker_id)
-        if node is None or node.broker is None or self.broker_id == broker_id or not self.registered:
-            return None
-        link = self.links[broker_id] = ReplicaLink(self, node.broker)
-        return link
-
-    def _drop_link(self, link: ReplicaLink) -> None:
-        link.close(self.process)
-        self.link_broke(link)
-
-    def link_broke(self, link: ReplicaLink) -> None:
-        """The stream to a leader is gone: no answer that was awaited comes any more."""
-        leader_id = link.leader.broker_id
-        if self.links.get(leader_id) is not link:
-            return
-        del self.links[leader_id]
-        for host in self.hosts.values():
-            if host.leader is not None and host.leader.broker_id == leader_id:
-                host.replica.end_fetch()
-                self.cluster.world.after(RETRY_MS, self.process, "", host.send_fetch)
-
-    def peer_broke(self, link: ReplicaLink) -> None:
-        """A follower's stream is gone."""
-        if link in self.peers:
-            self.peers.remove(link)
-        for host in self.hosts.values():
-            host.drop_parked(link)
-
-    # --- end ---
-
-    def exit_soon(self) -> None:
-        """A log failed: the process exits once it has left the key, and is started again with a repaired disk."""
-        if not self._exiting:
-            self._exiting = True
-            self.cluster.world.after(50, self.process, "exits: a log failed", lambda: self.die_and_restart(Loss.BLOCKS))
-
-    def die_and_restart(self, loss: Loss) -> None:
-        """Exit by itself; the operator starts it again."""
-        self.node.kill(loss)
+    def _open_directory(self) -> WatchedDirectory:
+        """As `headrace_broker.app._open_directory`, on the machine's disk."""
         cluster = self.cluster
-        if self.node.restart_due:
-            return
-        self.node.restart_due = True
-        cluster.world.after(500 + self.disk_chance.randrange(500), cluster.operator, "", self._restart)
+        directory = WatchedDirectory.open(
+            "/data",
+            cluster_id=cluster.identity.cluster_id,
+            generation=cluster.identity.generation,
+            broker_id=self.broker_id,
+            new_storage_id=self.chance.randbytes(16),
+            boot_id=self.node.boot_id,
+            limits=DISK_LIMITS,
+            filesystem=self.node.filesystem,
+        )
+        assert isinstance(directory, WatchedDirectory)
+        directory.broker = self
+        return directory
 
-    def _restart(self) -> None:
-        self.node.restart_due = False
-        if self.node.wanted:
-            self.node.start()
+    def _executor(self, threads: int) -> VirtualExecutor:
+        return VirtualExecutor(self.cluster.world, self.process, self.loop, self.chance, self.delay_ms, threads=threads)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether an orderly stop was asked for."""
+        return self._ending is not None
 
     def stop(self) -> None:
-        """Stop in order: leaders move first, the clean marker is written last (H40, KIP-841)."""
-        if not self.stopping and self.registered:
-            self.stopping = True
-            spawn(self.process, self._stop())
+        """Ask for an orderly stop, as SIGTERM does."""
+        if self._ending is None and self.app is not None:
+            self.cluster.world.note(self.process.name, "begins to stop")
+            limit_ms = STOP_TIMEOUT_MS + _drain_ms(self.cluster.plan)
+            self._ending = self.cluster.world.after(limit_ms, self.process, "", self._give_up)
+            self.loop.run(self.stop_request.set, "SIGTERM")
 
-    async def _stop(self) -> None:
-        world, keyspace = self.cluster.world, self.cluster.keyspace
-        world.note(self.process.name, "begins to stop")
-        live_key, epoch = keyspace.live(self.broker_id), self.broker_epoch
-        self._live.draining = True
-        until_ms = world.now_ms + STOP_MS
+    def _give_up(self) -> None:
+        self.loop.fail("an orderly stop does not end", TimeoutError())
+
+    def be_slow(self, chance: random.Random) -> None:
+        """Draw otherwise from now on, how long calls in threads take and when in that time they happen."""
+        assert self.app is not None
+        executors: Any = (self.app._executor, self.app._flusher._executor)
+        self.chance = executors[0]._chance = executors[1]._chance = chance
+
+    def do(self, work: Callable[[], Any]) -> None:
+        """Run a coroutine of the process's own on its loop."""
+        self.loop.run(lambda: self.loop.create_task(work()))
+
+    def scrub(self) -> None:
+        """Look for damage everywhere now."""
+        for host in list(self.logs.values()):
+            if host.is_open:
+                self.do(lambda host=host: upkeep._scrub_partition(host.partition))
+
+    def delete_records(self, host: Host, before: int) -> Callable[[], bool]:
+        """Raise the log start, as DeleteRecords does; what is returned says whether it was answered that it is."""
+        partition = host.partition
+        assert partition is not None
+        answered: list[bool] = []
+        number, removable = self.cluster.number_of(host.key), self.cluster.removable
+        removable[number] = max(removable.get(number, 0), before)
+
+        async def delete() -> None:
+            with suppress(HeadraceError):
+                await partition.delete_records(min(before, partition.replica.high_watermark), DELETE_SECONDS)
+                answered.append(True)
+
+        self.do(delete)
+        return lambda: bool(answered)
+
+    @property
+    def leads_any(self) -> bool:
+        """Whether it leads a partition."""
+        return any(host.is_open and host.replica.role is Role.LEADING for host in self.logs.values())
+
+
+class SimulatedBroker(app.Broker):
+    """The shipped broker between simulated servers."""
+
+    def __init__(self, life: Broker, directory: WatchedDirectory, executor: VirtualExecutor) -> None:
+        cluster, node = life.cluster, life.node
+        self.life = life
+        self.assignments: Assignments | None = None
+        self.view: ClusterView | None = None
+        self.registration: Registration
+        supervision = Supervision(Health(), DetailCollector(), LoopBeat(METRICS.common), "")
+        metastore: Any = life.metastore
+        threads: Any = executor
+        super().__init__(
+            _settings(node),
+            metastore,
+            cluster.identity,
+            directory,
+            DescriptorShares(clients=1_000, peers=1_000, cached_files=256, partitions=10_000),
+            clock=life.clock,
+            metrics=METRICS,
+            executor=threads,
+            supervision=supervision,
+            tls=ServiceTls(),
+        )
+        for owner, size in ((self._flusher, 8), (self._inflation, 2), (self._records, 2)):
+            threads_of: Any = owner
+            threads_of._executor = life._executor(size)
+
+    def _make_server(self, _max_connections: int, **_checks: Any) -> Any:
+        return Server(self.life.cluster.transport, self.life.loop, self.life.process)
+
+    def _add_process_service(self, assignments: Assignments) -> None:
+        self.assignments = assignments  # Before anything is opened.
+        self.view = assignments._view
+
+    def _describe(self) -> metadata_pb2.BrokerLive:
+        live = super()._describe()
+        live.boot_id = self.life.chance.randbytes(16)
+        return live
+
+    async def _load(self, source: PrefixView, stop: StopRequest) -> None:
+        source._relist_interval_ms = self.life.cluster.relist_ms
+        await super()._load(source, stop)
+
+    def _make_registration(self, live: metadata_pb2.BrokerLive) -> Registration:
+        made = super()._make_registration(live)
+        self.registration = made
+        made._storage._draw_storage_id = self.life.chance.randbytes  # type: ignore[attr-defined]
+        made._make_renewer = lambda: LoopRenewer(self.life.metastore)  # type: ignore[assignment,return-value]
+        return made
+
+
+def _drain_ms(plan: Plan) -> int:
+    return ORDERLY_DRAIN_MS if plan.is_orderly else DRAIN_MS
+
+
+def _settings(node: BrokerNode) -> BrokerSettings:
+    """Times and sizes in proportion to a run."""
+    plan = node.cluster.plan
+    return BrokerSettings(
+        broker_id=node.broker_id,
+        data_dir="/data",
+        listen=f"{node.name}:7181",
+        internal_listen=f"{node.name}:7381",
+        lease_ttl_ms=LEASE_TTL_MS,
+        fence_on_lease_loss=plan.fences,
+        replica_lag_max_ms=1_500,
+        drain_timeout_ms=_drain_ms(plan),
+        maintenance_interval_ms=400,
+        retention_interval_ms=plan.retention_interval_ms,
+        scrub_interval_ms=0,
+        max_replica_fetch_bytes=700,
+        slow_append_ms=plan.slow_append_ms,
+        max_producers=100,
+        disk_reserve_bytes=DISK_LIMITS.reserve_bytes,
+        disk_refuse_below_bytes=0,
+        disk_resume_above_bytes=0,
+    )
+
+
+def _to_trace(_logger: Any, method: str, event: dict[str, Any]) -> Any:
+    """Put shipped code's log lines into the trace, in the place of the console."""
+    loop: Any = asyncio._get_running_loop()
+    name = event.pop("event")
+    event.pop("topic_id", None)
+    if isinstance(loop, VirtualLoop) and method != "debug":
+        loop.world.note(loop.process.name, f"log: {name} {event}")
+        loop.world.count(f"log: {name}")
+        if event.get("exc_info"):  # Shipped code went on after what nobody foresaw.
+            loop.fail(name, sys.exc_info()[1])
+    raise structlog.DropEvent
+
+
+@contextmanager
+def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
+    """Let shipped modules keep leases on virtual loops, draw from the seed, and log into the trace.
+
+    `small`: thresholds of bytes and times are in proportion to a run, so that what lies behind them happens.
+    """
+    with ExitStack() as stack:
+        for module in (registration, coordinator_session):
+            stack.enter_context(mock.patch.object(module, "LeaseKeeper", VirtualKeeper))
+        if small:
+            stack.enter_context(mock.patch.object(partition_module, "_INLINE_BYTES", 300))
+            stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
+            stack.enter_context(mock.patch.object(upkeep, "SCRUB_BYTES", 1_000))
+        before, processors = random.getstate(), structlog.get_config()["processors"]
+        kept = processors.copy()
+        random.seed(f"{seed}/global")  # Shipped code draws pauses from it.
+        processors[:] = [_to_trace]
+        structlog.configure(processors=processors)
         try:
-            put = Put(live_key, self._live.SerializeToString(), self._lease_id)
-            await self.etcd.txn([CreateRevisionIs(live_key, epoch)], [put], what=f"b{self.broker_id} is draining")
-        except (MetastoreUnavailableError, LeaseNotFoundError):
-            pass
-        while world.now_ms < until_ms and self._leads():
-            await sleep(world, self.process, 100)
-        try:
-            for host in self.hosts.values():
-                if host.replica.role is not Role.OFFLINE:
-                    host.handle(SessionLost())
-                    host.prepare_stop()
-                    self.directory.close_log(host.log, high_watermark=host.replica.high_watermark)
-            clean = not any(host.replica.role is Role.OFFLINE for host in self.hosts.values())
-            self.directory.close(clean=clean, broker_epoch=epoch)
-        except HeadraceError as error:
-            world.note(self.process.name, f"cannot stop in order: {error.message}")
-            self.die_and_restart(Loss.NOTHING)
-            return
-        self.cluster.checks.stopped(self)
-        self.hosts.clear()
-        self.registered = False
-        with suppress(MetastoreUnavailableError):
-            await self.etcd.txn([CreateRevisionIs(live_key, epoch)], [Delete(live_key)], what=f"b{self.broker_id} goes")
-        world.note(self.process.name, "has stopped in order")
-        world.count("clean stops")
-        self.node.ended(self)
-
-    def _leads(self) -> bool:
-        return any(host.replica.role in (Role.STARTING, Role.LEADING) for host in self.hosts.values())
-
-
-def _no_renewer() -> NoReturn:
-    raise AssertionError("the simulator renews leases itself")
+            yield
+        finally:
+            random.setstate(before)
+            processors[:] = kept
+            structlog.configure(processors=processors)

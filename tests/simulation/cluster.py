@@ -7,34 +7,42 @@ what liveness promises, reads every replica and lets `history` judge.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 from headrace.wire.batch import iter_batches
 from headrace_broker.core.replica import Role
+from headrace_broker.storage.directory import LogId
 from headrace_broker.storage.memory_filesystem import Loss, PowerLost
+from headrace_coordinator.core import topic_writes
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.metastore.api import Put
-from headrace_server.partition_state import PartitionState, Replica, encode
+from headrace_server.metadata_view import ClusterView
+from headrace_server.partition_state import PartitionState, Replica
 
 from tests.simulation.broker import Broker
 from tests.simulation.clients import Consumer, Producer
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
 from tests.simulation.etcd import Etcd, EtcdRates, run_now
-from tests.simulation.history import Final, Poll, Send, check
+from tests.simulation.exercise import JUDGED
+from tests.simulation.history import ANOMALIES, Final, Poll, Send, check
 from tests.simulation.host import Host
 from tests.simulation.invariants import Checks
 from tests.simulation.machine import LOSSES, BrokerNode
-from tests.simulation.metadata import Metadata
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan
+from tests.simulation.transport import Transport
+from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, SimulationError, World
 
 FULL_CHECK_EVERY = 100
 START_MS = 5_000
 HEAL_MS = 60_000
 """Liveness is promised within so long after healing."""
-TOPIC_ID = bytes(range(16))
+OPERATOR_MS = 1_000
+OFFLINE_ROUNDS = 2
+"""An operator looks so often, and acts when it looks for that time."""
+DAY_MS = 86_400_000
 
 
 class Cluster:
@@ -46,19 +54,26 @@ class Cluster:
         self.world.on_power_lost = self._lose_power
         self.operator = self.world.start_process("op")
         self.network = Network(self.world, NetworkRates())
+        self.transport = Transport(self.world, self.network)
         self.etcd = Etcd(self.world, self.network, EtcdRates())
-        self.identity = ClusterIdentity("simulation", "simulation", 1)
+        self.identity = ClusterIdentity("simulation", "simulation", 1, b"s" * 32)
         self.keyspace = self.identity.keyspace
-        self.topic_id = TOPIC_ID
-        self.partitions = tuple(range(plan.partitions))
+        self.topic = metadata_pb2.Topic()
+        """As an administrator wants it; made anew it is another one, with an id of its own."""
+        self._topics: list[bytes] = []
+        """The ids of all that there were."""
         self.flushed_only = plan.durable
-        self.not_durable_from: dict[int, int] = {}
+        self.not_durable_from: dict[LogId, int] = {}
         """The newest partition epoch that somebody proposed and that promises only what async does, by partition."""
-        self.min_insync_replicas = plan.min_insync_replicas
         self.slow_disk_rate = 0.0
+        self.breaks_at_cuts = False
+        """A follower that begins to cut its log loses its streams."""
         self.relist_ms = 2_500 if plan.buggy_etcd else 8_000
+        self.dead_loops: list[VirtualLoop] = []
         self.sends: list[Send] = []
         self.polls: list[Poll] = []
+        self.removable: dict[int, int] = {}
+        """By a partition's number: administrators have asked to remove what lies below."""
         self.checks = Checks(self)
         self.brokers = {number: BrokerNode(self, number) for number in range(1, plan.brokers + 1)}
         self.coordinators = [CoordinatorNode(self, "c1"), CoordinatorNode(self, "c2")]
@@ -67,7 +82,7 @@ class Cluster:
         ]
         self.consumers = [
             Consumer(self, 2 * number + follower, number, follower=bool(follower), period_ms=120 + 60 * follower)
-            for number in self.partitions
+            for number in range(plan.partitions)
             for follower in (0, 1)
         ]
         self._orders = 0
@@ -77,20 +92,36 @@ class Cluster:
         self._orders += 1
         return self._orders
 
-    def partition_key(self, number: int) -> str:
-        """The key of a partition."""
-        return self.keyspace.partition(self.topic_id, number)
+    # --- the topic ---
 
-    def state(self, number: int) -> PartitionState:
+    @property
+    def partitions(self) -> list[LogId]:
+        """The partitions of the topic as it is now."""
+        return [LogId(self.topic.topic_id, number) for number in range(self.topic.partitions)]
+
+    def name_of(self, key: LogId) -> str:
+        """What the trace calls a partition."""
+        life = self._topics.index(key.topic_id)
+        return f"p{key.partition}" if not life else f"t{life}p{key.partition}"
+
+    def number_of(self, key: LogId) -> int:
+        """The partition's number in clients' histories: no other topic's partition has it."""
+        return 100 * self._topics.index(key.topic_id) + key.partition
+
+    def partition_key(self, key: LogId) -> str:
+        """The key of a partition."""
+        return self.keyspace.partition(key.topic_id, key.partition)
+
+    def state(self, key: LogId) -> PartitionState:
         """A partition's key as it stands in etcd."""
-        state = self.checks.partitions[number].state
+        state = self.checks.partitions[key].state
         assert state is not None, "prepare comes first"
         return state
 
-    def is_durable(self, number: int) -> bool:
+    def is_durable(self, key: LogId) -> bool:
         """Whether a partition's key promises what fsync does, and no write on its way to etcd can end that any more."""
-        state = self.state(number)
-        return state.durable and self.not_durable_from.get(number, 0) <= state.partition_epoch
+        state = self.state(key)
+        return state.durable and self.not_durable_from.get(key, 0) <= state.partition_epoch
 
     # --- events ---
 
@@ -125,66 +156,109 @@ class Cluster:
             node.start()
         if not self.run_until(self._is_up, START_MS):
             raise SimulationError("start", "the brokers do not register")
-        self._create_topic()
+        if not self.create_topic():
+            raise SimulationError("start", "not all brokers are registered")
         if not self.run_until(self.is_healthy, START_MS):
             raise SimulationError("start", "the topic has no leaders")
         for producer in self.producers:
             producer.start()
         for consumer in self.consumers:
             consumer.start()
+        self._look_after_brokers()
 
     def _is_up(self) -> bool:
         registered = all(node.broker is not None and node.broker.registered for node in self.brokers.values())
         return registered and self.etcd.store.now(self.keyspace.controller()) is not None
 
-    def _create_topic(self) -> None:
-        """Write what a coordinator writes: all replicas in sync, the first leads in epoch 0."""
+    def create_topic(self) -> bool:
+        """Write what a coordinator writes: all replicas in sync, the first leads in epoch 0.
+
+        False: there is a topic, or too few brokers are registered.
+        """
         plan = self.plan
-        topic = metadata_pb2.Topic(
+        self.etcd.store.expire_leases()  # As any write to it does first.
+        live = {each: self.etcd.store.now(self.keyspace.live(each)) for each in sorted(self.brokers)}
+        sessions = {each: found.create_revision for each, found in live.items() if found is not None}
+        if self.partitions or len(sessions) < plan.replication_factor:
+            return False
+        configs = {
+            "min_insync_replicas": str(plan.min_insync_replicas),
+            "file_delete_delay_ms": "300",
+            "timestamp_after_max_ms": str(DAY_MS * 365),  # Clocks of brokers jump.
+        }
+        if plan.retention_ms >= 0:
+            configs |= {"retention_ms": str(plan.retention_ms), "segment_ms": "1000"}
+        if not self.flushed_only:
+            configs["durability"] = "async"
+        self.topic = metadata_pb2.Topic(
             name="t",
-            topic_id=self.topic_id,
+            topic_id=(len(self._topics) + 1).to_bytes(16, "big"),
             partitions=plan.partitions,
             replication_factor=plan.replication_factor,
-            configs={"min_insync_replicas": str(plan.min_insync_replicas)},
+            configs=configs,
         )
-        value = topic.SerializeToString()
-        operations = [Put(self.keyspace.topic("t"), value), Put(self.keyspace.topic_by_id(self.topic_id), value)]
-        ids = sorted(self.brokers)
-        for number in self.partitions:
+        self._topics.append(self.topic.topic_id)
+        ids = list(sessions)
+        states = {}
+        for number in range(plan.partitions):
             replicas = [ids[(number + index) % len(ids)] for index in range(plan.replication_factor)]
-            members = tuple(Replica(each, self.broker_epoch(each)) for each in replicas)
-            state = PartitionState(
+            members = tuple(Replica(each, sessions[each]) for each in replicas)
+            states[number] = PartitionState(
                 replicas=tuple(replicas),
                 leader=members[0],
                 leader_epoch=0,
                 in_sync=members,
                 min_insync_replicas=plan.min_insync_replicas,
-                durable=plan.durable,
+                durable=self.flushed_only,
             )
-            operations.append(Put(self.partition_key(number), encode(state)))
-        run_now(self.etcd.store.txn([], operations))
+        for key in self.partitions:
+            self.checks.add(key)
+        self._write(topic_writes.create(self.keyspace, self.topic, states))
+        return True
 
-    def broker_epoch(self, broker_id: int) -> int:
-        """The session of a broker that runs."""
-        broker = self.brokers[broker_id].broker
-        assert broker is not None, f"b{broker_id} runs"
-        return broker.broker_epoch
+    def delete_topic(self) -> None:
+        """Delete the topic with all its partitions, as an administrator does."""
+        self.world.note("op", "deletes the topic")
+        for key in self.partitions:
+            self.checks.deleted(key)
+        self._write(topic_writes.delete(self.keyspace, self.topic, self._topic_revision(), self.world.now_ms))
+        self.topic = metadata_pb2.Topic()
+        for producer in self.producers:
+            producer.give_up()
+
+    def configure(self, **configs: str) -> None:
+        """Change settings of the topic; brokers and coordinators take them up when they hear of it (H30)."""
+        revision, tid = self._topic_revision(), self.etcd.store.now(self.keyspace.topic_by_id(self.topic.topic_id))
+        assert tid is not None
+        self.topic.configs.update(configs)
+        self._write(topic_writes.configure(self.keyspace, self.topic, revision, tid.mod_revision))
+
+    def _topic_revision(self) -> int:
+        found = self.etcd.store.now(self.keyspace.topic(self.topic.name))
+        assert found is not None
+        return found.mod_revision
+
+    def _write(self, write: topic_writes.Write) -> None:
+        result = run_now(self.etcd.store.txn(write.compares, write.success, write.failure))
+        assert result.succeeded, "nobody else writes topics"
 
     def change_durability(self, *, durable: bool) -> None:
-        """Change the topic's setting; brokers take it up when they hear of it (H30)."""
+        """Change the topic's setting."""
         self.flushed_only = durable
+        self.configure(durability="fsync" if durable else "async")
+
+    def _look_after_brokers(self) -> None:
+        """An operator restarts a broker that holds a log offline, as it asks for, once the disk is sound."""
         for node in self.brokers.values():
             broker = node.broker
-            if broker is not None:
-                delay_ms = self.world.chance("configs").randrange(400)
-                self.world.after(delay_ms, broker.process, f"takes up durable {durable}", broker.take_up_durability)
-        self.look_again()
-
-    def look_again(self) -> None:
-        """The topic's settings changed: coordinators look at all partitions."""
-        for node in self.coordinators:
-            if node.coordinator is not None:
-                self.world.after(20, node.coordinator.process, "", node.coordinator.look_at_all)
+            if broker is None or broker.process.paused or not broker.has_offline_log:
+                continue
+            broker.rounds_offline += 1
+            if broker.rounds_offline == OFFLINE_ROUNDS:
+                lossy = all(self.is_durable(key) for key in self.partitions)
+                node.kill(Loss.BLOCKS if lossy else Loss.NOTHING)
+                self.world.after(500, self.operator, "", node.start)
+        self.world.after(OPERATOR_MS, self.operator, "", self._look_after_brokers)
 
     def _lose_power(self, lost: PowerLost) -> None:
         """A machine stopped, or only the process on it, in the middle of what it wrote (H22, H25)."""
@@ -202,55 +276,63 @@ class Cluster:
 
     # --- questions ---
 
-    def caches(self) -> list[tuple[Process, Metadata]]:
+    def caches(self) -> list[tuple[Process, ClusterView]]:
         """All live processes' views of etcd."""
-        nodes = [node.broker for node in self.brokers.values()] + [node.coordinator for node in self.coordinators]
-        return [(node.process, node.metadata) for node in nodes if node is not None]
+        nodes: list[Broker | Coordinator | None] = [node.broker for node in self.brokers.values()]
+        nodes += [node.coordinator for node in self.coordinators]
+        return [(node.process, node.view) for node in nodes if node is not None and node.view is not None]
 
     def coordinator(self) -> Coordinator | None:
         """A coordinator that an administrator can ask."""
         for node in self.coordinators:
-            if node.coordinator is not None and node.coordinator.metadata.source.revision:
+            if node.coordinator is not None and node.coordinator.view is not None:
                 return node.coordinator
         return None
 
-    def host(self, broker_id: int, partition: int = 0) -> Host | None:
+    def host(self, broker_id: int, key: LogId) -> Host | None:
         """A partition at a broker, where there is one."""
         broker = self.brokers[broker_id].broker
-        return None if broker is None else broker.hosts.get(partition)
+        return None if broker is None else broker.host(key)
 
-    def leader_for(self, chance: random.Random, partition: int) -> tuple[Broker, int] | None:
+    def leader_for(self, chance: random.Random, key: LogId) -> tuple[Broker, int] | None:
         """Whom a client takes for the leader, as any broker tells it, and in which epoch."""
         known = [node.running for node in self.brokers.values()]
         told = [broker for broker in known if broker is not None and broker.registered]
         if not told:
             return None
-        entry = told[chance.randrange(len(told))].metadata.view.partition(self.topic_id, partition)
+        view = told[chance.randrange(len(told))].view
+        entry = None if view is None else view.partition(*key)
         if entry is None or entry.state.leader is None:
             return None
         broker = self.brokers[entry.state.leader.broker_id].broker
         return None if broker is None else (broker, entry.state.leader_epoch)
 
-    def leader_host(self, partition: int = 0) -> Host | None:
+    def leader_host(self, key: LogId) -> Host | None:
         """The replica that leads in the key's epoch, where it does."""
-        state = self.checks.partitions[partition].state
+        state = self.checks.partitions[key].state
         if state is None or state.leader is None:
             return None
-        host = self.host(state.leader.broker_id, partition)
+        host = self.host(state.leader.broker_id, key)
         if host is None or host.replica.role is not Role.LEADING or host.replica.leader_epoch != state.leader_epoch:
             return None
         return host
 
-    def log_start(self, partition: int) -> int:
+    def log_start(self, key: LogId) -> int:
         """The largest log start of the partition's replicas that run."""
-        hosts = [self.host(broker_id, partition) for broker_id in self.brokers]
+        hosts = [self.host(broker_id, key) for broker_id in self.brokers]
         return max((int(host.log.log_start_offset) for host in hosts if host is not None), default=0)
+
+    def answered(self, broker: Broker, key: LogId, base_offset: int, count: int) -> None:
+        """A broker says that records are committed (I9)."""
+        host = broker.host(key)
+        if host is not None and base_offset >= 0 and not self.checks.partitions[key].is_deleted:
+            self.checks.acknowledged(host, base_offset, base_offset + count)
 
     def is_healthy(self) -> bool:
         """L1: every partition has a leader that leads, and all replicas are in sync."""
-        for number in self.partitions:
-            state = self.checks.partitions[number].state
-            if self.leader_host(number) is None or state is None or len(state.in_sync) != len(state.replicas):
+        for key in self.partitions:
+            state = self.checks.partitions[key].state
+            if self.leader_host(key) is None or state is None or len(state.in_sync) != len(state.replicas):
                 return False
         return True
 
@@ -261,11 +343,11 @@ class Cluster:
         """
         if not self.is_healthy():
             return False
-        for number in self.partitions:
-            leader = self.leader_host(number)
+        for key in self.partitions:
+            leader = self.leader_host(key)
             assert leader is not None
-            for member in self.state(number).in_sync:
-                host = self.host(member.broker_id, number)
+            for member in self.state(key).in_sync:
+                host = self.host(member.broker_id, key)
                 if host is None or host.replica.broker_epoch != member.broker_epoch:
                     return False
                 if host.replica.role not in (Role.LEADING, Role.FOLLOWING):
@@ -278,20 +360,20 @@ class Cluster:
         """L1, L2 and L4: healthy, nothing unanswered, all replicas equal and their high watermarks too."""
         if not self.is_healthy() or any(producer.waits for producer in self.producers):
             return False
-        for number in self.partitions:
-            leader = self.leader_host(number)
+        for key in self.partitions:
+            leader = self.leader_host(key)
             assert leader is not None
             end = leader.log.log_end_offset
-            for broker_id in self.state(number).replicas:
-                host = self.host(broker_id, number)
+            for broker_id in self.state(key).replicas:
+                host = self.host(broker_id, key)
                 if host is None or host.replica.high_watermark != end or host.log.log_end_offset != end:
                     return False
                 if host.replica.role not in (Role.LEADING, Role.FOLLOWING):
                     return False
-            if self.state(number).adding or self.state(number).removing:
+            if self.state(key).adding or self.state(key).removing:
                 return False
         head = self.etcd.store.revision
-        return all(metadata.source.revision == head or not metadata.source.revision for _, metadata in self.caches())
+        return all(view.source.revision == head for _, view in self.caches())
 
     # --- end ---
 
@@ -301,6 +383,7 @@ class Cluster:
         self.network.rates = NetworkRates()
         self.etcd.rates = EtcdRates()
         self.slow_disk_rate = 0.0
+        self.breaks_at_cuts = False
         self.etcd.away_until_ms = 0
         self.etcd.lose_next_answers = 0
         self.network.unblock_all()
@@ -315,8 +398,8 @@ class Cluster:
             coordinator.start()
         for broker_id in self.brokers:
             self.undrain(broker_id)
-        self.min_insync_replicas = self.plan.min_insync_replicas
-        self.look_again()
+        if self.partitions:
+            self.configure(min_insync_replicas=str(self.plan.min_insync_replicas))
         for producer in self.producers:
             producer.sending = False
 
@@ -336,20 +419,31 @@ class Cluster:
                 self._scrub()
         self.checks.check_all()
         finals = self.read_all()
-        lost = [(number, *each) for number in self.partitions for each in self.checks.partitions[number].lost]
-        anomalies = check(self.sends, self.polls, finals, lost=lost)
+        lost = [(self.number_of(key), *each) for key in self.partitions for each in self.checks.partitions[key].lost]
+        numbers = [self.number_of(key) for key in self.partitions]
+        sends = [each for each in self.sends if each.partition in numbers]
+        polls = [each for each in self.polls if each.partition in numbers]
+        compared: Counter[str] = Counter()
+        removable = None if self.plan.retention_ms >= 0 else self.removable
+        committed = [self._committed(key) for key in self.partitions]
+        anomalies = check(sends, polls, finals, committed=committed, removable=removable, lost=lost, compared=compared)
+        for name in ANOMALIES:
+            self.world.count(JUDGED + name, compared[name])
         if anomalies:
             raise SimulationError(f"history: {anomalies[0].name}", "; ".join(str(each) for each in anomalies[:5]))
 
     def _scrub(self) -> None:
         """Look for the damage that nobody has met yet: what is found is fetched anew (H33)."""
+        for node in self.brokers.values():
+            if node.broker is not None:
+                node.broker.scrub()
+        self.run_for(2_000)
         for partition in self.checks.partitions.values():
             for shadow in list(partition.replicas.values()):
-                if shadow.damaged and shadow.host is not None:
-                    shadow.host.scrub()
-                    shadow.damaged = shadow.host.failed
-                elif shadow.damaged:
+                if shadow.host is None and shadow.damaged:
                     del partition.replicas[shadow.broker_id]
+                elif shadow.damaged:
+                    shadow.damaged = not shadow.host.is_open
 
     def _is_quiet_now(self) -> bool:
         # Asked after every event, so the cheap question comes first.
@@ -357,14 +451,16 @@ class Cluster:
             return False
         for node in self.brokers.values():
             node.start()  # Whoever exits while healing is started again.
-        return self.is_quiet()
+        self.create_topic()
+        return bool(self.partitions) and self.is_quiet()
 
     def _what_is_missing(self) -> str:
-        states = {number: self.checks.partitions[number].state for number in self.partitions}
+        states = {self.name_of(key): self.checks.partitions[key].state for key in self.partitions}
         roles = {
             node.name: {
                 host.name: (host.replica.role.name, host.log.log_end_offset, host.replica.high_watermark)
-                for host in (node.broker.hosts.values() if node.broker is not None else ())
+                for host in (node.broker.logs.values() if node.broker is not None else ())
+                if host.partition is not None
             }
             for node in self.brokers.values()
         }
@@ -374,13 +470,29 @@ class Cluster:
     def read_all(self) -> list[Final]:
         """Read each replica from its log start to its high watermark."""
         finals = []
-        for number in self.partitions:
-            for broker_id in self.state(number).replicas:
-                host = self.host(broker_id, number)
+        for key in self.partitions:
+            for broker_id in self.state(key).replicas:
+                host = self.host(broker_id, key)
                 assert host is not None, "quiet means that every replica is there"
                 with host.broker.node.sound_disk():
                     finals.append(_read(host, broker_id))
         return finals
+
+    def _committed(self, key: LogId) -> Final:
+        """All that was ever committed, as the checks saw it before anything was removed."""
+        records = tuple(
+            (entry.base + index, f"{entry.producer_id}.{entry.producer_epoch}.{entry.sequence + index}")
+            for entry in self.checks.partitions[key].committed.entries
+            for index in range(entry.end - entry.base)
+        )
+        return Final("committed", self.number_of(key), 0, records)
+
+    def close(self) -> None:
+        """Throw everything away."""
+        nodes: list[Broker | Coordinator | None] = [node.broker for node in self.brokers.values()]
+        nodes += [node.coordinator for node in self.coordinators]
+        for loop in (*self.dead_loops, *(node.loop for node in nodes if node is not None)):
+            loop.close()
 
 
 def _read(host: Host, broker_id: int) -> Final:
@@ -395,4 +507,4 @@ def _read(host: Host, broker_id: int) -> Final:
                         name = f"{header.producer_id}.{header.producer_epoch}.{header.base_sequence + index}"
                         records.append((header.base_offset + index, name))
             offset = found.end_offset
-    return Final(f"b{broker_id}", host.partition, start, tuple(records))
+    return Final(f"b{broker_id}", host.broker.cluster.number_of(host.key), start, tuple(records))

@@ -1,41 +1,53 @@
-"""A coordinator: stands for election as controller and writes what the shipped `change_partition` says.
+"""A coordinator: the shipped controller, session and views on a loop in virtual time.
 
-The counterpart of `headrace_coordinator.runtime.controller`, with an administrator's acts beside it: moves, drains,
-elections. Every write compares the key's version, the controller's own key and the sessions that it names (C1).
+Beside it an administrator's acts: moves, drains, elections, each written once. Every write compares the key's version
+and the sessions that it names (C1).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 from headrace.wire.errors import MetastoreUnavailableError
-from headrace_coordinator.core.control import change_partition, new_sessions
-from headrace_coordinator.core.election import Session, elect_uncleanly, electable, is_session, sessions_of
+from headrace_coordinator.core.control import new_sessions
+from headrace_coordinator.core.election import Session, elect_uncleanly, electable, is_session
+from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.runtime.controller import Controller
+from headrace_coordinator.runtime.partition_rounds import registered_sessions
+from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import PartitionKey
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metadata_view import Partition as PartitionEntry
 from headrace_server.metastore.api import (
     Compare,
     CreateRevisionIs,
     Delete,
-    LeaseNotFoundError,
+    Metastore,
+    MetastoreRolledBackError,
     ModRevisionIs,
+    Operation,
     Put,
-    VersionIs,
 )
-from headrace_server.partition_state import Move, PartitionState, change, encode
+from headrace_server.metastore.view import PrefixView
+from headrace_server.partition_state import Move, PartitionState, ask_hand_over, change, encode
+from prometheus_client import CollectorRegistry
 
-from tests.simulation.etcd import EtcdClient, describe_state
-from tests.simulation.metadata import Metadata
-from tests.simulation.world import NodeClock, WallClock, sleep, spawn
+from tests.simulation.etcd import EtcdClient
+from tests.simulation.virtual_lease import LoopRenewer
+from tests.simulation.virtual_loop import LoopMetastore, VirtualLoop
+from tests.simulation.world import NodeClock, WallClock, spawn
 
 if TYPE_CHECKING:
+    from headrace_broker.storage.directory import LogId
+
     from tests.simulation.cluster import Cluster
 
 LEASE_TTL_MS = 3_000
-RETRY_MS = 200
-REBALANCE_MS = 3_000
+RESTART_MS = 300
+METRICS = CoordinatorMetrics(CollectorRegistry())
 
 
 class CoordinatorNode:
@@ -50,7 +62,6 @@ class CoordinatorNode:
         """Start a process, where none runs."""
         if self.coordinator is None:
             self.coordinator = Coordinator(self)
-            spawn(self.coordinator.process, self.coordinator.run())
 
     def kill(self) -> None:
         """End the process."""
@@ -58,12 +69,13 @@ class CoordinatorNode:
         if coordinator is not None:
             self.cluster.world.note(self.name, "dies")
             coordinator.process.alive = False
+            self.cluster.dead_loops.append(coordinator.loop)
             self.cluster.network.process_died(coordinator.process, silently=False)
 
-    def restart(self) -> None:
-        """Kill and start."""
+    def restart_soon(self) -> None:
+        """Kill, and start after a moment, as a supervisor does."""
         self.kill()
-        self.start()
+        self.cluster.world.after(RESTART_MS, self.cluster.operator, "", self.start)
 
 
 class Coordinator:
@@ -71,183 +83,121 @@ class Coordinator:
 
     def __init__(self, node: CoordinatorNode) -> None:
         cluster = node.cluster
+        self.node = node
         self.cluster = cluster
         self.world = cluster.world
         self.process = cluster.world.start_process(node.name)
+        self.loop = VirtualLoop(cluster.world, self.process)
+        self.clock = NodeClock(cluster.world, self.process, WallClock(0))
         self.etcd = EtcdClient(cluster.etcd, self.process)
-        self.metadata = Metadata(
-            cluster.world,
-            self.process,
-            self.etcd,
-            NodeClock(cluster.world, self.process, WallClock(0)),
-            cluster.identity,
-            relist_ms=cluster.relist_ms,
-            on_rolled_back=node.restart,
+        self.view: ClusterView | None = None
+        self.controller: Controller | None = None
+        self._epoch = 0
+        self._metastore: Metastore = LoopMetastore(  # type: ignore[assignment]
+            cluster.etcd, self.process, self.loop, self._epoch_of
         )
-        self.epoch = 0
-        """The controller epoch while elected."""
-        self._lease_id = 0
-        self._working: dict[int, None] = {}
-        self._rebalance = False
+        self.process.after_event = self.loop.check
+        self.loop.run(lambda: self.loop.create_task(self._live()))
 
-    async def run(self) -> None:
-        """Load the metadata, then stand for election for ever."""
-        await self.metadata.load()
-        self.metadata.view.subscribe(self._on_change)
-        self.metadata.follow()
-        spawn(self.process, self._keep_lease())
-        self.world.after(REBALANCE_MS, self.process, "", self._rebalance_now)
-        while True:
-            await self._stand()
-            await sleep(self.world, self.process, RETRY_MS)
+    def _epoch_of(self, operations: Sequence[Operation]) -> int:
+        """The controller epoch that it serves, or served last, where it writes a partition; otherwise 0."""
+        prefix = self.cluster.keyspace.partition_prefix()
+        if not any(isinstance(each, Put) and each.key.startswith(prefix) for each in operations):
+            return 0
+        if self.controller is not None and self.controller.epoch:
+            self._epoch = self.controller.epoch
+        return self._epoch
 
-    async def _stand(self) -> None:
-        """One attempt at `ctl`, where nobody holds it."""
-        key = self.cluster.keyspace.controller()
-        present = self.metadata.source.get(key)
-        if self.epoch:
-            if self.metadata.source.revision >= self.epoch and (
-                present is None or present.create_revision != self.epoch
-            ):
-                self._step_down()
-            return
+    async def _live(self) -> None:
+        """What the app does with these parts."""
+        cluster, plan = self.cluster, self.cluster.plan
+        source = PrefixView(
+            self._metastore, cluster.keyspace.prefix, self.clock, relist_interval_s=cluster.relist_ms / 1000
+        )
         try:
-            if not self._lease_id:
-                self._lease_id = (await self.etcd.grant_lease(LEASE_TTL_MS)).lease_id
-            if present is not None and present.lease_id == self._lease_id:
-                self._serve(present.create_revision)
-            elif present is None:
-                value = metadata_pb2.CoordinatorLive(coordinator_id=self.process.name).SerializeToString()
-                result = await self.etcd.txn(
-                    [VersionIs(key, 0)], [Put(key, value, self._lease_id)], what="stands for controller"
-                )
-                if result.succeeded:
-                    self._serve(result.revision)
-        except LeaseNotFoundError:
-            self._lease_id = 0
-        except MetastoreUnavailableError:
-            pass
+            while not source.revision:
+                try:
+                    await source.load()
+                except MetastoreRolledBackError:
+                    raise
+                except MetastoreUnavailableError:
+                    await asyncio.sleep(0.2)
+            view = self.view = ClusterView(cluster.identity, source)
+            session = CoordinatorSession(
+                self._metastore,
+                cluster.keyspace,
+                metadata_pb2.CoordinatorLive(coordinator_id=self.node.name),
+                METRICS,
+                lease_ttl_ms=LEASE_TTL_MS,
+                clock=self.clock,
+                make_renewer=lambda: LoopRenewer(self._metastore),  # type: ignore[arg-type,return-value]
+            )
+            self.controller = Controller(
+                self._metastore,
+                view,
+                session,
+                METRICS,
+                self.clock,
+                max_inflight=8,
+                orphan_grace_ms=60_000,
+                deleted_topics_retention_ms=604_800_000,
+                leader_rebalance_interval_ms=plan.leader_rebalance_interval_ms,
+            )
+            self._watch_decisions(self.controller)
+            async with asyncio.TaskGroup() as tasks:
+                for run in (source.run(), session.run(), self.controller.run()):
+                    tasks.create_task(run)
+        except* MetastoreRolledBackError:
+            self.world.after(0, cluster.operator, "", self.node.restart_soon)
+        except* Exception as failed:
+            self.loop.fail("the coordinator ended", failed)
 
-    def _serve(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.world.count("controllers elected")
-        self.look_at_all()
+    def _watch_decisions(self, controller: Controller) -> None:
+        """Count what the controller decides; an unclean election of its own is one that the rules allow."""
+        rounds: Any = controller._partitions
+        decide = rounds.changes
 
-    def _step_down(self) -> None:
-        self.world.note(self.process.name, f"is controller {self.epoch} no more")
-        self.epoch = 0
+        def changes() -> Any:
+            decided = decide()
+            for _, found in decided:
+                self.world.count(f"controller: {found.step.value}")
+                if found.after.unclean and not found.before.unclean:
+                    self.cluster.checks.unclean_allowed((found.topic_id, found.partition))
+            return decided
 
-    async def _keep_lease(self) -> None:
-        while True:
-            await sleep(self.world, self.process, LEASE_TTL_MS // 3)
-            lease_id = self._lease_id
-            if not lease_id:
-                continue
-            try:
-                left_ms = await self.etcd.renew_lease(lease_id)
-            except MetastoreUnavailableError:
-                continue
-            if left_ms == 0 and lease_id == self._lease_id:
-                self._lease_id = 0
-                if self.epoch:
-                    self._step_down()
-
-    def _rebalance_now(self) -> None:
-        self._rebalance = True
-        self.look_at_all()
-        self._rebalance = False
-        self.world.after(REBALANCE_MS, self.process, "", self._rebalance_now)
-
-    def _on_change(self, _revision: int, keys: Sequence[str]) -> None:
-        keyspace = self.cluster.keyspace
-        for key in keys:
-            if key.startswith((keyspace.live_prefix(), keyspace.topic_prefix(), f"{keyspace.prefix}drain/")):
-                self.look_at_all()
-                return
-            parsed = keyspace.parse(key)
-            if isinstance(parsed, PartitionKey):
-                self._look_at(parsed.partition)
-
-    def look_at_all(self) -> None:
-        """Write what any partition's key is to become."""
-        if not self.metadata.source.revision:
-            return
-        for number in self.cluster.partitions:
-            self._look_at(number)
+        rounds.changes = changes
 
     def sessions(self) -> dict[int, Session]:
         """The registered brokers as this coordinator sees them."""
-        view = self.metadata.view
-        return sessions_of(
-            [(int(broker_id), each.broker_epoch, each.live) for broker_id, each in view.brokers.items()],
-            [int(broker_id) for broker_id in view.drained],
-        )
-
-    def _look_at(self, number: int) -> None:
-        """Write what the partition's key is to become, one write at a time."""
-        entry = self.metadata.view.partition(self.cluster.topic_id, number)
-        if not self.epoch or entry is None or number in self._working:
-            return
-        setting = self.cluster.min_insync_replicas
-        decision = change_partition(
-            entry.state,
-            self.sessions(),
-            setting,
-            rebalance=self._rebalance,
-        )
-        if decision is None:
-            return
-        self._working[number] = None
-        self.world.count(f"controller: {decision.step.value}")
-        if decision.after.unclean and not entry.state.unclean:
-            self.cluster.checks.unclean_allowed(number)
-        spawn(
-            self.process,
-            self._write(number, entry.mod_revision, entry.state, decision.after, decision.step.value),
-        )
-
-    async def _write(
-        self, number: int, mod_revision: int, before: PartitionState, after: PartitionState, why: str
-    ) -> None:
-        epoch, keyspace = self.epoch, self.cluster.keyspace
-        key = self.cluster.partition_key(number)
-        compares: list[Compare] = [
-            ModRevisionIs(key, mod_revision),
-            CreateRevisionIs(keyspace.controller(), epoch),
-            *self._registered(before, after),
-        ]
-        what = f"p{number} {why}: {describe_state(after)}"
-        written = False
-        with contextlib.suppress(MetastoreUnavailableError):
-            result = await self.etcd.txn(compares, [Put(key, encode(after))], what=what, controller_epoch=epoch)
-            written = result.succeeded
-        await sleep(self.world, self.process, 20 if written else RETRY_MS)
-        del self._working[number]
-        self._look_at(number)
+        assert self.view is not None, "it is loaded"
+        return registered_sessions(self.view)
 
     # --- an administrator's acts ---
 
+    def _entry(self, key: LogId) -> PartitionEntry | None:
+        return None if self.view is None else self.view.partition(*key)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        spawn(self.process, work)
+
     async def administrate(
-        self, number: int, before: PartitionState, after: PartitionState, mod_revision: int, what: str
+        self, key: LogId, before: PartitionState, after: PartitionState, mod_revision: int, what: str
     ) -> None:
         """Write what an administrator wants of a partition, once."""
-        key = self.cluster.partition_key(number)
-        with contextlib.suppress(MetastoreUnavailableError):
-            await self.etcd.txn(
-                [ModRevisionIs(key, mod_revision), *self._registered(before, after)],
-                [Put(key, encode(after))],
-                what=f"p{number} {what}",
-            )
-
-    def _registered(self, before: PartitionState, after: PartitionState) -> list[Compare]:
-        keyspace = self.cluster.keyspace
-        return [
-            CreateRevisionIs(keyspace.live(each.broker_id), each.broker_epoch) for each in new_sessions(before, after)
+        etcd_key = self.cluster.partition_key(key)
+        compares: list[Compare] = [
+            ModRevisionIs(etcd_key, mod_revision),
+            *(
+                CreateRevisionIs(self.cluster.keyspace.live(each.broker_id), each.broker_epoch)
+                for each in new_sessions(before, after)
+            ),
         ]
+        with contextlib.suppress(MetastoreUnavailableError):
+            await self.etcd.txn(compares, [Put(etcd_key, encode(after))], what=f"{self.cluster.name_of(key)} {what}")
 
-    def move(self, number: int, target: Sequence[int]) -> None:
+    def move(self, key: LogId, target: Sequence[int]) -> None:
         """Begin to move a partition's replicas."""
-        entry = self.metadata.view.partition(self.cluster.topic_id, number)
+        entry = self._entry(key)
         if entry is None or entry.state.adding or entry.state.removing or set(target) == set(entry.state.replicas):
             return
         state = entry.state
@@ -256,31 +206,31 @@ class Coordinator:
         move = Move([*state.replicas, *adding], adding, removing)
         after = change(state, leader=state.leader, in_sync=state.in_sync, move=move)
         self.world.count("moves begun")
-        spawn(self.process, self.administrate(number, state, after, entry.mod_revision, f"move to {list(target)}"))
+        self._spawn(self.administrate(key, state, after, entry.mod_revision, f"move to {list(target)}"))
 
-    def move_leader(self, number: int, chosen: int) -> None:
-        """Let a member of the in-sync set lead, by its place (H24)."""
-        entry = self.metadata.view.partition(self.cluster.topic_id, number)
+    def move_leader(self, key: LogId, chosen: int) -> None:
+        """Ask for a member of the in-sync set to lead, by its place (H24)."""
+        entry = self._entry(key)
         if entry is None or not entry.state.in_sync:
             return
         state = entry.state
         leader = state.in_sync[chosen % len(state.in_sync)]
         if leader == state.leader or not is_session(leader, self.sessions()):
             return
-        after = change(state, leader=leader, in_sync=state.in_sync)
-        self.world.count("leaders moved")
-        spawn(self.process, self.administrate(number, state, after, entry.mod_revision, f"leader to {leader}"))
+        after = ask_hand_over(state, (leader,))
+        self.world.count("hand-overs asked for")
+        self._spawn(self.administrate(key, state, after, entry.mod_revision, f"leader to {leader}"))
 
-    def elect_uncleanly(self, number: int) -> None:
+    def elect_uncleanly(self, key: LogId) -> None:
         """Let whoever is there lead, where nobody can cleanly (H21)."""
-        entry, live = self.metadata.view.partition(self.cluster.topic_id, number), self.sessions()
-        if entry is None or electable(entry.state, live):
+        entry = self._entry(key)
+        if entry is None or electable(entry.state, live := self.sessions()):
             return
         self.world.count("unclean elections asked for")
-        self.cluster.checks.unclean_allowed(number)
+        self.cluster.checks.unclean_allowed(key)
         after = elect_uncleanly(entry.state, live)
         if after is not None:
-            spawn(self.process, self.administrate(number, entry.state, after, entry.mod_revision, "unclean election"))
+            self._spawn(self.administrate(key, entry.state, after, entry.mod_revision, "unclean election"))
 
     def drain(self, broker_id: int, *, undo: bool) -> None:
         """Take a broker out of service, or back."""
@@ -291,4 +241,4 @@ class Coordinator:
             with contextlib.suppress(MetastoreUnavailableError):
                 await self.etcd.txn([], [operation], what=f"{'undrain' if undo else 'drain'} b{broker_id}")
 
-        spawn(self.process, write())
+        self._spawn(write())

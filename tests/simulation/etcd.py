@@ -32,7 +32,7 @@ from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.partition_state import PartitionState, decode
 
 from tests.simulation.network import Network, Stream
-from tests.simulation.world import NodeClock, Process, Wait, WallClock, World
+from tests.simulation.world import NodeClock, Process, SimulationError, Wait, WallClock, World
 
 ResultT = TypeVar("ResultT")
 Done = Callable[[Any], None]
@@ -323,6 +323,8 @@ class _Request:
         self._served = True
         try:
             result: Any = self._serve()
+        except SimulationError:
+            raise
         except Exception as error:
             result = error
         if self._what:

@@ -45,7 +45,7 @@ class GroupCluster:
         self.operator = self.world.start_process("op")
         self.network = Network(self.world, NetworkRates())
         self.etcd = Etcd(self.world, self.network, EtcdRates())
-        self.identity = ClusterIdentity("simulation", "simulation", 1)
+        self.identity = ClusterIdentity("simulation", "simulation", 1, b"s" * 32)
         self.keyspace = self.identity.keyspace
         self.relist_ms = 3_000 if plan.buggy_etcd else 60_000
         self.calls = Calls(self)
@@ -134,7 +134,11 @@ class GroupCluster:
         topic_id, _ = self.topics.pop(name)
         del self._ids[topic_id]
         self.world.note("op", f"deletes {name}")
-        operations: list[Operation] = [Delete(self.keyspace.topic(name)), Delete(self.keyspace.topic_by_id(topic_id))]
+        operations: list[Operation] = [
+            Delete(self.keyspace.topic(name)),
+            Delete(self.keyspace.topic_by_id(topic_id)),
+            Put(self.keyspace.deleted_topic(topic_id), metadata_pb2.DeletedTopic().SerializeToString()),
+        ]
         run_now(self.etcd.store.txn([], operations))
 
     def _write_topic(self, name: str) -> None:

@@ -18,6 +18,7 @@ from headrace_coordinator.runtime.group_keeper import AssignableTopics, GroupKee
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_rounds import GroupRounds
 from headrace_coordinator.runtime.group_view import GroupView
+from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.positions import ReportedPositions
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
@@ -125,7 +126,7 @@ class GroupCoordinator:
         view = ClusterView(self.cluster.identity, self.source)
         groups = GroupView(view.keyspace, source)
         topics = AssignableTopics(view)
-        rounds = GroupRounds(self._metastore, source, groups, topics.get, METRICS, clock)
+        rounds = GroupRounds(self._metastore, source, groups, topics, METRICS, clock)
         offsets = GroupOffsets(self._metastore, source, groups, METRICS, clock)
         self.servicer = GroupServicer(
             self._metastore,
@@ -137,6 +138,7 @@ class GroupCoordinator:
             answers=Answers(source, METRICS, default_timeout_ms=DEFAULT_TIMEOUT_MS),
             metrics=METRICS,
             clock=clock,
+            limits=MetadataLimits(GroupBounds(groups=1_000, members=1_000, key_bytes=64 << 20), groups),
         )
         self._is_loaded.set()
         return GroupKeeper(

@@ -58,8 +58,12 @@ class GroupChecks:
         """The largest offset that a member was told is stored."""
         self._finished: dict[TopicPartition, int] = {}
         self._given: dict[TopicPartition, int] = {}
+        self.deletes_group = False
+        """Whether an administrator deletes the group as soon as it has no members."""
+        self._last_epoch = 0
+        """The group's epoch when it was deleted last; 0: it never was."""
         self._granted: dict[TopicPartition, int] = {}
-        """The last assignment epoch of each partition."""
+        """The last assignment epoch of each partition, deletions of the group notwithstanding."""
         self._stored_in: dict[TopicPartition, tuple[int, int, int]] = {}
         """Assignment epoch, commit number and offset of the last commit."""
         self._owners: dict[TopicPartition, tuple[bytes, int]] = {}
@@ -121,14 +125,20 @@ class GroupChecks:
             self._check_offset(revision, partition, value, before)
 
     def _check_epochs(self, before: Group, *, deleted: bool) -> None:
-        """I28: epochs never fall."""
+        """I28: epochs never fall, and do not begin again with a group that was deleted and made anew."""
         after = self.now.group
         if deleted:
             if before.members:
                 self._fail("I28", "a group with members was deleted")
-            self._granted.clear()
+            self._last_epoch = max(self._last_epoch, before.group_epoch)
             self._stored_in.clear()
             return
+        if not before.group_epoch and after.group_epoch:
+            if after.group_epoch <= self._last_epoch:
+                self._fail(
+                    "I28", f"a new life of the group begins at epoch {after.group_epoch} after {self._last_epoch}"
+                )
+            self.world.count("groups made anew", bool(self._last_epoch))
         if after.group_epoch < before.group_epoch or after.assignment_epoch < before.assignment_epoch:
             self._fail("I28", f"epochs fell from {before.group_epoch} to {after.group_epoch}")
         for member_id, member in after.members.items():
@@ -239,7 +249,7 @@ class GroupChecks:
                 if before.members:
                     self._fail("H70", f"the offset of {partition[1]} was deleted while the group has members")
                 empty_ms = self.world.now_ms - (self.world.now_ms if self._empty_ms is None else self._empty_ms)
-                if empty_ms < self.cluster.plan.offsets_retention_ms:
+                if empty_ms < self.cluster.plan.offsets_retention_ms and not self.deletes_group:
                     self._fail("H70", f"the offset of {partition[1]} was deleted after {empty_ms} ms without members")
                 self.world.count("offsets expired")
                 self.acknowledged.pop(partition, None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.client.config import ConsumerConfig, build
 from headrace.client.group_member import GroupMember
 from headrace.client.steps import Pause, Steps
-from headrace.wire.errors import HeadraceError, UnknownTopicError
+from headrace.wire.errors import HeadraceError, UnknownTopicError, UnknownTopicIdError
 from headrace.wire.ids import TopicPartition
 
 from tests.simulation.group_session import Shell, SimulatedSession
@@ -262,14 +262,17 @@ class _Admin:
     def __init__(self, life: MemberLife) -> None:
         self._life = life
 
-    def list_offsets(
-        self, topic: str, reset: str, *, partitions: list[int], timeout: float
-    ) -> Steps[dict[TopicPartition, Any]]:
-        """Answer after a moment."""
+    def find_offsets(
+        self, topic: str, reset: str, *, partitions: list[int], timeout: float, topic_id: bytes
+    ) -> Steps[tuple[bytes, dict[TopicPartition, Any]]]:
+        """Answer after a moment, of this life of the topic alone."""
         yield Pause(0.002)
-        if topic not in self._life.cluster.topics:
+        known = self._life.cluster.topics.get(topic)
+        if known is None:
             raise UnknownTopicError(f"there is no topic named {topic!r}")
-        return {TopicPartition(topic, number): _Found(0) for number in partitions}
+        if known[0] != topic_id:
+            raise UnknownTopicIdError(f"topic {topic} was deleted and created again")
+        return topic_id, {TopicPartition(topic, number): _Found(0) for number in partitions}
 
 
 @dataclass(frozen=True, slots=True)

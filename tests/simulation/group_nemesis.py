@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from headrace.v1 import groups_pb2
+
 from tests.simulation.group_cluster import GroupCluster
-from tests.simulation.group_member import MemberLife
+from tests.simulation.group_member import GROUP, MemberLife
 from tests.simulation.nemesis import Nemesis, _duration
 
+DELETE_EVERY_MS = 300
+DELETE_TRIES = 60
 LONG_MS = (200, 1_500, 5_000, 15_000)
 MAX_PARTITIONS = 9
 
@@ -43,6 +47,7 @@ class GroupNemesis(Nemesis):
             "coordinator dies": self._coordinator_dies,
             "coordinator pauses": self._coordinator_pauses,
             "clock jump": self._jump_clock,
+            "delete group": self._delete_group,
         }
 
     def _names(self) -> list[str]:
@@ -96,6 +101,34 @@ class GroupNemesis(Nemesis):
             life.close()
         self._come_back(chance, index)
         return True
+
+    def _delete_group(self, chance: random.Random) -> bool:
+        """All members leave, an administrator deletes the group as soon as it is empty, and the members come back."""
+        if self.group.checks.deletes_group:
+            return False
+        self.group.checks.deletes_group = True
+        for index in range(len(self.group.places)):
+            self.group.wanted[index] = False
+            for life in self.group.alive(index):
+                if not life.is_closing:
+                    life.close()
+        self._try_to_delete(chance, DELETE_TRIES)
+        return True
+
+    def _try_to_delete(self, chance: random.Random, tries: int) -> None:
+        is_there = self.group.etcd.store.now(self.group.keyspace.group(GROUP)) is not None
+        if not is_there or not tries or not self._active:
+            self.world.count("groups deleted", not is_there)
+            self.group.checks.deletes_group = False
+            for index in range(len(self.group.places)):
+                self.group.wanted[index] = True
+                self.group.supervise(index)
+            return
+        running = [node.coordinator for node in self.group.coordinators if node.coordinator is not None]
+        if running:
+            request = groups_pb2.DeleteGroupsRequest(group_ids=[GROUP])
+            chance.choice(running).serve("DeleteGroups", request, 5.0, lambda _answer, _error: None)
+        self._later(DELETE_EVERY_MS, lambda: self._try_to_delete(chance, tries - 1))
 
     def _pause_member(self, chance: random.Random) -> bool:
         life = self._life(chance)

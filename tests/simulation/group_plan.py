@@ -33,7 +33,7 @@ GROUP_FAULTS = (
     "coordinator pauses",
     "clock jump",
 )
-"""What the nemesis may do to a group, by name."""
+"""What the nemesis may do to a group, by name. A seed may have "delete group" besides."""
 
 GROUP_RATES = (*(each for each in RATES if each != "slow disk"), "late requests")
 """What goes wrong all the time, by name."""
@@ -93,7 +93,10 @@ class GroupPlan(Adversity):
             stop_on_session_loss=chance.random() < 0.3,
             offsets_retention_ms=chance.choice((20_000, 3_600_000, 3_600_000)),
             buggy_etcd=buggy_etcd,
-            faults=tuple(each for each in GROUP_FAULTS if chance.random() < 0.4),
+            faults=(
+                *(each for each in GROUP_FAULTS if chance.random() < 0.4),
+                *(("delete group",) if random.Random(f"{seed}/group deletions").random() < 0.4 else ()),
+            ),
             fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
             rates=tuple(each for each in GROUP_RATES if chance.random() < 0.4),
             rate=chance.choice((0.005, 0.02, 0.08)),

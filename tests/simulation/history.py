@@ -6,7 +6,8 @@ One pass a partition; each anomaly has a name of its own, after Jepsen's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 OK = "ok"
@@ -26,7 +27,7 @@ class Send(NamedTuple):
     outcome: str
     offset: int
     promised: bool
-    """The acknowledgement promises that the records stay (acks=all)."""
+    """The acknowledgement promises that the records stay."""
     sent_at: int
     ended_at: int
 
@@ -51,6 +52,23 @@ class Final(NamedTuple):
     records: tuple[tuple[int, str], ...]
 
 
+ANOMALIES = (
+    "lost-write",
+    "lost-prefix",
+    "duplicate",
+    "phantom",
+    "aborted-read",
+    "ack-offset-mismatch",
+    "inconsistent-offset",
+    "poll-skip",
+    "nonmonotonic-poll",
+    "nonmonotonic-send",
+    "gap",
+    "divergence-by-replica",
+)
+"""What is looked for; a lost write behind the log's end is called lost-postfix."""
+
+
 class Anomaly(NamedTuple):
     """One broken promise."""
 
@@ -64,14 +82,20 @@ def check(
     polls: Iterable[Poll],
     finals: Sequence[Final],
     *,
+    committed: Iterable[Final] = (),
+    removable: Mapping[int, int] | None = None,
     lost: Iterable[tuple[int, int, int]] = (),
+    compared: Counter[str] | None = None,
 ) -> list[Anomaly]:
     """Compare what was sent and acknowledged with what was read.
 
-    `lost`: (partition, from, to) ranges that an administrator gave up; what stood there is not asked for.
+    `committed`: all that ever was, with what has been removed since, so that each record is judged wherever a log
+    begins now. `removable`: below which offset somebody let records of a partition be removed; None: retention by time
+    removes them, too. `lost`: (partition, from, to) ranges that an administrator gave up; what stood there is not asked
+    for. `compared` is told how often each anomaly could have shown itself.
     """
     by_partition: dict[int, _Partition] = {}
-    for final in finals:
+    for final in (*finals, *committed):
         by_partition.setdefault(final.partition, _Partition(final.partition)).finals.append(final)
     for send in sends:
         by_partition.setdefault(send.partition, _Partition(send.partition)).sends.append(send)
@@ -79,9 +103,14 @@ def check(
         by_partition.setdefault(poll.partition, _Partition(poll.partition)).polls.append(poll)
     for partition, start, end in lost:
         by_partition.setdefault(partition, _Partition(partition)).lost.append((start, end))
+    if removable is not None:
+        for final in finals:
+            by_partition[final.partition].check_log_start(final, removable.get(final.partition, 0))
     found: list[Anomaly] = []
     for number in sorted(by_partition):
         found += by_partition[number].check()
+        if compared is not None:
+            compared.update(by_partition[number].compared)
     return found
 
 
@@ -95,12 +124,23 @@ class _Partition:
         self.finals: list[Final] = []
         self.lost: list[tuple[int, int]] = []
         self.found: list[Anomaly] = []
+        self.compared: Counter[str] = Counter()
+
+    def check_log_start(self, final: Final, removable: int) -> None:
+        """Everything behind what was to be removed is there."""
+        self.compared["lost-prefix"] += 1
+        if final.log_start > removable:
+            self._add("lost-prefix", f"{final.replica} begins at {final.log_start}; below {removable} all could go")
 
     def check(self) -> list[Anomaly]:
         log = self._final_log()
         start = min((final.log_start for final in self.finals), default=0)
         places = self._places(log)
+        sent = {value: send for send in self.sends for value in send.values}
         self._check_sends(log, places, start)
+        self._check_values(sent, ((value, f"stands at {offset}") for value, offset in places.items()))
+        read = {value: f"was read at {offset}" for poll in self.polls for offset, value in poll.records}
+        self._check_values(sent, ((value, how) for value, how in read.items() if value not in places))
         self._check_order(places)
         self._check_polls(log, start)
         return self.found
@@ -118,10 +158,12 @@ class _Partition:
         ends = {}
         for final in self.finals:
             offsets = [offset for offset, _ in final.records]
+            self.compared["gap"] += len(offsets) > 1
             if offsets != list(range(offsets[0], offsets[0] + len(offsets))) if offsets else False:
                 self._add("gap", f"{final.replica} has offsets {offsets[:3]} .. {offsets[-3:]}")
             ends[final.replica] = offsets[-1] + 1 if offsets else final.log_start
             for offset, value in final.records:
+                self.compared["divergence-by-replica"] += offset in log
                 if log.setdefault(offset, value) != value:
                     self._add(
                         "divergence-by-replica",
@@ -135,30 +177,35 @@ class _Partition:
     def _places(self, log: dict[int, str]) -> dict[str, int]:
         places: dict[str, int] = {}
         for offset, value in sorted(log.items()):
+            self.compared["duplicate"] += 1
             if value in places:
                 self._add("duplicate", f"{value} stands at {places[value]} and {offset}")
             places[value] = offset
         return places
 
     def _check_sends(self, log: dict[int, str], places: dict[str, int], start: int) -> None:
-        sent: dict[str, Send] = {}
         for send in self.sends:
-            for value in send.values:
-                sent[value] = send
             if send.outcome == OK and send.promised:
                 self._check_acknowledged(send, log, places, start)
             if send.outcome == FAIL:
-                for value in send.values:
-                    if value in places:
-                        self._add("aborted-read", f"{value} was refused and stands at {places[value]}")
-        for value, offset in places.items():
-            if value not in sent:
-                self._add("phantom", f"{value} at {offset} was never sent")
+                self.compared["aborted-read"] += len(send.values)
+
+    def _check_values(self, sent: Mapping[str, Send], found: Iterable[tuple[str, str]]) -> None:
+        """What is in the log, or was read, has been sent and was not refused."""
+        for value, how in found:
+            self.compared["phantom"] += 1
+            send = sent.get(value)
+            if send is None:
+                self._add("phantom", f"{value} {how} and was never sent")
+            elif send.outcome == FAIL:
+                self._add("aborted-read", f"{value} was refused and {how}")
 
     def _check_acknowledged(self, send: Send, log: dict[int, str], places: dict[str, int], start: int) -> None:
         for index, value in enumerate(send.values):
             offset = send.offset + index
+            self.compared["lost-write"] += 1
             if value in places:
+                self.compared["ack-offset-mismatch"] += send.offset >= 0
                 if send.offset >= 0 and places[value] != offset and not self._was_given_up(offset):
                     self._add("ack-offset-mismatch", f"{value} was acknowledged at {offset}, is at {places[value]}")
             elif send.offset < 0 and start > 0:
@@ -176,6 +223,7 @@ class _Partition:
                 offset = places.get(value)
                 if offset is None:
                     continue
+                self.compared["nonmonotonic-send"] += send.process in last
                 before, value_before = last.get(send.process, (-1, ""))
                 if offset < before:
                     self._add("nonmonotonic-send", f"{value} at {offset} was sent after {value_before} at {before}")
@@ -188,6 +236,9 @@ class _Partition:
             if poll.start < expected:
                 self._add("nonmonotonic-poll", f"{poll.process} asked for {poll.start} after {expected}")
             for offset, value in poll.records:
+                self.compared["poll-skip"] += 1
+                self.compared["nonmonotonic-poll"] += 1
+                self.compared["inconsistent-offset"] += offset >= start
                 if offset < expected:
                     self._add("nonmonotonic-poll", f"{poll.process} got {offset} where {expected} was due")
                 elif offset > expected:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 from headrace.wire.batch import BatchHeader, iter_batches, sequence_after
 from headrace.wire.crc import ReadableBuffer
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchRequest
+from headrace_broker.storage.directory import LogId
 from headrace_server.keys import LiveKey, PartitionKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode
 
+from tests.simulation.exercise import CHECKED
 from tests.simulation.shadows import Entry, Partition, Shadow
 from tests.simulation.world import SimulationError
 
@@ -29,24 +31,41 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
     from tests.simulation.host import Host
 
+CLOCKS_DIFFER_MS = 200
+"""By so much at most, where retention is by time, but for jumps that are guarded against."""
+
 
 class Checks:
     """The invariants, and what they remember."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.partitions: dict[int, Partition] = {number: Partition() for number in cluster.partitions}
-        self._touched: dict[tuple[int, int], Host] = {}
+        self.partitions: dict[LogId, Partition] = {}
+        self.broken: SimulationError | None = None
+        """The first promise that was broken in the middle of an event."""
+        self._touched: dict[tuple[LogId, int], Host] = {}
         self._broker_epochs: dict[int, int] = {}
         self._controller_epoch = 0
         cluster.etcd.store.on_commit.append(self._on_commit)
         cluster.etcd.on_controlled_write = self._on_controlled_write
 
+    def add(self, key: LogId) -> None:
+        """A partition is about to be made."""
+        self.partitions[key] = Partition(self._cluster.name_of(key))
+
+    def deleted(self, key: LogId) -> None:
+        """A partition is about to be deleted: nothing of it is promised any more."""
+        self.partitions[key].is_deleted = True
+
+    def break_promise(self, error: SimulationError) -> None:
+        """End the run by this when the event is over."""
+        self.broken = self.broken or error
+
     # --- what the hosts report ---
 
     def touched(self, host: Host) -> None:
         """An event reached this replica: look at it once the event is over."""
-        self._touched[(host.partition, host.broker.broker_id)] = host
+        self._touched[(host.key, host.broker.broker_id)] = host
 
     def opened(self, host: Host) -> None:
         """A log was opened: what is on the disk is what there is."""
@@ -59,12 +78,20 @@ class Checks:
             with host.broker.node.sound_disk():
                 self._read(host, shadow)
         shadow.host, shadow.certain = host, True
-        if host.replica.flushed_only and not shadow.damaged and before.flushed > shadow.end:
+        self._checked("I16", before.flushed > 0 and not shadow.damaged)
+        self._checked("I15", before.certain and bool(before.entries))
+        if not shadow.damaged and before.flushed > shadow.end:
             raise SimulationError("I16", f"{_name(host)} had fsynced up to {before.flushed} and holds {shadow.end}")
         if before.certain and before.end != shadow.end and before.entries:
             raise SimulationError("I15", f"{_name(host)} ended at {before.end} and was opened with {shadow.end}")
         shadow.flushed = max(int(host.log.flushed_offset), min(before.flushed, shadow.end))
-        self.touched(host)
+
+    def closed(self, host: Host) -> None:
+        """A log was closed in order: all of it is fsynced."""
+        shadow = self._shadow(host)
+        if shadow.host is host and not host.log.offline:
+            shadow.host, shadow.flushed = None, shadow.end
+        self._touched.pop((host.key, host.broker.broker_id), None)
 
     def _read(self, host: Host, shadow: Shadow) -> None:
         """Take the shadow from the disk."""
@@ -77,17 +104,21 @@ class Checks:
         if not shadow.entries:
             shadow.start = int(log.log_end_offset)
 
-    def appended(self, host: Host, header: BatchHeader, base: int, epoch: int) -> None:
-        """One batch was written at the log's end."""
+    def appended(self, host: Host, header: BatchHeader, base: int, epoch: int, at_ms: int | None = None) -> None:
+        """One batch was written at the log's end; a leader stamped it at `at_ms`, by the world's clock."""
         shadow = self._shadow(host)
+        self._checked("I6")
         if base != shadow.end:
             raise SimulationError("I6", f"{_name(host)} appends at {base} and ends at {shadow.end}")
         if shadow.entries and epoch < shadow.entries[-1].epoch:
             raise SimulationError("I6", f"{_name(host)} appends epoch {epoch} after {shadow.entries[-1].epoch}")
         self._add(host, shadow, header, base, epoch)
+        # A leader whose clock is wrong stamps a wrong time, by which sound brokers delete later: a limit of H43.
+        if at_ms is not None and abs(host.broker.clock.now_ms() - at_ms) <= CLOCKS_DIFFER_MS:
+            self.partitions[host.key].appended_ms[(base, epoch)] = at_ms
 
     def _add(self, host: Host, shadow: Shadow, header: BatchHeader, base: int, epoch: int) -> None:
-        partition = self.partitions[host.partition]
+        partition = self.partitions[host.key]
         known = partition.digests.get((base, epoch))
         if shadow.entries or base == 0:
             before = shadow.entries[-1].digest if shadow.entries else 0
@@ -99,6 +130,7 @@ class Checks:
             digest = zlib.crc32(b"%d %d %d" % (base, epoch, header.crc), before)
         else:
             raise SimulationError("I7", f"{_name(host)} starts at {base} with a batch that nobody has")
+        self._checked("I7", known is not None)
         if known is None:
             partition.digests[(base, epoch)] = header.crc, digest
         elif known != (header.crc, digest):
@@ -112,6 +144,7 @@ class Checks:
     def accepted(self, host: Host, batches: ReadableBuffer) -> None:
         """A follower took these bytes from its leader: none of them is damaged (I17)."""
         for header, view in iter_batches(batches):
+            self._checked("I17")
             if google_crc32c.value(bytes(view[36:])) != header.crc:
                 raise SimulationError("I17", f"{_name(host)} accepts a damaged batch at {header.base_offset}")
 
@@ -122,8 +155,9 @@ class Checks:
         shadow.flushed, shadow.certain = min(shadow.flushed, end), True
         if shadow.end != end:
             raise SimulationError("I6", f"{_name(host)} cut to {end}, inside a batch")
-        partition = self.partitions[host.partition]
-        if end < host.replica.high_watermark and not partition.unclean:
+        partition = self.partitions[host.key]
+        self._checked("I18", not partition.unclean)
+        if end < host.replica.high_watermark and not partition.unclean and not partition.is_deleted:
             raise SimulationError(
                 "I18", f"{_name(host)} cut to {end}, below its high watermark {host.replica.high_watermark}"
             )
@@ -135,7 +169,7 @@ class Checks:
         shadow.entries.clear()
         shadow.start = shadow.flushed = offset
         shadow.certain = True
-        if offset < host.replica.high_watermark and not self.partitions[host.partition].unclean:
+        if offset < host.replica.high_watermark and not self.partitions[host.key].unclean:
             raise SimulationError("I18", f"{_name(host)} starts over at {offset}, below its high watermark")
 
     def shortens(self, host: Host, end: int) -> None:
@@ -143,35 +177,41 @@ class Checks:
         shadow = self._shadow(host)
         shadow.flushed, shadow.certain = min(shadow.flushed, end), False
 
-    def failed(self, host: Host) -> None:
+    def failed(self, host: Host, reason: str) -> None:
         """A log met an I/O error: what was not fsynced may be gone from the page cache."""
         self._shadow(host).certain = False
+        if "asks to go back" in reason:
+            raise SimulationError("I18", f"{_name(host)}: {reason}")
 
-    def set_aside(self, broker_id: int, number: int) -> None:
+    def expired(self, host: Host, start: int) -> None:
+        """Retention takes what lies below `start` for too old, and it is, by true time (H43)."""
+        partition = self.partitions[host.key]
+        least_ms = self._cluster.plan.retention_ms - CLOCKS_DIFFER_MS
+        for entry in self._shadow(host).entries:
+            if host.log.log_start_offset <= entry.base and entry.end <= start:
+                self._checked("H43")
+                age_ms = self._cluster.world.now_ms - partition.appended_ms.get((entry.base, entry.epoch), 0)
+                if age_ms < least_ms:
+                    raise SimulationError("H43", f"{_name(host)} removes {entry.base} to {entry.end} after {age_ms} ms")
+
+    def set_aside(self, broker_id: int, key: LogId) -> None:
         """A log was quarantined or deleted: there is none."""
-        self.partitions[number].replicas.pop(broker_id, None)
-        self._touched.pop((number, broker_id), None)
+        self.partitions[key].replicas.pop(broker_id, None)
+        self._touched.pop((key, broker_id), None)
 
-    def damaged(self, broker_id: int, number: int) -> None:
+    def damaged(self, broker_id: int, key: LogId) -> None:
         """The simulator damages this log now."""
-        shadow = self.partitions[number].replicas.get(broker_id)
+        shadow = self.partitions[key].replicas.get(broker_id)
         if shadow is not None:
             shadow.damaged = True
 
     def died(self, broker: Broker, *, certain: bool) -> None:
         """A process died: its logs are what their disk kept; `certain`: all that was written."""
-        for number, partition in self.partitions.items():
-            self._touched.pop((number, broker.broker_id), None)
+        for key, partition in self.partitions.items():
+            self._touched.pop((key, broker.broker_id), None)
             shadow = partition.replicas.get(broker.broker_id)
             if shadow is not None:
                 shadow.host, shadow.certain = None, certain and shadow.certain
-
-    def stopped(self, broker: Broker) -> None:
-        """A process closed its logs in order: all of them is fsynced."""
-        for number, host in broker.hosts.items():
-            shadow = self.partitions[number].replicas[broker.broker_id]
-            if shadow.host is host and host.replica.role is not Role.OFFLINE:
-                shadow.host, shadow.flushed = None, shadow.end
 
     def leads(self, host: Host) -> None:
         """It begins to lead: it has everything (I2), by its own election (I5, I12)."""
@@ -181,10 +221,11 @@ class Checks:
         if host.replica.flushed_only and host.log.flushed_offset < shadow.end:
             raise SimulationError("I2", f"{_name(host)} leads before its log is fsynced")
 
-    def _give_up(self, number: int, partition: Partition, leader: Replica) -> None:
+    def _give_up(self, partition: Partition, leader: Replica) -> None:
         """After an unclean election committed is what the leader has (H21)."""
+        self._checked("H21")
         if not partition.unclean:
-            raise SimulationError("H21", f"p{number}: {leader} is elected uncleanly and nobody asked for it")
+            raise SimulationError("H21", f"{partition.name}: {leader} is elected uncleanly and nobody asked for it")
         shadow, committed = partition.replicas[leader.broker_id], partition.committed
         while committed.entries and shadow.find(committed.entries[-1].base) != committed.entries[-1]:
             gone = committed.entries[-1]
@@ -198,15 +239,16 @@ class Checks:
                 after = sequence_after(entry.sequence, entry.end - entry.base)
                 partition.sequences[entry.producer_id] = entry.producer_epoch, after
 
-    def unclean_allowed(self, number: int) -> None:
+    def unclean_allowed(self, key: LogId) -> None:
         """An administrator accepts the loss of records."""
-        self.partitions[number].unclean = True
+        self.partitions[key].unclean = True
 
     def fetched(self, host: Host, request: FetchRequest) -> None:
         """A leader took note of what a follower has."""
         self._shadow(host).acknowledged[request.follower] = request.offset, request.durable_offset
-        follower = self.partitions[host.partition].replicas.get(request.follower.broker_id)
+        follower = self.partitions[host.key].replicas.get(request.follower.broker_id)
         mine = self._shadow(host)
+        self._checked("I8")
         if request.leader_epoch != host.replica.leader_epoch:
             raise SimulationError("I8", f"{_name(host)} counts a fetch of epoch {request.leader_epoch} (H4)")
         if request.offset > mine.end:
@@ -217,7 +259,7 @@ class Checks:
     def advanced(self, host: Host) -> None:
         """A high watermark rose: at a leader this is what makes records committed (I1, I8, I9)."""
         replica, shadow = host.replica, self._shadow(host)
-        partition = self.partitions[host.partition]
+        partition = self.partitions[host.key]
         high_watermark = int(replica.high_watermark)
         if replica.leader_epoch < partition.unclean_epoch:
             partition.lost.append((max(0, shadow.high_watermark), high_watermark))  # By a leader that was given up.
@@ -233,6 +275,8 @@ class Checks:
         replica = host.replica
         state = replica.state
         assert state is not None
+        self._checked("I8")
+        self._checked("I9", replica.flushed_only)
         if high_watermark < shadow.high_watermark:
             raise SimulationError("I8", f"{_name(host)}: the high watermark fell to {high_watermark}")
         shadow.high_watermark = high_watermark
@@ -253,6 +297,7 @@ class Checks:
         last = committed.entries[-1] if committed.entries else None
         if last is not None and last.end <= high_watermark and last.base >= shadow.start:
             found = shadow.find(last.base)
+            self._checked("I1")
             if found is None or found.digest != last.digest:
                 raise SimulationError("I1", f"{_name(host)} has something else than what was committed at {last.base}")
         at = bisect_left(shadow.bases, committed.end)
@@ -265,12 +310,11 @@ class Checks:
     def _check_sequence(self, host: Host, partition: Partition, entry: Entry) -> None:
         if entry.producer_id < 0:
             return
+        self._checked("I20")
         epoch, wanted = partition.sequences.get(entry.producer_id, (-1, 0))
         if entry.producer_epoch > epoch:
             wanted = 0
-        if entry.sequence == 0 and 0 < partition.ends.get(entry.producer_id, 0) <= self._cluster.log_start(
-            host.partition
-        ):
+        if entry.sequence == 0 and 0 < partition.ends.get(entry.producer_id, 0) <= self._cluster.log_start(host.key):
             wanted = 0  # All that it had sent was deleted: a replica that began behind that does not know it (H49).
             self._cluster.world.count("producers forgotten with their records")
         if entry.producer_epoch < epoch or entry.sequence != wanted:
@@ -284,14 +328,22 @@ class Checks:
 
     def acknowledged(self, host: Host, base: int, end: int) -> None:
         """A produce was answered (I9)."""
-        shadow, partition = self._shadow(host), self.partitions[host.partition]
+        shadow, partition = self._shadow(host), self.partitions[host.key]
         committed = partition.committed
         if host.replica.leader_epoch < partition.unclean_epoch:
             return
+        self._checked("I9")
         if host.replica.high_watermark < end or (base >= 0 and committed.end < end):
             raise SimulationError("I9", f"{_name(host)} acknowledges {end} before it is committed")
         if base >= shadow.start and shadow.end < end:
             raise SimulationError("I9", f"{_name(host)} acknowledges {base} to {end}, which it does not have")
+
+    def records_deleted(self, host: Host, before: int) -> None:
+        """A DeleteRecords was answered: no later leader begins below (I18)."""
+        partition = self.partitions[host.key]
+        if host.replica.leader_epoch >= partition.unclean_epoch:
+            self._cluster.world.count("deletions answered")
+            partition.log_start = max(partition.log_start, before)
 
     # --- what etcd does ---
 
@@ -302,9 +354,10 @@ class Checks:
                 continue
             key_value = event.key_value
             match keyspace.parse(key_value.key):
-                case PartitionKey(_, number):
-                    self._check_write(number, decode(key_value.value))
+                case PartitionKey(topic_id, number):
+                    self._check_write(LogId(topic_id, number), decode(key_value.value))
                 case LiveKey(broker_id) if key_value.version == 1:
+                    self._checked("I13", broker_id in self._broker_epochs)
                     if self._broker_epochs.get(broker_id, 0) >= key_value.create_revision:
                         raise SimulationError("I13", f"broker epoch {key_value.create_revision} of b{broker_id}")
                     self._broker_epochs[broker_id] = key_value.create_revision
@@ -313,12 +366,13 @@ class Checks:
             self._controller_epoch = max(self._controller_epoch, controller.create_revision)
 
     def _on_controlled_write(self, epoch: int) -> None:
+        self._checked("I14")
         if epoch < self._controller_epoch:
             raise SimulationError("I14", f"controller {epoch} wrote after {self._controller_epoch} was elected")
 
-    def _check_write(self, number: int, after: PartitionState) -> None:
+    def _check_write(self, key: LogId, after: PartitionState) -> None:
         """One write of a partition's key (I5, I11, I12)."""
-        partition = self.partitions[number]
+        partition = self.partitions[key]
         before, partition.state = partition.state, after
         members = [entry.broker_id for entry in (*after.in_sync, *after.eligible_leaders)]
         if (
@@ -327,47 +381,56 @@ class Checks:
             or not set(members) <= set(after.replicas)
             or (len(after.in_sync) >= after.min_insync_replicas and after.eligible_leaders)
         ):
-            raise SimulationError("I11", f"p{number}: {after}")
+            raise SimulationError("I11", f"{partition.name}: {after}")
         if before is not None:
             if after.unclean_epoch != before.unclean_epoch and after.leader is not None:
                 partition.unclean_epoch = after.unclean_epoch
-                self._give_up(number, partition, after.leader)
+                self._give_up(partition, after.leader)
+            was_in_sync = after.leader is None or before.replica_of(after.leader.broker_id) is not None
+            if after.unclean_epoch != before.unclean_epoch or not was_in_sync:
+                partition.log_start = 0  # An eligible leader may lack what was on its way when it left (H14).
+            self._checked("I11")
             rises = after.leader_epoch == before.leader_epoch + (after.leader != before.leader)
             if not rises or after.partition_epoch != before.partition_epoch + 1:
-                raise SimulationError("I11", f"p{number}: {after} after {before}")
-            self._check_sessions(number, before, after)
+                raise SimulationError("I11", f"{partition.name}: {after} after {before}")
+            self._check_sessions(partition, before, after)
         if after.leader is not None:
+            self._checked("I5", after.leader_epoch in partition.sessions)
             elected = partition.sessions.setdefault(after.leader_epoch, after.leader)
             if elected != after.leader:
-                raise SimulationError("I5", f"p{number}: epoch {after.leader_epoch} belongs to {elected}: {after}")
-        self.check_members(number)
+                raise SimulationError(
+                    "I5", f"{partition.name}: epoch {after.leader_epoch} belongs to {elected}: {after}"
+                )
+        self.check_members(partition)
 
-    def _check_sessions(self, number: int, before: PartitionState, after: PartitionState) -> None:
+    def _check_sessions(self, partition: Partition, before: PartitionState, after: PartitionState) -> None:
         known = (*before.in_sync, *before.eligible_leaders)
         named = [entry for entry in (*after.in_sync, *after.eligible_leaders) if entry not in known]
         if after.leader is not None and after.leader != before.leader:
             named.append(after.leader)
         for entry in named:
+            self._checked("I12")
             if not self._is_registered(entry):
-                raise SimulationError("I12", f"p{number}: {entry} is named and not registered")
+                raise SimulationError("I12", f"{partition.name}: {entry} is named and not registered")
 
     def _is_registered(self, entry: Replica) -> bool:
         found = self._cluster.etcd.store.now(self._cluster.keyspace.live(entry.broker_id))
         return found is not None and found.create_revision == entry.broker_epoch
 
-    def check_members(self, number: int) -> None:
+    def check_members(self, partition: Partition) -> None:
         """Every registered member of the key's sets has all that is committed (I3)."""
-        partition = self.partitions[number]
         state = partition.state
-        if state is None:
+        if state is None or partition.is_deleted:
             return
         for entry in (*state.in_sync, *state.eligible_leaders):
             shadow = partition.replicas.get(entry.broker_id)
             host = None if shadow is None else shadow.host
-            if shadow is None or host is None or shadow.damaged or host.replica.broker_epoch != entry.broker_epoch:
+            if shadow is None or host is None or shadow.damaged or host.partition is None:
+                continue
+            if host.replica.broker_epoch != entry.broker_epoch:
                 continue
             if host.replica.role is not Role.OFFLINE and self._is_registered(entry):
-                self._check_prefix("I3", partition, shadow, f"b{entry.broker_id} p{number} is a member")
+                self._check_prefix("I3", partition, shadow, f"b{entry.broker_id} {partition.name} is a member")
 
     def _check_prefix(self, name: str, partition: Partition, shadow: Shadow, who: str) -> None:
         committed = partition.committed
@@ -376,6 +439,7 @@ class Checks:
         last = committed.entries[-1]
         if last.end <= shadow.start:
             return  # All of it was removed by retention.
+        self._checked(name)
         found = shadow.find(last.base)
         if found is None or found.digest != last.digest:
             raise SimulationError(
@@ -386,33 +450,47 @@ class Checks:
 
     def after_event(self) -> None:
         """Check the replicas that the event touched."""
+        if self.broken is not None:
+            raise self.broken
         if not self._touched:
             return
-        numbers: dict[int, None] = {}
+        touched: dict[LogId, Partition] = {}
         for host in self._touched.values():
-            self._check_replica(host)
-            numbers[host.partition] = None
+            partition = self.partitions[host.key]
+            if not partition.is_deleted:
+                self._check_replica(host, partition)
+                touched[host.key] = partition
         self._touched.clear()
-        for number in numbers:
-            self.check_members(number)
+        for partition in touched.values():
+            self.check_members(partition)
 
-    def _check_replica(self, host: Host) -> None:
+    def _check_replica(self, host: Host, partition: Partition) -> None:
         replica = host.replica
         if replica.role in (Role.OFFLINE, Role.DELETED):
             return
-        shadow, partition = self._shadow(host), self.partitions[host.partition]
-        if not shadow.damaged:  # Rot below the headers' own checksum may have reached the producers' windows.
+        shadow = self._shadow(host)
+        if not (shadow.damaged or host.is_busy):  # Rot that no header's checksum covers may have reached the producers.
             replica.validate_state()
-        if not replica.log_end_offset == host.log.log_end_offset == shadow.end:
-            ends = replica.log_end_offset, host.log.log_end_offset, shadow.end
-            raise SimulationError("I6", f"{_name(host)}: core, log and batches end at {ends}")
         if not 0 <= replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset:
             raise SimulationError("I8", f"{_name(host)}: {replica.log_start_offset}, {replica.high_watermark}")
+        if host.log.log_end_offset != shadow.end:
+            raise SimulationError("I6", f"{_name(host)}: the log ends at {host.log.log_end_offset}, not {shadow.end}")
+        shadow.flushed = max(shadow.flushed, min(int(host.log.flushed_offset), shadow.end))
+        if not host.is_busy:
+            self._check_told(host, shadow)
+        if replica.role is Role.LEADING:
+            self._check_leader(host, shadow, partition)
+
+    def _check_told(self, host: Host, shadow: Shadow) -> None:
+        """The core knows what a log holds that no thread is at."""
+        replica = host.replica
+        if replica.log_end_offset != shadow.end:
+            raise SimulationError("I6", f"{_name(host)}: the core ends at {replica.log_end_offset}, not {shadow.end}")
         if replica.flushed_offset > host.log.flushed_offset:
             raise SimulationError("I9", f"{_name(host)}: the core counts {replica.flushed_offset} as fsynced")
-        shadow.flushed = max(shadow.flushed, replica.flushed_offset)
-        if replica.role is not Role.LEADING:
-            return
+
+    def _check_leader(self, host: Host, shadow: Shadow, partition: Partition) -> None:
+        replica = host.replica
         me = Replica(host.broker.broker_id, replica.broker_epoch)
         if partition.sessions.get(replica.leader_epoch) != me:
             raise SimulationError("I12", f"{_name(host)} leads epoch {replica.leader_epoch} unelected")
@@ -421,24 +499,36 @@ class Checks:
         assert seen is not None
         if replica.leader_epoch != state.leader_epoch:
             return
+        self._check_log_start(host, partition)
         if not shadow.damaged:
             self._check_prefix("I2", partition, shadow, f"{_name(host)} leads")
         if len(seen.in_sync) >= seen.min_insync_replicas:
             # A later session of a member that kept all its data stands for it, before the leader hears of it.
+            self._checked("I4")
             maximal = [entry.broker_id for entry in (*seen.in_sync, *replica.proposals.members())]
             for entry in (*state.in_sync, *state.eligible_leaders):
                 if entry.broker_id not in maximal:
                     raise SimulationError("I4", f"{_name(host)} does not count {entry}, which the key names")
 
+    def _check_log_start(self, host: Host, partition: Partition) -> None:
+        """The log start that a leader of this epoch tells clients is no lower than any that was told before (I18)."""
+        start = int(host.replica.known_log_start)
+        self._checked("I18", start >= 0 and partition.log_start > 0)
+        if 0 <= start < partition.log_start:
+            raise SimulationError("I18", f"{_name(host)} begins at {start}, clients saw {partition.log_start}")
+        partition.log_start = max(partition.log_start, start)
+
     def check_all(self) -> None:
         """Check everything: disks against shadows, epochs, caches, and that nothing committed is on no disk."""
-        for number, partition in self.partitions.items():
+        for partition in self.partitions.values():
+            if partition.is_deleted:
+                continue
             for shadow in partition.replicas.values():
-                if shadow.host is not None and shadow.host.replica.role is not Role.OFFLINE and not shadow.damaged:
+                if shadow.host is not None and shadow.host.is_open and not shadow.damaged:
                     with shadow.host.broker.node.sound_disk():
                         self._check_disk(shadow.host, shadow)
-            self.check_members(number)
-            self._check_kept(number, partition)
+            self.check_members(partition)
+            self._check_kept(partition)
         if not self._cluster.plan.buggy_etcd:
             self._check_views()
 
@@ -452,6 +542,7 @@ class Checks:
         self._read(host, read)
         self._check_bytes(host)
         mine = shadow.entries[len(shadow.entries) - len(read.entries) :]
+        self._checked("I6")
         if read.entries != mine or read.end != shadow.end:
             raise SimulationError("I6", f"{_name(host)}: the disk does not hold what was written")
         first = read.entries[0].base if read.entries else 0
@@ -470,35 +561,43 @@ class Checks:
         while offset < log.log_end_offset:
             with log.read(offset, 1 << 20, log.log_end_offset) as found:
                 for header, view in iter_batches(found.read()):
+                    self._checked("I17")
                     if google_crc32c.value(bytes(view[36:])) != header.crc:
                         raise SimulationError("I17", f"{_name(host)}: the batch at {header.base_offset} is damaged")
                 offset = found.end_offset
 
-    def _check_kept(self, number: int, partition: Partition) -> None:
+    def _check_kept(self, partition: Partition) -> None:
         committed = partition.committed
         if not committed.entries or partition.unclean:
             return
+        self._checked("I15")
         last = committed.entries[-1]
         for shadow in partition.replicas.values():
             found = shadow.find(last.base)
             has_it = last.end <= shadow.start or (found is not None and found.digest == last.digest)
             if has_it and not shadow.damaged and (shadow.certain or shadow.flushed >= last.end):
                 return
-        raise SimulationError("I15", f"p{number}: no disk holds what is committed up to {committed.end}")
+        raise SimulationError("I15", f"{partition.name}: no disk holds what is committed up to {committed.end}")
 
     def _check_views(self) -> None:
         """A cache at revision r is etcd at r (I19)."""
         store, prefix = self._cluster.etcd.store, self._cluster.keyspace.prefix
-        for process, metadata in self._cluster.caches():
-            source = metadata.source
+        for process, view in self._cluster.caches():
+            source: Any = view.source
             seen = {each.key: each for each in source.items(prefix)}
             true = {each.key: each for each in store.range_at(prefix, source.revision).key_values}
+            self._checked("I19", bool(true))
             wrong = [key for key in sorted({*seen, *true}) if seen.get(key) != true.get(key)]
             if source.revision and wrong:
                 raise SimulationError("I19", f"{process.name} at revision {source.revision} is wrong about {wrong}")
 
+    def _checked(self, name: str, has_compared: bool = True) -> None:
+        """Count a comparison that could have broken a promise."""
+        if has_compared:
+            self._cluster.world.count(CHECKED + name)
+
     def _shadow(self, host: Host) -> Shadow:
-        replicas = self.partitions[host.partition].replicas
+        replicas = self.partitions[host.key].replicas
         shadow = replicas.get(host.broker.broker_id)
         if shadow is None:
             shadow = replicas[host.broker.broker_id] = Shadow(host.broker.broker_id, host)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
+from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem, PowerLost, _Fault
 
 from tests.simulation.broker import Broker
 from tests.simulation.world import WallClock
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 
+class Disk(MemoryFileSystem):
+    """The disk of a machine; when the power goes, nothing that runs there goes on, whoever catches what."""
+
+    def __init__(self, node: BrokerNode) -> None:
+        super().__init__()
+        self._node = node
+        self.cached = not node.cluster.plan.cold_cache
+
+    def _fail(self, fault: _Fault, path: str) -> NoReturn:
+        try:
+            super()._fail(fault, path)
+        except PowerLost as lost:
+            self._node.cluster.world.stopped = lost
+            if self._node.broker is not None:
+                self._node.broker.process.alive = False
+            raise
+
+
 class BrokerNode:
     """The machine: what outlives the process."""
 
@@ -25,20 +43,19 @@ class BrokerNode:
         self.cluster = cluster
         self.broker_id = broker_id
         self.name = f"b{broker_id}"
-        self.filesystem = MemoryFileSystem()
-        self.wall = WallClock(cluster.world.chance("skew").randrange(-5_000, 5_000))
-        self.suspects: dict[int, None] = {}
-        """Partitions in whose log damage was found: set aside at the next start."""
+        self.filesystem = Disk(self)
+        skew_ms = cluster.world.chance("skew").randrange(-5_000, 5_000)
+        self.wall = WallClock(skew_ms if cluster.plan.retention_ms < 0 else skew_ms // 100)
         self.boot_id = f"{self.name} boot 0"
         self.broker: Broker | None = None
         self.wanted = True
         """Whether the operator wants it to run: a process that exits by itself is started again."""
-        self.restart_due = False
-        """It will be, soon."""
+        self.snapshot: dict[str, bytes | None] | None = None
+        """What was durable when the present process started, where the plan puts volumes back."""
 
     @property
     def running(self) -> Broker | None:
-        """The process, where one is alive and not paused."""
+        """The process, where there is one and it is not paused."""
         broker = self.broker
         return broker if broker is not None and not broker.process.paused else None
 
@@ -46,8 +63,9 @@ class BrokerNode:
         """Start a process, where none runs."""
         if self.broker is None:
             self.wanted = True
+            if "volume put back" in self.cluster.plan.faults and self.filesystem.exists("/data/session"):
+                self.snapshot = self.filesystem.snapshot()
             self.broker = Broker(self)
-            self.broker.start()
 
     @contextmanager
     def sound_disk(self) -> Iterator[None]:
@@ -60,10 +78,16 @@ class BrokerNode:
 
     def replace_disk(self) -> None:
         """Take out the disk, with all that is on it."""
-        self.filesystem = MemoryFileSystem()
-        self.suspects.clear()
-        for number in self.cluster.partitions:
-            self.cluster.checks.set_aside(self.broker_id, number)
+        self.filesystem = Disk(self)
+        for key in self.cluster.checks.partitions:
+            self.cluster.checks.set_aside(self.broker_id, key)
+
+    def put_back_disk(self) -> None:
+        """Put the disk back to what it was before the present session, as a volume is restored from a snapshot."""
+        snapshot, self.snapshot = self.snapshot, None
+        assert snapshot is not None
+        self.replace_disk()
+        self.filesystem.put_back(snapshot)
 
     def kill(self, loss: Loss, *, in_a_call: bool = False) -> None:
         """End the process: `Loss.NOTHING` is kill -9, the others are the machine without power.
@@ -75,13 +99,23 @@ class BrokerNode:
             return
         self.cluster.world.note(self.name, f"dies, losing {loss.value} of what was not fsynced")
         broker.process.alive = False
+        self.cluster.dead_loops.append(broker.loop)
         if loss is not Loss.NOTHING:
             self.boot_id = f"{self.name} boot {self.cluster.world.now_ms}"
         self.cluster.checks.died(broker, certain=loss is Loss.NOTHING and not in_a_call)
         self.cluster.network.process_died(broker.process, silently=loss is not Loss.NOTHING)
         self.filesystem.crash(loss, self.cluster.world.chance(f"loss/{self.name}"))
 
-    def ended(self, broker: Broker) -> None:
-        """The process has stopped in order."""
-        if self.broker is broker:
-            self.kill(Loss.NOTHING)
+    def exited(self, broker: Broker) -> None:
+        """The process has ended by itself; who is wanted is started again soon."""
+        if self.broker is not broker:
+            return
+        broker.loop.check()
+        self.kill(Loss.NOTHING)
+        if self.wanted:
+            delay_ms = 500 + self.cluster.world.chance(f"restart/{self.name}").randrange(500)
+            self.cluster.world.after(delay_ms, self.cluster.operator, "", self._restart)
+
+    def _restart(self) -> None:
+        if self.wanted:
+            self.start()

@@ -11,10 +11,11 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from headrace_broker.core.replica import Role
+from headrace_broker.storage.directory import LogId
 from headrace_broker.storage.memory_filesystem import Loss
 
-from tests.simulation.cluster import Cluster
+from tests.simulation.cluster import DAY_MS, Cluster
+from tests.simulation.exercise import FAULT
 from tests.simulation.host import Host
 from tests.simulation.machine import LOSSES, BrokerNode
 
@@ -42,6 +43,7 @@ class Nemesis:
             "deaf leader": self._deafen_leader,
             "swizzle": self._swizzle,
             "break streams": self._break_streams,
+            "break at a cut": self._break_at_a_cut,
             "etcd away": self._etcd_away,
             "etcd leader change": self._etcd_leader_change,
             "answers lost": self._lose_answers,
@@ -51,7 +53,9 @@ class Nemesis:
             "disk error": self._disk_error,
             "disk full": self._disk_full,
             "damage": self._damage,
+            "scrub": self._scrub,
             "disk replaced": self._replace_disk,
+            "volume put back": self._put_volume_back,
             "clock jump": self._clock_jump,
             "drain": self._drain,
             "move leader": self._move_leader,
@@ -60,6 +64,7 @@ class Nemesis:
             "minimum changes": self._change_minimum,
             "durability changes": self._change_durability,
             "unclean election": self._elect_uncleanly,
+            "topic made anew": self._make_topic_anew,
         }
 
     def start(self) -> None:
@@ -96,7 +101,7 @@ class Nemesis:
             return
         if self._acts[name](chance):
             self.done.append(number)
-            self.world.count(f"fault: {name}")
+            self.world.count(FAULT + name)
         elif patience:
             self._later(300, lambda: self._act(number, name, chance, patience - 1))
 
@@ -108,15 +113,20 @@ class Nemesis:
         running = [node for node in self.cluster.brokers.values() if node.running is not None]
         if not running:
             return None
-        leading = [node for node in running if any(h.replica.role is Role.LEADING for h in _hosts(node))]
+        leading = [node for node in running if node.broker is not None and node.broker.leads_any]
         return chance.choice(leading if leading and chance.random() < 0.5 else running)
 
     def _may_lose(self, loss: Loss) -> bool:
         """Async durability stands one loss at a time: everybody else has to be whole (docs/protocols/simulation.md)."""
-        lossy = [number for number in self.cluster.partitions if not self.cluster.is_durable(number)]
+        lossy = [key for key in self.cluster.partitions if not self.cluster.is_durable(key)]
         if loss is Loss.NOTHING or not lossy:
             return True
-        return all(self.cluster.state(number).min_insync_replicas >= 2 for number in lossy) and self.cluster.is_whole()
+        return all(self.cluster.state(key).min_insync_replicas >= 2 for key in lossy) and self.cluster.is_whole()
+
+    def _partition(self, chance: random.Random) -> LogId | None:
+        """A partition of the topic; None while there is no topic."""
+        partitions = self.cluster.partitions
+        return chance.choice(partitions) if partitions else None
 
     # --- processes ---
 
@@ -151,6 +161,9 @@ class Nemesis:
         broker = None if node is None else node.running
         if node is None or broker is None:
             return False
+        everybody = [each.running for each in self.cluster.brokers.values()]
+        if self.cluster.plan.is_orderly and any(each is None or each.stopping for each in everybody):
+            return False  # One that stops while another does may find nobody to hand over to, until its time is over.
         node.wanted = False
         broker.stop()
         self._later(2_000 + _duration(chance), node.start)
@@ -211,11 +224,12 @@ class Nemesis:
 
     def _deafen_leader(self, chance: random.Random) -> bool:
         """A follower goes and comes back; before or after it went the leader hears nothing from etcd (H11, H12)."""
-        leader = self.cluster.leader_host(chance.choice(self.cluster.partitions))
+        key = self._partition(chance)
+        leader = None if key is None else self.cluster.leader_host(key)
         if leader is None:
             return False
         name = leader.broker.process.name
-        followers = [f"b{each}" for each in self.cluster.state(leader.partition).replicas if f"b{each}" != name]
+        followers = [f"b{each}" for each in self.cluster.state(leader.key).replicas if f"b{each}" != name]
         if followers:
             follower = chance.choice(followers)
             self._cut([(name, follower), (follower, name)], chance, until_ms=2_200 + chance.randrange(800))
@@ -232,6 +246,19 @@ class Nemesis:
 
     def _break_streams(self, chance: random.Random) -> bool:
         return self.cluster.network.break_some(chance.choice((0.2, 1.0))) > 0
+
+    def _break_at_a_cut(self, chance: random.Random) -> bool:
+        """For a while a follower that begins to cut its log loses its stream in that moment, and its disk is slow."""
+        cluster = self.cluster
+        cluster.breaks_at_cuts = True
+        before, cluster.slow_disk_rate = cluster.slow_disk_rate, 0.5
+
+        def end() -> None:
+            cluster.breaks_at_cuts = False
+            cluster.slow_disk_rate = min(before, cluster.slow_disk_rate)
+
+        self._later(_duration(chance), end)
+        return True
 
     # --- etcd ---
 
@@ -300,11 +327,11 @@ class Nemesis:
         node = self._victim(chance)
         if node is None or not self._may_damage(node):
             return False
-        hosts = [host for host in _hosts(node) if host.log.flushed_offset > host.log.log_start_offset]
+        hosts = [host for host in _hosts(node) if host.is_open and host.log.flushed_offset > host.log.log_start_offset]
         if not hosts:
             return False
         host = chance.choice(hosts)
-        host.log.checkpoint(host.broker.clock.monotonic_ms(), host.replica.high_watermark, force=True)
+        host.log.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
         mark, directory = host.log._state.flushed, host.log.directory
         sizes = {
             int(name[:-4]): len(node.filesystem.content(f"{directory}/{name}"))
@@ -321,7 +348,7 @@ class Nemesis:
         source = chance.randrange(len(content) - block + 1)
         if content[source : source + block] == content[position : position + block]:
             kind = "flip"
-        self.cluster.checks.damaged(node.broker_id, host.partition)
+        self.cluster.checks.damaged(node.broker_id, host.key)
         self.world.count(f"damage: {kind}")
         match kind:
             case "flip":
@@ -345,9 +372,36 @@ class Nemesis:
         self._later(_duration(chance), node.start)
         return True
 
+    def _put_volume_back(self, chance: random.Random) -> bool:
+        """A disk is put back to what was durable on it before its broker's present session (H16, H42)."""
+        nodes = [
+            node
+            for node in self.cluster.brokers.values()
+            if node.snapshot is not None and node.broker is not None and node.broker.registered
+        ]
+        if not nodes or not self._may_damage(nodes[0]):
+            return False
+        node = chance.choice(nodes)
+        node.kill(Loss.ALL)
+        node.put_back_disk()
+        self._later(_duration(chance), node.start)
+        return True
+
+    def _scrub(self, chance: random.Random) -> bool:
+        """A broker reads all that it has stored, to find what has rotted (H33)."""
+        node = self._victim(chance)
+        if node is None or node.broker is None:
+            return False
+        node.broker.scrub()
+        return True
+
     def _clock_jump(self, chance: random.Random) -> bool:
+        """Where records go by their age, a jump that is guarded against (H43)."""
         node = chance.choice(list(self.cluster.brokers.values()))
-        node.wall.offset_ms += chance.choice((-3_600_000, -5_000, 5_000, 3_600_000))
+        jumps = (-3_600_000, -5_000, 5_000, 3_600_000)
+        if self.cluster.plan.retention_ms >= 0:
+            jumps = (-30 * DAY_MS, 30 * DAY_MS)
+        node.wall.offset_ms += chance.choice(jumps)
         return True
 
     # --- administrators ---
@@ -361,73 +415,89 @@ class Nemesis:
         return True
 
     def _move_leader(self, chance: random.Random) -> bool:
-        coordinator = self.cluster.coordinator()
-        if coordinator is None:
+        coordinator, key = self.cluster.coordinator(), self._partition(chance)
+        if coordinator is None or key is None:
             return False
-        coordinator.move_leader(chance.choice(self.cluster.partitions), chance.randrange(8))
+        coordinator.move_leader(key, chance.randrange(8))
         return True
 
     def _move(self, chance: random.Random) -> bool:
-        coordinator = self.cluster.coordinator()
-        if coordinator is None:
+        coordinator, key = self.cluster.coordinator(), self._partition(chance)
+        if coordinator is None or key is None:
             return False
-        number = chance.choice(self.cluster.partitions)
         count = self.cluster.plan.replication_factor
         if count == len(self.cluster.brokers):
-            count = max(self.cluster.min_insync_replicas, 1) if chance.random() < 0.3 else count
-        coordinator.move(number, chance.sample(sorted(self.cluster.brokers), count))
+            count = max(self.cluster.plan.min_insync_replicas, 1) if chance.random() < 0.3 else count
+        coordinator.move(key, chance.sample(sorted(self.cluster.brokers), count))
         return True
 
     def _delete_records(self, chance: random.Random) -> bool:
-        host = self.cluster.leader_host(chance.choice(self.cluster.partitions))
+        key = self._partition(chance)
+        host = None if key is None else self.cluster.leader_host(key)
         if host is None or host.broker.process.paused:
             return False
         start, end = int(host.log.log_start_offset), int(host.replica.high_watermark)
-        host.delete_records(start + chance.randrange(end - start + 1))
+        host.broker.delete_records(host, start + chance.randrange(end - start + 1))
         return True
 
     def _change_minimum(self, chance: random.Random) -> bool:
         """The topic asks for more replicas in sync, or for as many as at first (H15, H30)."""
         plan = self.cluster.plan
-        self.cluster.min_insync_replicas = chance.randint(plan.min_insync_replicas, plan.replication_factor)
-        self.cluster.look_again()
+        if not self.cluster.partitions:
+            return False
+        minimum = chance.randint(plan.min_insync_replicas, plan.replication_factor)
+        self.cluster.configure(min_insync_replicas=str(minimum))
         return True
 
     def _change_durability(self, chance: random.Random) -> bool:
         """Only from a whole cluster to async: who lost power before comes back as one that async promises nothing."""
         running = all(node.running is not None for node in self.cluster.brokers.values())
-        if self.cluster.flushed_only and not (running and self.cluster.is_whole()):
+        if not self.cluster.partitions or (self.cluster.flushed_only and not (running and self.cluster.is_whole())):
             return False
         self.cluster.change_durability(durable=not self.cluster.flushed_only)
         return True
 
     def _elect_uncleanly(self, chance: random.Random) -> bool:
         """All members of a partition's sets die; an administrator lets a replica lead that may lack records (H21)."""
-        number = chance.choice(self.cluster.partitions)
-        state = self.cluster.state(number)
+        key = self._partition(chance)
+        if key is None:
+            return False
+        state = self.cluster.state(key)
         members = {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}
         others = [broker_id for broker_id in state.replicas if broker_id not in members]
-        if not any(self.cluster.host(broker_id, number) is not None for broker_id in others):
+        if not any(self.cluster.host(broker_id, key) is not None for broker_id in others):
             return False
         for broker_id in sorted(members):
             node = self.cluster.brokers[broker_id]
             node.kill(Loss.NOTHING)
             self._later(6_000, node.start)
-        self._later(4_000, lambda: self._ask_for_unclean(number))
+        self._later(4_000, lambda: self._ask_for_unclean(key))
         return True
 
-    def _ask_for_unclean(self, number: int) -> None:
+    def _make_topic_anew(self, chance: random.Random) -> bool:
+        """Delete the topic; another one gets its name, sooner or later."""
+        if not self.cluster.partitions or not self.cluster.is_healthy():
+            return False
+        self.cluster.delete_topic()
+        self._later(_duration(chance), self._create_topic)
+        return True
+
+    def _create_topic(self) -> None:
+        if self._active and not self.cluster.partitions and not self.cluster.create_topic():
+            self._later(300, self._create_topic)
+
+    def _ask_for_unclean(self, key: LogId) -> None:
         coordinator = self.cluster.coordinator()
         if coordinator is not None:
-            coordinator.elect_uncleanly(number)
+            coordinator.elect_uncleanly(key)
 
 
-_PATIENCE = {"damage": 8, "disk replaced": 8, "disk error": 8}
+_PATIENCE = {"damage": 8, "disk replaced": 8, "disk error": 8, "volume put back": 8}
 """These are tried so often again: the others have to be whole, and with other faults about they seldom are."""
 
 
 def _hosts(node: BrokerNode) -> list[Host]:
-    return list(node.broker.hosts.values()) if node.broker is not None else []
+    return list(node.broker.logs.values()) if node.broker is not None else []
 
 
 def _duration(chance: random.Random) -> int:

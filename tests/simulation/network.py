@@ -108,6 +108,16 @@ class Network:
                 broken += 1
         return broken
 
+    def break_at(self, process: Process) -> None:
+        """Break the streams of a process; both sides hear of it."""
+        for stream in [each for each in self._streams if process in each.sides]:
+            stream.end(heard_by=list(stream.sides))
+
+    def break_between(self, one: Process, other: Process) -> None:
+        """Break the streams between two processes; both hear of it."""
+        for stream in [each for each in self._streams if set(each.sides) == {one, other}]:
+            stream.end(heard_by=[one, other])
+
     def forget(self, stream: Stream) -> None:
         """Drop a stream that has ended."""
         if stream in self._streams:

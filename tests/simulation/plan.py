@@ -24,6 +24,7 @@ FAULTS = (
     "deaf leader",
     "swizzle",
     "break streams",
+    "break at a cut",
     "etcd away",
     "etcd leader change",
     "answers lost",
@@ -33,6 +34,7 @@ FAULTS = (
     "disk error",
     "disk full",
     "damage",
+    "scrub",
     "disk replaced",
     "clock jump",
     "drain",
@@ -42,8 +44,12 @@ FAULTS = (
     "minimum changes",
     "durability changes",
     "unclean election",
+    "topic made anew",
 )
 """What the nemesis may do, by name."""
+
+LATER_FAULTS = ("volume put back",)
+"""What the nemesis may do, too; drawn by a stream of each one's own, so that older seeds keep their other faults."""
 
 RATES = (
     "slow messages",
@@ -56,6 +62,21 @@ RATES = (
     "slow disk",
 )
 """What goes wrong all the time, by name."""
+
+
+ORDERLY = (
+    "stop",
+    "drain",
+    "move leader",
+    "move",
+    "coordinator dies",
+    "break streams",
+    "clock jump",
+    "delete records",
+    "minimum changes",
+)
+"""Faults after which no leader's session ends but in order: what `acks=1` promises holds (H24)."""
+ORDERLY_RATES = ("doubles", "slow disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +101,18 @@ class Plan(Adversity):
     producers: tuple[int, ...] = (-1,)
     """The acks of each producer."""
     produce_period_ms: int = 40
+    gives_up: bool = False
+    """Producers report a batch as failed at a definite error, and do not send it again."""
+    slow_append_ms: int = 20
+    """As the broker's setting; 0: a leader appends in threads."""
+    leader_rebalance_interval_ms: int = 3_000
+    retention_ms: int = -1
+    """As the topic's setting; -1: nothing is removed by its age."""
+    retention_interval_ms: int = 1_000
+    fences: bool = False
+    """As the broker's `fence_on_lease_loss`."""
+    cold_cache: bool = False
+    """Nothing that is read is in the page cache: threads read it."""
     skipped: tuple[int, ...] = ()
     """Faults that are not done, by their number: for the shrinker."""
 
@@ -101,7 +134,16 @@ class Plan(Adversity):
             faults = tuple(chance.sample(possible, chance.choice((1, 2))))
         if "durability changes" in faults:
             faults = tuple(each for each in faults if each not in _LOSSY or each == "power all")
+        elif durable and replication_factor >= 3 and minimum >= 2:
+            drawn = (each for each in LATER_FAULTS if random.Random(f"{seed}/{each}").random() < 0.3)
+            faults = (*faults, *drawn)
         acks = chance.choice(((-1,), (-1, -1), (-1, 1), (-1, -1, 0)))
+        rates = tuple(each for each in RATES if chance.random() < 0.4)
+        other = random.Random(f"{seed}/orderly")
+        if other.random() < ORDERLY_SHARE and not buggy_etcd:
+            faults = tuple(other.sample(ORDERLY, other.choice((1, 2, 4, len(ORDERLY)))))
+            rates = tuple(each for each in ORDERLY_RATES if other.random() < 0.4)
+            acks = other.choice(((1,), (1, 1), (-1, 1)))
         return cls(
             seed=seed,
             steps=steps,
@@ -113,11 +155,23 @@ class Plan(Adversity):
             buggy_etcd=buggy_etcd,
             faults=faults,
             fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
-            rates=tuple(each for each in RATES if chance.random() < 0.4),
+            rates=rates,
             rate=chance.choice((0.005, 0.02, 0.08)),
             producers=acks,
             produce_period_ms=chance.choice((20, 40, 90)),
+            gives_up=random.Random(f"{seed}/gives up").random() < GIVES_UP_SHARE,
+            slow_append_ms=chance.choice((20, 20, 0)),
+            leader_rebalance_interval_ms=chance.choice((1_000, 3_000, 300_000)),
+            retention_ms=chance.choice((-1, -1, -1, -1, 2_000)),
+            retention_interval_ms=chance.choice((300, 1_000)),
+            fences=chance.random() < 0.2,
+            cold_cache=chance.random() < 0.2,
         )
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether leaderships move in order only."""
+        return not self.buggy_etcd and set(self.faults) <= set(ORDERLY) and set(self.rates) <= set(ORDERLY_RATES)
 
     @property
     def slow_disk_rate(self) -> float:
@@ -125,6 +179,10 @@ class Plan(Adversity):
         return self.rate_of("slow disk") * 2
 
 
+ORDERLY_SHARE = 0.1
+"""So many seeds do only what is done in order."""
+GIVES_UP_SHARE = 0.25
+"""In so many seeds producers give up at a definite error."""
 _RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
 _LOSSY = ("power all", "power in a call", "disk error", "damage", "disk replaced", "disk full")

@@ -9,25 +9,29 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.wire.columns import encode_batch
-from headrace.wire.errors import HeadraceError
+from headrace.wire.errors import HeadraceError, LeaderNotAvailableError
+from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer
+from headrace_broker.storage.directory import LogId
 from headrace_broker.storage.memory_filesystem import Loss
 from headrace_server.metastore.api import Put
-from headrace_server.partition_state import PartitionState, change
+from headrace_server.partition_state import PartitionState, ask_hand_over, change, encode
 
+from tests.simulation.clients import PRODUCE, produce_request, read_produce
 from tests.simulation.cluster import Cluster
 from tests.simulation.etcd import run_now
 from tests.simulation.history import OK, UNKNOWN, Send
-from tests.simulation.host import FETCH_BYTES, Host
+from tests.simulation.host import Host
 from tests.simulation.plan import Plan
 from tests.simulation.world import SimulationError, spawn
 
 FIRST_PRODUCER = 5_000
 PATIENCE_MS = 20_000
 """What is waited for happens within so long, or the story fails."""
-LARGE = b"0" * FETCH_BYTES
+LARGE = b"0" * 700
 """A value after which an answer to a follower is full."""
 
 
@@ -70,14 +74,17 @@ class Scenario:
         )
         self.cluster = Cluster(plan, keep_trace=True)
         self._sent: list[Sent] = []
+        self._promises_all = False
         self.cluster.prepare()
+        self.key: LogId = self.cluster.partitions[0]
+        self.until(lambda: all(self.end(each) == 0 for each in self.state.replicas), "all have a log")
 
     # --- who is there ---
 
     @property
     def state(self) -> PartitionState:
         """The partition's key."""
-        return self.cluster.state(0)
+        return self.cluster.state(self.key)
 
     @property
     def in_sync(self) -> list[int]:
@@ -86,25 +93,25 @@ class Scenario:
 
     def host(self, broker_id: int) -> Host:
         """The partition at a broker that runs."""
-        host = self.cluster.host(broker_id)
+        host = self.cluster.host(broker_id, self.key)
         assert host is not None, f"b{broker_id} runs and has the partition"
         return host
 
     @property
     def leader(self) -> int:
         """The broker that leads, by the key and by itself."""
-        host = self.cluster.leader_host()
+        host = self.cluster.leader_host(self.key)
         assert host is not None, "somebody leads"
         return host.broker.broker_id
 
     def leads(self, broker_id: int) -> bool:
         """Whether the broker leads, by the key and by itself."""
-        host = self.cluster.leader_host()
+        host = self.cluster.leader_host(self.key)
         return host is not None and host.broker.broker_id == broker_id
 
     def end(self, broker_id: int) -> int:
         """The log end of a replica; -1 while it does not run."""
-        host = self.cluster.host(broker_id)
+        host = self.cluster.host(broker_id, self.key)
         return -1 if host is None else int(host.log.log_end_offset)
 
     def high_watermark(self, broker_id: int) -> int:
@@ -113,7 +120,7 @@ class Scenario:
 
     def epochs(self, broker_id: int) -> list[int]:
         """The leader epoch of each batch of a log; none while it does not run."""
-        host = self.cluster.host(broker_id)
+        host = self.cluster.host(broker_id, self.key)
         return [] if host is None else [int(header.leader_epoch) for header in host.log.headers(0)]
 
     # --- waiting ---
@@ -143,6 +150,11 @@ class Scenario:
         """Go on until a replica's log ends at `offset`."""
         self.until(lambda: self.end(broker_id) == offset, f"b{broker_id} ends at {offset}")
 
+    def until_flushed(self, broker_id: int) -> None:
+        """Go on until all that a broker has is fsynced there."""
+        log = self.host(broker_id).log
+        self.until(lambda: log.flushed_offset == log.log_end_offset, f"b{broker_id} has fsynced")
+
     def run_for(self, duration_ms: int) -> None:
         """Let time pass in which nothing is waited for."""
         self.cluster.run_for(duration_ms)
@@ -162,7 +174,8 @@ class Scenario:
         self._attempt(sent, to, value)
 
     def _attempt(self, sent: Sent, to: int, value: bytes) -> None:
-        def reply(result: int | HeadraceError) -> None:
+        def reply(answer: bytes | HeadraceError) -> None:
+            result = read_produce(answer)
             sent.answered = True
             if isinstance(result, HeadraceError):
                 sent.error = result
@@ -172,7 +185,8 @@ class Scenario:
         batch = encode_batch(
             [value], base_timestamp_ms=0, producer_id=sent.producer_id, producer_epoch=0, base_sequence=0
         )
-        self.host(to).produce(batch, -1, sent.acks, reply)
+        server = self.cluster.transport.servers[self.host(to).broker.address]
+        server.call(PRODUCE, produce_request(self.key, batch, -1, sent.acks), 30.0, reply)
 
     def produce(self, *, to: int, value: bytes = b"0") -> Sent:
         """Send one record and wait until it is acknowledged by all."""
@@ -204,6 +218,11 @@ class Scenario:
             self.unblock(broker_id, other)
             self.unblock(other, broker_id)
 
+    def break_streams(self, broker_id: int, other: int) -> None:
+        """Break the streams between two brokers; both hear of it."""
+        sides = (self.host(broker_id).broker.process, self.host(other).broker.process)
+        self.cluster.network.break_between(*sides)
+
     def blind(self, broker_id: int) -> None:
         """Let a broker hear no more of etcd; what it asks for still arrives there."""
         self.cluster.network.block("etcd", f"b{broker_id}")
@@ -226,9 +245,10 @@ class Scenario:
             self.end_session(broker_id)
         self.cluster.brokers[broker_id].kill(Loss.NOTHING)
 
-    def lose_power(self, broker_id: int, loss: Loss = Loss.ALL) -> None:
-        """Take the machine's power, with what was not fsynced; its registration ends at once."""
-        self.end_session(broker_id)
+    def lose_power(self, broker_id: int, loss: Loss = Loss.ALL, *, noticed: bool = True) -> None:
+        """Take the machine's power, with what was not fsynced; as `kill`."""
+        if noticed:
+            self.end_session(broker_id)
         self.cluster.brokers[broker_id].kill(loss)
 
     def start(self, broker_id: int) -> None:
@@ -238,8 +258,8 @@ class Scenario:
     def damage(self, broker_id: int) -> None:
         """Flip a bit in the last batch of a log that is one segment, below what its recovery point vouches for."""
         host = self.host(broker_id)
-        host.log.checkpoint(host.broker.clock.monotonic_ms(), host.replica.high_watermark, force=True)
-        self.cluster.checks.damaged(broker_id, 0)
+        host.log.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
+        self.cluster.checks.damaged(broker_id, self.key)
         path, disk = f"{host.log.directory}/{0:020d}.log", host.broker.node.filesystem
         disk.corrupt(path, len(disk.content(path)) - 100, 1)
 
@@ -254,10 +274,11 @@ class Scenario:
 
     def announce_stop(self, broker_id: int) -> None:
         """Let a broker say that it is about to stop, and take its time."""
-        broker = self.host(broker_id).broker
-        broker._live.draining = True
-        put = Put(self.cluster.keyspace.live(broker_id), broker._live.SerializeToString(), broker._lease_id)
-        run_now(self.cluster.etcd.store.txn([], [put]))
+        app = self.host(broker_id).broker.app
+        assert app is not None
+        assert app.assignments is not None
+        app.assignments.begin_stop()
+        app.life.do(app.registration.announce_draining)
         self.run_for(50)  # coordinators have heard of it
 
     def pause(self, broker_id: int) -> None:
@@ -274,6 +295,10 @@ class Scenario:
         key_value = self.cluster.etcd.store.now(self.cluster.keyspace.live(broker_id))
         if key_value is not None:
             self.cluster.etcd.store.end_lease(key_value.lease_id)
+
+    def prolong_sessions(self, by_ms: int) -> None:
+        """Let the registrations of those who die from now on stay longer."""
+        self.cluster.etcd.store.prolong_leases(by_ms)
 
     def lose_next_answer(self) -> None:
         """The next transaction happens, and nobody is told."""
@@ -300,25 +325,35 @@ class Scenario:
         self.cluster.slow_disk_rate = 1.0
         for node in self.cluster.brokers.values():
             if node.broker is not None:
-                node.broker.disk_chance = _Unlucky(1)
+                node.broker.be_slow(_Unlucky(1))
 
     def delete_records(self, before: int) -> None:
-        """Raise the leader's log start."""
-        leader = self.cluster.leader_host()
+        """Raise the partition's log start, and wait until that is answered."""
+        self.until(self.begin_delete_records(before), f"records below {before} are deleted")
+
+    def begin_delete_records(self, before: int) -> Callable[[], bool]:
+        """Ask the leader to raise the log start; what is returned says whether it has answered that it has."""
+        leader = self.cluster.leader_host(self.key)
         assert leader is not None
-        leader.delete_records(before)
+        return leader.broker.delete_records(leader, before)
+
+    def log_start(self, broker_id: int) -> int:
+        """Where a leader tells clients that the log begins; raises where it tells nothing."""
+        replica = self.host(broker_id).replica
+        replica.check_earliest()
+        return int(replica.log_start_offset)
 
     def move(self, *broker_ids: int) -> None:
         """An administrator moves the partition to these brokers."""
         coordinator = self.cluster.coordinator()
         assert coordinator is not None
-        coordinator.move(0, broker_ids)
+        coordinator.move(self.key, broker_ids)
 
     def elect_uncleanly(self) -> None:
         """An administrator lets any replica lead, where nobody complete lives."""
         coordinator = self.cluster.coordinator()
         assert coordinator is not None
-        coordinator.elect_uncleanly(0)
+        coordinator.elect_uncleanly(self.key)
 
     def elect(self, broker_id: int) -> None:
         """An administrator moves leadership to a member of the in-sync set, and the broker takes it up."""
@@ -326,12 +361,35 @@ class Scenario:
         leader = state.replica_of(broker_id)
         assert leader is not None, f"b{broker_id} is in sync"
         assert coordinator is not None
-        found = self.cluster.etcd.store.now(self.cluster.partition_key(0))
+        found = self.cluster.etcd.store.now(self.cluster.partition_key(self.key))
         assert found is not None
         after = change(state, leader=leader, in_sync=state.in_sync)
-        write = coordinator.administrate(0, state, after, found.mod_revision, f"elect b{broker_id}")
+        write = coordinator.administrate(self.key, state, after, found.mod_revision, f"elect b{broker_id}")
         spawn(coordinator.process, write)
         self.until_leads(broker_id)
+
+    def ask_hand_over(self, broker_id: int) -> None:
+        """An administrator asks the leader to hand over to a member of the in-sync set."""
+        state = self.state
+        successor = state.replica_of(broker_id)
+        assert successor is not None, f"b{broker_id} is in sync"
+        value = encode(ask_hand_over(state, (successor,)))
+        run_now(self.cluster.etcd.store.txn([], [Put(self.cluster.partition_key(self.key), value)]))
+
+    def refuses_appends(self, broker_id: int) -> bool:
+        """Whether a leader refuses appends, since it hands over."""
+        replica = self.host(broker_id).replica
+        if replica.role is not Role.LEADING:
+            return False
+        try:
+            replica.check_appending(-1)
+        except LeaderNotAvailableError:
+            return True
+        return False
+
+    def promise_all(self) -> None:
+        """Ask in the end for what `acks=1` acknowledged, too: leaderships have moved in order only (H24)."""
+        self._promises_all = True
 
     def hold_answers(self, broker_id: int) -> HeldAnswers:
         """Catch the answers to a follower's fetches from now on; they can be delivered later, and more than once."""
@@ -349,7 +407,7 @@ class Scenario:
                     (f"{sent.producer_id}.0.0",),
                     OK if sent.acknowledged and sent.acks else UNKNOWN,
                     sent.offset,
-                    sent.acknowledged and sent.acks == -1,
+                    sent.acknowledged and (sent.acks == -1 or self._promises_all),
                     sent.sent_at,
                     self.cluster.world.now_ms,
                 )
@@ -369,17 +427,27 @@ class HeldAnswers:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._deliver = host.take_answer
-        self.answers: list[tuple[FetchAnswer | HeadraceError, int, int]] = []
-        host.take_answer = self._hold  # type: ignore[method-assign]
+        partition: Any = host.partition
+        self._partition = partition
+        self._deliver = partition.take_answer
+        self.answers: list[FetchAnswer] = []
+        partition.take_answer = self._hold
 
-    def _hold(self, answer: FetchAnswer | HeadraceError, token: int, leader_epoch: int) -> None:
-        self.answers.append((answer, token, leader_epoch))
+    async def _hold(self, answer: FetchAnswer) -> bool:
+        self.answers.append(answer)
+        return False
 
     def release(self) -> None:
         """Let later answers come as they do; those that were caught stay caught."""
-        self._host.take_answer = self._deliver  # type: ignore[method-assign]
+        self._partition.take_answer = self._deliver
 
     def deliver(self, index: int = 0) -> None:
-        """Let one that was caught arrive now."""
-        self._deliver(*self.answers[index])
+        """Let one that was caught arrive now, and let the follower do what it asks for."""
+
+        async def take() -> None:
+            if await self._deliver(self.answers[index]):
+                self._partition._host.fetch(self._partition)
+
+        self._host.broker.do(take)
+        cluster = self._host.broker.cluster
+        cluster.run_until(lambda: not self._partition.log_lock.locked(), PATIENCE_MS)

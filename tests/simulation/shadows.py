@@ -75,10 +75,15 @@ class Shadow:
 class Partition:
     """What is known of one partition."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_deleted = False
+        """Its topic is gone: nothing of it is promised any more."""
         self.committed = Shadow(broker_id=-1)
         self.digests: dict[tuple[int, int], tuple[int, int]] = {}
         """(base, epoch): crc and digest, for ever (I7)."""
+        self.appended_ms: dict[tuple[int, int], int] = {}
+        """(base, epoch): when its leader stamped it, by the world's clock."""
         self.sessions: dict[int, Replica] = {}
         """Who was elected for each leader epoch (I5)."""
         self.sequences: dict[int, tuple[int, int]] = {}
@@ -89,5 +94,7 @@ class Partition:
         self.replicas: dict[int, Shadow] = {}
         self.unclean = False
         self.unclean_epoch = 0
+        self.log_start = 0
+        """The highest log start that clients were told."""
         self.lost: list[tuple[int, int]] = []
         """Offset ranges that an unclean election gave up."""

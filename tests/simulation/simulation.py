@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from structlog.testing import capture_logs
-
+from tests.simulation.broker import simulated
 from tests.simulation.cluster import Cluster
 from tests.simulation.group_plan import GroupPlan
 from tests.simulation.nemesis import Nemesis
@@ -42,7 +42,7 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Result:
     world = cluster.world
     broken = message = ""
     try:
-        with capture_logs():  # The trace says it all.
+        with simulated(plan.seed, small=True), closing(cluster):
             play(cluster, nemesis)
     except SimulationError as error:
         broken, message = error.name, str(error)

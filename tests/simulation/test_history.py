@@ -70,6 +70,57 @@ def test_each_anomaly_is_named(expected, sends, polls, finals):
     assert expected in names(sends, polls, finals)
 
 
+COMMITTED = ("a", "b", "c", "d", "e")
+LATER = [*SENDS, send("e", offset=4, at=4)]
+
+
+def test_what_was_committed_and_removed_by_right_is_no_anomaly():
+    """Records below the log start were judged by what was committed there, and may be gone where they were to be."""
+    whole = final(*COMMITTED, replica="committed")
+    assert names(LATER, POLLS, [final("d", "e", start=3)], committed=[whole], removable={0: 3}) == []
+    assert names(LATER, POLLS, [final("d", "e", start=3)], committed=[whole]) == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "sends", "polls", "committed"),
+    [
+        ("lost-write", LATER, [], ("a", "b", "x", "d", "e")),
+        ("lost-write", [*LATER, send("f", offset=-1, at=5)], [], COMMITTED),
+        ("duplicate", LATER, [], ("a", "a", "c", "d", "e")),
+        ("phantom", LATER, [], ("a", "b", "x", "d", "e")),
+        ("aborted-read", [*LATER, send("x", offset=-1, outcome=FAIL, at=5)], [], ("a", "b", "x", "d", "e")),
+        ("ack-offset-mismatch", LATER, [], ("b", "a", "c", "d", "e")),
+        ("nonmonotonic-send", LATER, [], ("a", "c", "b", "d", "e")),
+        ("inconsistent-offset", LATER, [poll(0, "a", "x")], COMMITTED),
+        ("divergence-by-replica", LATER, [], ("a", "b", "c", "d", "x")),
+        ("divergence-by-replica", LATER, [], ("a", "b", "c", "d")),
+        ("gap", LATER, [], ("a", "c", "d", "e")),
+    ],
+)
+def test_each_anomaly_below_the_log_start_is_named(expected, sends, polls, committed):
+    """What retention removed is judged as what is there: a broken promise below the lowest log start is named."""
+    offsets = (0, 2, 3, 4) if expected == "gap" else range(len(committed))
+    whole = final(*committed, replica="committed", offsets=offsets)
+    assert expected in names(sends, polls, [final("d", "e", start=3)], committed=[whole], removable={0: 3})
+
+
+def test_what_was_not_to_be_removed_is_lost():
+    """A replica that begins above what anybody asked to remove has lost what lies between."""
+    whole = final(*COMMITTED, replica="committed")
+    replicas = [final("d", "e", start=3), final("e", start=4, replica="b2")]
+    assert names(LATER, [], replicas, committed=[whole], removable={0: 3}) == ["lost-prefix"]
+    assert names(LATER, [], replicas, committed=[whole], removable={0: 4}) == []
+
+
+def test_what_only_readers_saw_is_judged():
+    """A refused record, or one that nobody sent, is an anomaly where a reader got it and the log has it no more."""
+    sends = [*LATER, send("x", offset=-1, outcome=FAIL, at=5)]
+    lost = [(0, 1, 3)]
+    assert "aborted-read" in names(sends, [poll(0, "a", "x")], [final(*COMMITTED)], lost=lost)
+    assert "phantom" in names(LATER, [poll(0, "a", "y")], [final(*COMMITTED)], lost=lost)
+    assert names([*LATER, send("z", offset=1, at=5)], [poll(0, "a", "z")], [final(*COMMITTED)], lost=lost) == []
+
+
 def test_what_an_administrator_gave_up_is_not_lost():
     """Records in the range of an unclean election may be gone or replaced."""
     sends = [*SENDS, send("e", offset=2, at=4)]

@@ -1,17 +1,21 @@
-"""An asyncio event loop in virtual time, and etcd for what runs on it: shipped asyncio code in the simulation.
+"""An asyncio event loop in virtual time, its threads, and etcd for what runs on it: shipped asyncio code simulated.
 
 One loop a process. What is ready runs in one event of the world, in the order in which it became ready; timers are
 events of their own. asyncio's tasks, events, futures and timeouts are the real ones and draw nothing from chance, so
-that a seed gives one order here as well (PROTOCOL T2).
+that a seed gives one order here as well (PROTOCOL T2). A thread's call happens as a whole, at a moment that the seed
+draws between its begin and its end; the loop goes on meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar
 
 from headrace.wire.errors import MetastoreUnavailableError, Outcome
@@ -26,8 +30,8 @@ from headrace_server.metastore.api import (
     WatchEvents,
 )
 
-from tests.simulation.etcd import Etcd, EtcdClient, _Watch
-from tests.simulation.world import Event, Process, World
+from tests.simulation.etcd import Etcd, EtcdClient, _Watch, describe
+from tests.simulation.world import Event, Process, SimulationError, World
 
 ResultT = TypeVar("ResultT")
 
@@ -48,14 +52,16 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
     """The loop of one process; it stops with it, in the middle of whatever it did."""
 
     def __init__(self, world: World, process: Process) -> None:
-        self._world = world
-        self._process = process
+        self.world = self._world = world
+        self.process = self._process = process
         self._ready: deque[asyncio.Handle] = deque()
         self._is_woken = False
         self._is_running = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self.failures: list[str] = []
         """What nothing has handled."""
+        self.failed_by = ""
+        """The type of the first error among them."""
 
     # --- what asyncio asks of a loop ---
 
@@ -118,9 +124,32 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Keep what nothing has handled."""
         if self._process.alive and not any(each in context.get("message", "") for each in HARMLESS):
-            self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")
+            self.fail(str(context.get("message")), context.get("exception"))
+
+    def run_in_executor(self, executor: Any, call: Callable[..., ResultT], *args: Any) -> asyncio.Future[ResultT]:
+        """See asyncio; `executor` is a `VirtualExecutor`."""
+        future: asyncio.Future[ResultT] = executor.run(partial(call, *args) if args else call)
+        return future
+
+    def fail(self, what: str, error: BaseException | None) -> None:
+        """Note what nobody foresaw."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        self.failed_by = self.failed_by or type(error).__name__
+        self.failures.append(f"{what}: {error!r}")
+
+    def check(self) -> None:
+        """Raise where something failed that nobody foresaw."""
+        if self.failures:
+            raise SimulationError(self.failed_by, f"{self.process.name}: {self.failures[0]}")
 
     # --- running ---
+
+    def run(self, call: Callable[..., object], *args: Any) -> None:
+        """Do something on the loop now, in the present event, and what becomes ready by it."""
+        self._ready.append(asyncio.Handle(call, args, self, None))  # type: ignore[arg-type]
+        if not self._is_running:
+            self._run_ready()
 
     def _fire(self, timer: _Timer) -> None:
         self._ready.append(timer)
@@ -140,16 +169,26 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
             self._is_running = False
 
     def close(self) -> None:
-        """Throw away what the process had under way."""
+        """Throw away what the process had under way, whatever it would do or wait for while it ends."""
         self._process.alive = False
-        tasks, self._tasks = list(self._tasks), {}
-        for task in tasks:
-            coroutine: Any = task.get_coro()
-            try:
-                coroutine.close()
-            except RuntimeError:
-                continue  # It awaits something while it ends: it is gone all the same.
-        self._ready.clear()
+        before, hook = asyncio._get_running_loop(), sys.unraisablehook
+        asyncio._set_running_loop(self)
+        sys.unraisablehook = lambda _: None
+        try:
+            while self._tasks:
+                coroutine: Any = self._tasks.popitem()[0].get_coro()
+                try:
+                    coroutine.close()
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException:
+                    continue
+                finally:
+                    del coroutine
+            self._ready.clear()
+        finally:
+            asyncio._set_running_loop(before)
+            sys.unraisablehook = hook
 
     def await_virtually(self, coroutine: Coroutine[Any, Any, ResultT]) -> asyncio.Future[ResultT]:
         """Run a coroutine of `Wait`s, such as a call of `EtcdClient`, for a task of this loop."""
@@ -174,10 +213,110 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         return future
 
 
-class LoopMetastore:
-    """The `Metastore` of a process on a `VirtualLoop`, as far as consumer groups use it."""
+class _Job:
+    """One call in a thread."""
 
-    def __init__(self, etcd: Etcd, process: Process, loop: VirtualLoop) -> None:
+    __slots__ = ("_call", "_error", "_is_done", "_result", "event", "future")
+
+    def __init__(self, call: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        self._call = call
+        self._is_done = False
+        self._result: Any = None
+        self._error: Exception | None = None
+        self.future = future
+        self.event: Event | None = None
+
+    def perform(self) -> None:
+        """Do it, if it is not done yet."""
+        if self._is_done:
+            return
+        self._is_done = True
+        try:
+            self._result = self._call()
+        except Exception as error:
+            self._error = error
+
+    def deliver(self) -> None:
+        """Tell the loop how it ended."""
+        if self.future.cancelled():
+            return
+        if self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(self._result)
+
+
+class VirtualExecutor:
+    """The threads of one process: at most so many calls at once, each as long as `delay_ms` draws."""
+
+    def __init__(
+        self,
+        world: World,
+        process: Process,
+        loop: VirtualLoop,
+        chance: random.Random,
+        delay_ms: Callable[[], int],
+        *,
+        threads: int,
+    ) -> None:
+        self._world = world
+        self._process = process
+        self._loop = loop
+        self._chance = chance
+        self._delay_ms = delay_ms
+        self._threads = threads
+        self._jobs: dict[_Job, None] = {}
+        self._queue: deque[_Job] = deque()
+
+    def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Call it in a thread."""
+        job = _Job(call, self._loop.create_future())
+        if self._process.alive:
+            self._queue.append(job)
+            self._start()
+        return job.future
+
+    def _start(self) -> None:
+        while self._queue and len(self._jobs) < self._threads:
+            job = self._queue.popleft()
+            self._jobs[job] = None
+            delay_ms, moment = self._delay_ms(), self._chance.random()
+            job.event = self._world.after(delay_ms, self._process, "", partial(self._end, job))
+            if moment < 0.4:
+                job.perform()
+            elif moment < 0.6 and delay_ms > 1:
+                self._world.after(self._chance.randrange(1, delay_ms), self._process, "", job.perform)
+
+    def _end(self, job: _Job) -> None:
+        job.perform()
+        del self._jobs[job]
+        self._start()
+        self._loop.run(job.deliver)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """See `concurrent.futures.Executor`: returns when all calls are over."""
+        while self._process.alive and (self._jobs or self._queue):
+            for job in self._jobs:
+                job.perform()
+                assert job.event is not None, "it was started"
+                job.event.cancel()
+                self._loop.call_soon(job.deliver)
+            self._jobs.clear()
+            self._start()
+
+
+class LoopMetastore:
+    """The `Metastore` of a process on a `VirtualLoop`."""
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        process: Process,
+        loop: VirtualLoop,
+        controller_epoch: Callable[[Sequence[Operation]], int] = lambda _: 0,
+    ) -> None:
+        """`controller_epoch`: of the controller that writes this, 0: none does (I14)."""
+        self._controller_epoch = controller_epoch
         self._etcd = etcd
         self._process = process
         self._client = EtcdClient(etcd, process)
@@ -195,8 +334,10 @@ class LoopMetastore:
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
     ) -> TxnResult:
         """See `Metastore.txn`."""
-        what = describe(success)
-        return await self._loop.await_virtually(self._client.txn(compares, success, failure, what=what))
+        epoch = self._controller_epoch(success)
+        what = describe_write(success)
+        call = self._client.txn(compares, success, failure, what=what, controller_epoch=epoch)
+        return await self._loop.await_virtually(call)
 
     async def grant_lease(self, ttl_ms: int) -> LeaseGrant:
         """See `Metastore.grant_lease`."""
@@ -257,8 +398,11 @@ class LoopMetastore:
             stream.end(heard_by=[])
 
 
-def describe(operations: Sequence[Operation]) -> str:
-    """Name the keys of a write, for the trace."""
+def describe_write(operations: Sequence[Operation]) -> str:
+    """Name the keys of a write, for the trace; say what becomes of a partition."""
+    said = describe(operations)
+    if said:
+        return said
     parts = []
     for operation in operations:
         key: str = getattr(operation, "key", "")

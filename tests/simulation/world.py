@@ -6,13 +6,12 @@ hash. Every node of the simulation schedules through one `World` (PROTOCOL T2).
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headrace_broker.storage.memory_filesystem import PowerLost
 
@@ -34,7 +33,7 @@ class SimulationError(Exception):
 class Process:
     """One life of one node: what is scheduled for it is done while it is alive, and waits while it is paused."""
 
-    __slots__ = ("alive", "backlog", "name", "number", "paused", "started_ms")
+    __slots__ = ("after_event", "alive", "backlog", "name", "number", "paused", "started_ms")
 
     def __init__(self, name: str, number: int, started_ms: int) -> None:
         self.name = name
@@ -43,6 +42,8 @@ class Process:
         self.alive = True
         self.paused = False
         self.backlog: list[Event] = []
+        self.after_event: Call | None = None
+        """Called after each event of it, while it is alive."""
 
 
 class Event:
@@ -68,9 +69,6 @@ class Event:
 class World:
     """The queue, the clock, the dice and the trace of one run."""
 
-    running: ClassVar[tuple[World, Process] | None] = None
-    """The world whose event is being done, and the process that does it."""
-
     def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
         self.seed = seed
         self.now_ms = 0
@@ -81,8 +79,10 @@ class World:
         self.trace: deque[str] = deque(maxlen=None if keep_trace else TRACE_TAIL)
         self.counts: dict[str, int] = {}
         """What happened and how often, by name."""
+        self.stopped: PowerLost | None = None
+        """A machine that stopped in the middle of the event that is being done."""
         self.on_power_lost: Callable[[PowerLost], None]
-        """Called when a machine stops in the middle of an event."""
+        """Called once that event is over."""
         self._queue: list[Event] = []
         self._sequence = 0
         self._resumed = -(1 << 60)
@@ -142,12 +142,16 @@ class World:
             self.steps += 1
             if event.what:
                 self.note(event.process.name, event.what)
-            World.running = self, event.process
             try:
                 call()
             except PowerLost as lost:
+                self.stopped = lost
+            if self.stopped is not None:
+                lost, self.stopped = self.stopped, None
                 self.on_power_lost(lost)
-            World.running = None
+            process = event.process
+            if process.after_event is not None and process.alive:
+                process.after_event()
             return True
         return False
 
@@ -224,21 +228,3 @@ def spawn(process: Process, coroutine: Coroutine[Any, Any, None]) -> None:
 def sleep(world: World, process: Process, delay_ms: int) -> Wait[None]:
     """Wait for virtual time."""
     return Wait(lambda done: world.after(delay_ms, process, "", lambda: done(None)))
-
-
-class VirtualAsyncio:
-    """Stands in for the module `asyncio` in shipped code that waits for nothing but etcd and `sleep`.
-
-    `sleep` is virtual where a simulation runs, and the real one elsewhere; the rest is the real module.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait for virtual time."""
-        if World.running is None:
-            await asyncio.sleep(seconds)
-        else:
-            world, process = World.running
-            await sleep(world, process, round(seconds * 1000))

@@ -29,22 +29,32 @@ _CODECS = {
 _INTRO = """# Record batch format
 
 A record batch is what a producer sends, a broker stores and a reader gets: a header of 80 bytes and a payload of
-columns. Producers encode it, readers decode it; a broker checks the header and both checksums and never looks into the
-payload. Version 1; `tests/golden/batch-v1.bin` pins it."""
+columns. Producers encode it; the leader checks it whole, once, and stores the bytes as they came; readers decode it.
+Version 1; `tests/golden/batch-v1.bin` pins it."""
 
 _RULES = """## Who checks what
 
-A broker checks, once, where a batch enters (`headrace.wire.batch.check_batch`):
+The leader checks, once, where a batch enters (`headrace.wire.batch.check_batch`, then
+`headrace.wire.columns.check_columns`):
 
 1. `batch_bytes` is the length of what came, a multiple of 8, within the topic's `max_batch_bytes`.
 2. `stamp_crc` and `crc` are right.
 3. The codec is known, `record_count` is at least 1 and within the limit, `payload_bytes` is within the limit.
 4. `4 * (record_count + 1) <= payload_bytes`; without compression `payload_bytes` is what is stored.
 5. Reserved flags are 0, the final padding is zero, timestamps and producer fields agree with each other.
+6. Timestamps are within the years 1 to 9999, and as near to the broker's clock as the topic asks.
+7. A compressed payload inflates to exactly `payload_bytes`, at most 1,000 times its stored bytes. It is inflated in a
+   thread; all of a broker's together hold at most 64 MiB.
+8. The columns are those that the flags name: offsets ascend from 0 and end where their data ends, validity bitmaps have
+   no bits past `n`, gaps are zero, the names of headers are UTF-8, no record has more than 1,000 headers and no batch
+   more than 1,000,000; the smallest and greatest timestamps are the header's.
 
-A reader checks the same, inflates at most `payload_bytes` bytes, then checks the columns: offsets ascend and end where
-their data ends, validity bitmaps have no bits past `n`, gaps are zero. Wrong columns raise `CorruptBatchError`, which
-carries the offset behind the batch (`next_offset`).
+What passes can be decoded by every reader. A topic with `validate=header` leaves out the columns and the inflating
+(7 and 8). Followers check both checksums.
+
+A reader trusts none of that: it checks the same, except for the ratio of 7, and inflates at most `payload_bytes` bytes
+and at most its own `max_payload_bytes`. A batch that fails raises `CorruptBatchError`, which carries the offset behind
+the batch (`next_offset`), or is skipped or written to a dead-letter topic, as the reader's `on_corrupt_batch` says.
 
 The stamp (the first 32 bytes) is the leader's. A produced batch has `base_offset` 0, `append_timestamp_ms` 0,
 `leader_epoch` -1, `previous_crc` 0 and a valid `stamp_crc`. `previous_crc` chains the batches of a log: each names the

@@ -6,10 +6,12 @@ import select
 import sys
 import time
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bytes_text import visible
 from headrace.cli.consume_plan import LastRecords, PartitionPlan, plan_partitions, timestamps_of
 from headrace.cli.offsets import (
     END,
@@ -27,6 +29,14 @@ from headrace.cli.session import Session, UsageProblem, command
 
 if TYPE_CHECKING:
     from headrace.client.consumer import Consumer
+
+
+class CorruptBatches(StrEnum):
+    """What becomes of a batch that cannot be decoded."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
 
 POLL_S = 0.5
 MAX_POLL_RECORDS = 5_000
@@ -68,6 +78,16 @@ def consume(
     output: Annotated[
         RecordOutput, typer.Option("--output", help="raw: values, a line each; json: an object a line.")
     ] = RecordOutput.RAW,
+    on_corrupt_batch: Annotated[
+        CorruptBatches,
+        typer.Option(
+            "--on-corrupt-batch", help="For a batch that cannot be decoded: fail, or skip it with a line on stderr."
+        ),
+    ] = CorruptBatches.FAIL,
+    dead_letter_topic: Annotated[
+        str | None,
+        typer.Option("--dead-letter-topic", metavar="TOPIC", help="Write such a batch to this topic, then skip it."),
+    ] = None,
 ) -> None:
     """Print the records of a topic: new ones as they come, or those of a range of offsets or times.
 
@@ -91,8 +111,14 @@ def consume(
     collected = None if last is None else LastRecords(last)
     sink.begin()
     if not all(plan.empty for plan in plans) and not sink.full:
-        with session.clients.consumer(**session.settings(), auto_offset_reset="error") as consumer:
+        policy = {"on_corrupt_batch": on_corrupt_batch.value}
+        if dead_letter_topic is not None:
+            policy = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": dead_letter_topic}
+        with session.clients.consumer(**session.settings(), **policy, auto_offset_reset="error") as consumer:
             _read(consumer, topic, plans, sink, collected)
+            passed = consumer.calls().corrupt_batches
+        if passed:
+            session.note(f"{passed} batches could not be decoded and were passed")
     if collected is not None:
         records = collected.take()
         sink.write(records if count is None else records[len(records) - min(count, len(records)) :])
@@ -106,6 +132,7 @@ class RecordSink:
         self._heading = heading
         self._writer = writer
         self._limit = limit
+        self._is_terminal = sys.stdout.isatty()
         self.written = 0
 
     @property
@@ -120,10 +147,16 @@ class RecordSink:
         sys.stdout.buffer.flush()
 
     def write(self, records: Sequence[object]) -> None:
-        """Write records, up to the limit, and flush: a reader behind a pipe sees them at once."""
+        """Write records, up to the limit, and flush: a reader behind a pipe sees them at once.
+
+        A pipe or a file gets the bytes as they are, a terminal gets control characters as escapes.
+        """
         if self._limit is not None:
             records = records[: self._limit - self.written]
-        sys.stdout.buffer.write(b"".join(map(self._writer, records)))  # type: ignore[arg-type]
+        data = b"".join(map(self._writer, records))  # type: ignore[arg-type]
+        if self._is_terminal:
+            data = visible(data.decode(errors="backslashreplace"), keep="\n\t").encode(errors="backslashreplace")
+        sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         self.written += len(records)
 

@@ -40,6 +40,7 @@ CERTIFICATE_WARNING_MS = 30 * 86_400_000
 """Renewal by hand takes somebody who has time; by cert-manager it is over by then."""
 REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster")
 """What an fsync promises on these is not what a log needs."""
+SHOWN_TOPIC_IDS = 3
 FLEETING = ("tmpfs", "ramfs", "overlay")
 
 
@@ -156,6 +157,17 @@ def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
             Status.FAILURE,
             f"{disk.offline_logs} logs have failed",
             "`headrace broker describe` names them with the reason; mend the disk and start the broker again.",
+        )
+    if disk.unclaimed_logs:
+        ids = ", ".join(topic_id.hex() for topic_id in disk.unclaimed_topic_ids[:SHOWN_TOPIC_IDS])
+        more = len(disk.unclaimed_topic_ids) - SHOWN_TOPIC_IDS
+        yield Finding(
+            "unclaimed_logs",
+            where,
+            Status.FAILURE,
+            f"{disk.unclaimed_logs} logs belong to no topic of etcd, of the topic ids {ids}"
+            + (f" and {more} more" if more > 0 else ""),
+            "See docs/runbooks/HeadraceUnclaimedLog.md: recover them, or run `headrace topic delete --unclaimed ID`.",
         )
 
 

@@ -33,7 +33,7 @@ def look_at_host(
     threads = [_limit(resource.RLIMIT_NPROC), _group_limit(control_groups, group, "pids.max")]
     return HostFacts(
         name=socket.gethostname(),
-        max_open_files=_limit(resource.RLIMIT_NOFILE),
+        max_open_files=_limit(resource.RLIMIT_NOFILE, hard=True),  # A broker raises the soft one itself.
         clock_synchronised=_clock_synchronised(),
         available_memory_bytes=_least(memory),
         max_threads=_least(threads),
@@ -44,11 +44,11 @@ def look_at_host(
     )
 
 
-def _limit(what: int) -> int:
+def _limit(what: int, *, hard: bool = False) -> int:
     import resource
 
-    soft, _ = resource.getrlimit(what)
-    return -1 if soft == resource.RLIM_INFINITY else soft
+    limit = resource.getrlimit(what)[hard]
+    return -1 if limit == resource.RLIM_INFINITY else limit
 
 
 def _least(limits: list[int]) -> int:
@@ -110,6 +110,8 @@ def _look_at_disk(data_dir: Path) -> DiskDescription:
         resume_above_bytes=0,
         fsync_us=round(measure_fsync(path) * 1_000_000),
         offline_logs=0,
+        unclaimed_logs=0,
+        unclaimed_topic_ids=(),
     )
 
 

@@ -1,7 +1,6 @@
 """How `headrace consume` writes records: one function a format, record in, bytes out. Pure."""
 
 import enum
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import assert_never
@@ -9,7 +8,7 @@ from typing import assert_never
 from headrace.cli import bytes_text
 from headrace.cli.record_format import FormattableRecord, compile_format
 from headrace.cli.record_json import to_document
-from headrace.cli.rendering import yaml_document
+from headrace.cli.rendering import json_document, yaml_document
 
 Writer = Callable[[FormattableRecord], bytes]
 
@@ -36,7 +35,7 @@ def record_writer(output: RecordOutput, format_text: str | None) -> tuple[bytes,
         case RecordOutput.RAW:
             return b"", lambda record: (record.value or b"") + b"\n"
         case RecordOutput.JSON:
-            return b"", lambda record: _encoded(json.dumps(to_document(record), ensure_ascii=False) + "\n")
+            return b"", lambda record: _encoded(json_document(to_document(record)) + "\n")
         case RecordOutput.YAML:
             return b"", lambda record: _encoded("---\n" + yaml_document(to_document(record)))
         case RecordOutput.TABLE | RecordOutput.WIDE:
@@ -68,6 +67,6 @@ def _row(record: FormattableRecord, *, wide: bool) -> str:
     key = "-" if record.key is None else bytes_text.to_line(record.key)
     line = f"{record.partition:>9}  {record.offset:>12}  {timestamp_text(record.timestamp_ms):<24}  {key:<16}  "
     if wide:
-        headers = ",".join(f"{name}={bytes_text.to_line(value)}" for name, value in record.headers) or "-"
-        line += f"{headers:<24}  "
+        pairs = [f"{bytes_text.visible(name)}={bytes_text.to_line(value)}" for name, value in record.headers]
+        line += f"{','.join(pairs) or '-':<24}  "
     return line + bytes_text.to_line(record.value) + "\n"

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+from headrace.cli.bytes_text import visible
 
-_UNREADABLE_IN_YAML = frozenset("\x85\u2028\u2029\ufeff")
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
 
 class OutputFormat(enum.StrEnum):
@@ -78,7 +78,7 @@ def render(report: Report, output: OutputFormat) -> str:
     """The report as text that ends with a line end; empty where there is nothing to print."""
     match output:
         case OutputFormat.JSON:
-            return json.dumps(report.document, indent=2, ensure_ascii=False) + "\n"
+            return json_document(report.document, indent=2) + "\n"
         case OutputFormat.YAML:
             return yaml_document(report.document)
         case OutputFormat.TABLE | OutputFormat.WIDE:
@@ -89,12 +89,21 @@ def render(report: Report, output: OutputFormat) -> str:
             assert_never(output)
 
 
+def json_document(value: JsonValue, indent: int | None = None) -> str:
+    """Return one JSON document, with Unicode as it is where it is printable and `\\uNNNN` where it is not."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return json.dumps(value, indent=indent)
+
+
 def yaml_document(value: JsonValue) -> str:
     """One YAML document, keys in their order, without the `---` that separates documents of a stream."""
     import yaml
 
-    # PyYAML writes these as they are and then reads them as line breaks or not at all: with one of them all is escaped.
-    readable = _UNREADABLE_IN_YAML.isdisjoint(json.dumps(value, ensure_ascii=False))
+    # PyYAML writes U+0085, U+2028 and U+FEFF as they are and misreads them, and bidirectional characters reorder what a
+    # terminal shows: with one character that is not printable all of the document is ASCII.
+    readable = json.dumps(value, ensure_ascii=False).isprintable()
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=readable, default_flow_style=False, width=1_000)
     return text
 
@@ -107,11 +116,11 @@ def cell_text(value: JsonValue) -> str:
         case bool():
             return "yes" if value else "no"
         case str():
-            return value
+            return visible(value)
         case int() | float():
             return str(value)
         case Mapping():
-            return ",".join(f"{name}={cell_text(inner)}" for name, inner in value.items()) or "-"
+            return ",".join(f"{visible(name)}={cell_text(inner)}" for name, inner in value.items()) or "-"
         case Sequence():
             return ",".join(cell_text(inner) for inner in value) or "-"
         case _:
@@ -146,9 +155,9 @@ def _section_text(section: Section, *, wide: bool) -> str:
             return _table_text(section, wide=wide)
         case Facts():
             width = max((len(name) for name, _ in section.pairs), default=0) + 1
-            return "".join(f"{name + ':':<{width}}  {cell_text(value)}\n" for name, value in section.pairs)
+            return "".join(f"{visible(name) + ':':<{width}}  {cell_text(value)}\n" for name, value in section.pairs)
         case Note():
-            return section.text + "\n"
+            return visible(section.text, keep="\n") + "\n"
         case _:
             assert_never(section)
 

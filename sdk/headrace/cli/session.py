@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protoc
 
 import typer
 
+from headrace.cli.bytes_text import visible
 from headrace.cli.rendering import JsonValue, Note, OutputFormat, Report, render
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def write_out(text: str) -> None:
 
 def tell(text: str) -> None:
     """Write one line to stderr."""
-    print(f"headrace: {text}", file=sys.stderr, flush=True)
+    print(f"headrace: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def command(
@@ -288,7 +289,7 @@ def report_error(error: BaseException) -> int:
     from headrace.cli.exit_codes import ExitCode, exit_code_of
 
     if os.environ.get("HEADRACE_DEBUG", "") not in ("", "0"):
-        traceback.print_exception(error)
+        print(visible("".join(traceback.format_exception(error)), keep="\n"), file=sys.stderr)
     match error:
         case BrokenPipeError():
             _discard_output()
@@ -301,7 +302,7 @@ def report_error(error: BaseException) -> int:
         case UsageProblem():
             tell(one_line(str(error)))
             if error.explanation:
-                print(error.explanation, file=sys.stderr, flush=True)
+                print(visible(error.explanation, keep="\n"), file=sys.stderr, flush=True)
             return ExitCode.USAGE
         case OSError():
             tell(one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error)))

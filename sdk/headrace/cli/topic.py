@@ -183,6 +183,9 @@ def delete(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed where there is none.")] = False,
+    unclaimed: Annotated[
+        bool, typer.Option("--unclaimed", help="TOPIC is an id whose logs brokers keep as unclaimed: delete those.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Delete topics and all their records. Asks first on a terminal.
@@ -191,7 +194,9 @@ def delete(
     Examples:
       headrace topic delete clicks --dry-run
       headrace topic delete clicks views --yes --if-exists
+      headrace topic delete --unclaimed 5f2c9d0e4b7a48c1a3e6d8f90b1c2d3e
     """
+    topic_ids = [_topic_id(topic) for topic in topics] if unclaimed else []
     if not yes and not dry_run and sys.stdin.isatty():
         print(f"Delete {', '.join(topics)} and all their records? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -200,7 +205,10 @@ def delete(
 
     deleted, missing = [], []
     with session.admin() as admin:
-        for topic in dict.fromkeys(topics):
+        for topic_id in dict.fromkeys(topic_ids):
+            admin.delete_unclaimed_logs(topic_id, validate_only=dry_run)
+            deleted.append(topic_id.hex())
+        for topic in () if unclaimed else dict.fromkeys(topics):
             try:
                 admin.delete_topic(topic, validate_only=dry_run)
                 deleted.append(topic)
@@ -209,8 +217,18 @@ def delete(
                     raise
                 missing.append(topic)
     document: dict[str, JsonValue] = {"deleted": deleted, "missing": missing, "dry_run": dry_run}
-    sentence = f"{'would delete' if dry_run else 'deleted'} {', '.join(deleted) or 'nothing'}"
+    what = "the unclaimed logs of " if unclaimed else ""
+    sentence = f"{'would delete' if dry_run else 'deleted'} {what}{', '.join(deleted) or 'nothing'}"
     session.show_change(document, sentence + (f" (not there: {', '.join(missing)})" if missing else ""))
+
+
+def _topic_id(text: str) -> bytes:
+    if len(text) == 32:
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            pass
+    raise UsageProblem(f"{text!r} is no topic id; give the 32 hexadecimal digits that `headrace doctor` shows")
 
 
 def parse_configs(entries: Sequence[str] | None) -> dict[str, str]:

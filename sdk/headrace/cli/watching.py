@@ -5,7 +5,6 @@ differs from the one before; `--output json` then prints one document a line, `y
 """
 
 import itertools
-import json
 import sys
 import time
 from collections import deque
@@ -14,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.rendering import OutputFormat, Report, duration_text, render
+from headrace.cli.rendering import OutputFormat, Report, duration_text, json_document, render
 from headrace.cli.session import write_out
 
 Interval = Annotated[
@@ -55,7 +54,7 @@ class Screen:
     def draw(self, report: Report) -> None:
         """Draw a picture; nothing where it is the same as before."""
         if self._output is OutputFormat.JSON:
-            text = json.dumps(report.document, ensure_ascii=False) + "\n"
+            text = json_document(report.document) + "\n"
         else:
             text = render(report, self._output)
         if text == self._last:

@@ -130,6 +130,19 @@ class Admin:
         """
         self._run(self._steps.delete_topic(name, validate_only=validate_only, timeout=timeout))
 
+    def delete_unclaimed_logs(
+        self, topic_id: bytes, *, validate_only: bool = False, timeout: float | None = None
+    ) -> None:
+        """Let brokers delete the logs that they keep of an id (16 bytes) that no topic has.
+
+        Brokers keep such logs where etcd lacks a topic and does not say that it was deleted, as after a restore.
+
+        Raises:
+            ConflictError: a topic has this id.
+            InvalidRequestError: it is not 16 bytes.
+        """
+        self._run(self._steps.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
+
     def list_topics(self, *, timeout: float | None = None) -> list[str]:
         """Give the names of all topics, ascending."""
         return sorted(topic.name for topic in self.describe_topics(timeout=timeout))
@@ -215,10 +228,14 @@ class Admin:
     def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
     ) -> list[DeletedRecords]:
-        """Delete the records of partitions below offsets; -1 stands for the high watermark.
+        """Delete the records of partitions below offsets; -1 stands for the high watermark as the call begins.
+
+        Returns once every in-sync replica has deleted them: no later leader has them again.
 
         Raises:
             OffsetOutOfRangeError: an offset above the high watermark.
+            NotEnoughReplicasError: fewer than `min_insync_replicas` are in sync.
+            TimedOutError: a replica has not deleted them in time; call again.
         """
         return self._run(self._steps.delete_records(topic, before, timeout))
 

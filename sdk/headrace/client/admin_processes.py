@@ -27,6 +27,10 @@ class DiskDescription:
     fsync_us: int
     """How long a small write and fsync took; 0: not measured."""
     offline_logs: int
+    unclaimed_logs: int
+    """Logs that no key in etcd claims, and that nothing allows to delete."""
+    unclaimed_topic_ids: tuple[bytes, ...]
+    """Ids of their topics, at most 100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,8 @@ def _read(answer: process_pb2.DescribeProcessResponse, address: str, now_ms: int
             disk.resume_above_bytes,
             disk.fsync_us,
             disk.offline_logs,
+            disk.unclaimed_logs,
+            tuple(disk.unclaimed_topic_ids),
         )
         if answer.HasField("disk")
         else None,

@@ -17,7 +17,7 @@ from headrace.wire.errors import (
     from_detail,
 )
 from headrace.wire.ids import TopicPartition
-from headrace.wire.topic_names import check_topic_name
+from headrace.wire.topic_names import check_new_topic_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,8 @@ class OffsetAt(NamedTuple):
     offset: int
     timestamp_ms: int
     """Of the record found by time, or -1."""
+    leader_epoch: int = -1
+    """Of the leader that answered."""
 
 
 class DeletedRecords(NamedTuple):
@@ -195,7 +197,7 @@ def create_topic_request(
     Raises:
         InvalidTopicNameError: before anything is sent.
     """
-    check_topic_name(name)
+    check_new_topic_name(name)
     topic = cluster_pb2.NewTopic(
         name=name,
         partitions=partitions,
@@ -230,12 +232,10 @@ def topic_descriptions(
     """Read topics, in the order of `names`, or all by name.
 
     Raises:
-        HeadraceError: what the answer says against one of `names`.
+        HeadraceError: what the answer says against one of them.
     """
     found: dict[str, TopicDescription] = {}
     for topic in response.topics:
-        if names is None and topic.HasField("error"):
-            continue
         raise_for(topic)
         partitions = tuple(
             PartitionDescription(

@@ -24,7 +24,7 @@ from headrace.client.config import ClientConfig
 from headrace.client.retry import Backoff
 from headrace.client.routing import RoutingTable
 from headrace.client.steps import Call, Pause, Steps
-from headrace.v1 import broker_pb2, cluster_pb2
+from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
     LeaderNotAvailableError,
@@ -32,6 +32,7 @@ from headrace.wire.errors import (
     Outcome,
     TransportError,
     UnknownBrokerError,
+    UnknownTopicIdError,
     from_rpc_error,
 )
 from headrace.wire.ids import TopicPartition
@@ -80,6 +81,14 @@ class AdminSteps:
     def delete_topic(self, name: str, *, validate_only: bool, timeout: float | None) -> Steps[None]:
         """Delete a topic."""
         request = cluster_pb2.DeleteTopicsRequest(topics=[rpc.by_name(name)], validate_only=validate_only)
+        response = yield from self._coordinator("DeleteTopics", request, timeout, repeatable=validate_only)
+        for result in response.topics:
+            rpc.raise_for(result)
+
+    def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool, timeout: float | None) -> Steps[None]:
+        """Let brokers delete the logs that they keep of an id that no topic has."""
+        reference = topics_pb2.TopicRef(topic_id=topic_id)
+        request = cluster_pb2.DeleteTopicsRequest(topics=[reference], validate_only=validate_only, unclaimed=True)
         response = yield from self._coordinator("DeleteTopics", request, timeout, repeatable=validate_only)
         for result in response.topics:
             rpc.raise_for(result)
@@ -148,6 +157,23 @@ class AdminSteps:
         timeout: float | None = None,
     ) -> Steps[dict[TopicPartition, OffsetAt]]:
         """Find offsets of a topic's partitions."""
+        return (yield from self.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))[1]
+
+    def find_offsets(
+        self,
+        topic: str,
+        at: str | float | datetime,
+        *,
+        by: str = "record",
+        partitions: Sequence[int] | None = None,
+        timeout: float | None = None,
+        topic_id: bytes = b"",
+    ) -> Steps[tuple[bytes, dict[TopicPartition, OffsetAt]]]:
+        """Find offsets of one life of a topic, that of `topic_id` if it is given; also return the life's id.
+
+        Raises:
+            UnknownTopicIdError: the topic was deleted and created again, before or meanwhile.
+        """
         make = rpc.offsets_request_part(at, by)
 
         def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
@@ -157,14 +183,24 @@ class AdminSteps:
             return request
 
         found: dict[TopicPartition, OffsetAt] = {}
-        for result in (yield from self.at_leaders("ListOffsets", topic, partitions, build_request, timeout)):
-            found[TopicPartition(topic, result.partition)] = OffsetAt(result.offset, result.timestamp_ms)
-        return dict(sorted(found.items()))
+        topic_id, results = yield from self.at_leaders(
+            "ListOffsets", topic, partitions, build_request, timeout, topic_id
+        )
+        for result in results:
+            found[TopicPartition(topic, result.partition)] = OffsetAt(
+                result.offset, result.timestamp_ms, result.leader_epoch
+            )
+        return topic_id, dict(sorted(found.items()))
 
     def delete_records(
         self, topic: str, before: Mapping[int, int], timeout: float | None
     ) -> Steps[list[DeletedRecords]]:
-        """Delete the records of partitions below offsets."""
+        """Delete the records of partitions below offsets; -1 is looked up first, since it means more each time."""
+        to_end = [partition for partition, offset in before.items() if offset == -1]
+        topic_id = b""
+        if to_end:
+            topic_id, ends = yield from self.find_offsets(topic, "latest", partitions=to_end, timeout=timeout)
+            before = {**before, **{partition: ends[TopicPartition(topic, partition)].offset for partition in to_end}}
 
         def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
             request = broker_pb2.DeleteRecordsRequest(
@@ -175,7 +211,7 @@ class AdminSteps:
                 entry.partitions.add(partition=partition, before_offset=before[partition])
             return request
 
-        results = yield from self.at_leaders("DeleteRecords", topic, list(before), build_request, timeout)
+        _, results = yield from self.at_leaders("DeleteRecords", topic, list(before), build_request, timeout, topic_id)
         return sorted(DeletedRecords(topic, result.partition, result.log_start_offset) for result in results)
 
     def describe_logs(
@@ -291,18 +327,31 @@ class AdminSteps:
         partitions: Sequence[int] | None,
         build_request: BuildRequest,
         timeout: float | None,
-    ) -> Steps[list[Any]]:
+        topic_id: bytes = b"",
+    ) -> Steps[tuple[bytes, list[Any]]]:
         """Ask each partition's leader. What was definitely not done and may succeed later is asked again, with fresh
         metadata and back-off, until the time is up: a new topic's leaders are just being elected, another's moves.
+
+        All that is asked is of one life of the topic: that of `topic_id`, or the first one found. Its id is returned.
+
+        Raises:
+            UnknownTopicIdError: the topic has another id by now.
         """
         deadline = time.monotonic() + self._timeout(timeout)
         results: list[Any] = []
         wanted = partitions
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
-            wanted, problem = yield from self._ask_leaders(method, topic, wanted, build_request, left, results)
+            routes = RoutingTable()
+            routes.update((yield from self._calls.metadata(rpc.metadata_request(topic), left)))
+            route = routes.topic(topic)
+            if route is not None:
+                topic_id = topic_id or route.topic_id
+                _check_life(topic, topic_id, route.topic_id)
+            left = max(0.001, deadline - time.monotonic())
+            wanted, problem = yield from self._ask_leaders(method, topic, wanted, build_request, left, routes, results)
             if problem is None:
-                return results
+                return topic_id, results
             delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
             if time.monotonic() + delay >= deadline:
                 raise problem
@@ -316,11 +365,10 @@ class AdminSteps:
         wanted: Sequence[int] | None,
         build_request: BuildRequest,
         timeout: float,
+        routes: RoutingTable,
         results: list[Any],
     ) -> Steps[tuple[Sequence[int] | None, HeadraceError | None]]:
         """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
-        routes = RoutingTable()
-        routes.update((yield from self._calls.metadata(rpc.metadata_request(topic), timeout)))
         try:
             plan = rpc.by_leader(routes, topic, wanted)
         except HeadraceError as error:
@@ -343,6 +391,14 @@ class AdminSteps:
                     problem = _if_repeatable(error_here)
                     again.append(result.partition)
         return again, problem
+
+
+def _check_life(topic: str, wanted: bytes, found: bytes) -> None:
+    if found != wanted:
+        raise UnknownTopicIdError(
+            f"topic {topic} was deleted and created again: its id is {found.hex()}, and not {wanted.hex()}",
+            outcome=Outcome.NOT_APPLIED,
+        )
 
 
 def _if_repeatable(error: HeadraceError) -> HeadraceError:

@@ -21,18 +21,21 @@ class CallStats(NamedTuple):
     """How often a partition of a call met with an error, that of the whole call included."""
     retries: int
     """Of a producer: batches that were put back to be sent again. Of a reader: partitions that were fetched again."""
+    corrupt_batches: int = 0
+    """Of a reader: batches that could not be decoded and were passed, as `on_corrupt_batch` says."""
 
 
 class CallCounts:
     """Owned by one client and changed under its lock, some steps a call and none a record; read without it."""
 
-    __slots__ = ("_calls_by_seconds", "_sum_seconds", "errors", "retries")
+    __slots__ = ("_calls_by_seconds", "_sum_seconds", "corrupt_batches", "errors", "retries")
 
     def __init__(self) -> None:
         self._calls_by_seconds = [0] * (len(SECONDS) + 1)
         self._sum_seconds = 0.0
         self.errors: Counter[ErrorCode] = Counter()
         self.retries = 0
+        self.corrupt_batches = 0
 
     def took(self, seconds: float) -> None:
         """Take in one call that has ended."""
@@ -41,4 +44,6 @@ class CallCounts:
 
     def stats(self) -> CallStats:
         """Give what was counted so far."""
-        return CallStats(tuple(self._calls_by_seconds), self._sum_seconds, dict(self.errors), self.retries)
+        return CallStats(
+            tuple(self._calls_by_seconds), self._sum_seconds, dict(self.errors), self.retries, self.corrupt_batches
+        )

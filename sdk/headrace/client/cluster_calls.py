@@ -3,8 +3,13 @@
 Bootstrap addresses may be brokers or coordinators: both serve `GetMetadata`, on services of different names, so the
 first call to an address finds out which it is. What may have been applied and was answered with a lost connection is
 never sent again by itself.
+
+A server that etcd does not reach answers with what it last read. Where that takes back what a newer answer said of a
+topic, another server is asked; the answer of another cluster counts only where no server of the known one answers.
 """
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,10 +20,20 @@ from headrace.client.config import ClientConfig
 from headrace.client.errors import NoBrokersAvailableError
 from headrace.client.group_routing import coordinators_for
 from headrace.client.steps import Call, Steps
+from headrace.client.topic_versions import OLDEST, TopicVersions, version_of
 from headrace.v1 import cluster_pb2, handshake_pb2
-from headrace.wire.errors import ConflictError, HeadraceError, Outcome, from_rpc_error
+from headrace.wire.errors import (
+    ConflictError,
+    HeadraceError,
+    MetastoreUnavailableError,
+    Outcome,
+    from_rpc_error,
+    to_detail,
+)
 from headrace.wire.handshakes import Explanation, explain_handshake
 from headrace.wire.releases import CAPABILITIES, CLIENT_NEEDS, RELEASE, check_peer
+
+log = logging.getLogger("headrace.client")
 
 PROBE_TIMEOUT_S = 5.0
 """How long one coordinator may take to answer while others are left to try."""
@@ -27,6 +42,10 @@ METADATA_PROBE_S = 1.0
 
 A server that has stopped, and keeps its connections, costs no more than that.
 """
+
+
+class _OlderAnswerError(Exception):
+    """A server answered with metadata that is older than what the client has seen, or with another cluster's."""
 
 
 class ClusterCalls:
@@ -38,6 +57,9 @@ class ClusterCalls:
         self._coordinators: list[str] = []
         self._kinds: dict[str, str] = {}
         self._preferred = ""
+        self._lock = threading.Lock()
+        self._versions = TopicVersions()
+        self._servers_version = OLDEST
 
     @property
     def coordinators(self) -> tuple[str, ...]:
@@ -47,7 +69,10 @@ class ClusterCalls:
     def metadata(
         self, request: cluster_pb2.GetMetadataRequest, timeout: float
     ) -> Steps[cluster_pb2.GetMetadataResponse]:
-        """Read metadata from the first server that answers; learn the other servers' addresses.
+        """Read metadata from the first server whose answer takes nothing back; learn the other servers' addresses.
+
+        Where every answer is older than what was seen before, the topics that it refutes are given an error that a
+        retry may mend.
 
         Args:
             request: what to ask; `client_id` is filled in.
@@ -62,8 +87,16 @@ class ClusterCalls:
         first = [self._preferred] if self._preferred else []
         addresses = dict.fromkeys([*first, *self._config.addresses, *self._coordinators, *self._brokers])
 
+        older: list[cluster_pb2.GetMetadataResponse] = []
+        lists_all = not request.topics and not request.brokers_only
+
         def ask(address: str, left: float) -> Steps[Any]:
-            return self._metadata_at(address, request, left)
+            answer = yield from self._metadata_at(address, request, left)
+            problem = self._problem_of(answer, lists_all)
+            if problem:
+                older.append(answer)
+                raise _OlderAnswerError(problem)
+            return answer
 
         started = time.monotonic()
         try:
@@ -72,12 +105,52 @@ class ClusterCalls:
             )
         except NoBrokersAvailableError:
             left = timeout - (time.monotonic() - started)
-            if left <= METADATA_PROBE_S:
+            if older:
+                response = self._newest_of(older)
+            elif left <= METADATA_PROBE_S:
                 raise
-            response = yield from self._first(addresses, ask, left, True)
-        self._brokers = [broker.address for broker in response.brokers if broker.address]
-        self._coordinators = list(response.coordinators)
-        return response
+            else:
+                response = yield from self._first(addresses, ask, left, True)
+        return self._take(response, lists_all)
+
+    def _problem_of(self, answer: cluster_pb2.GetMetadataResponse, lists_all: bool) -> str:
+        """Return why another server should be asked, or an empty string."""
+        with self._lock:
+            if self._versions.is_foreign(answer):
+                return f"belongs to cluster {answer.cluster_id}, not to {self._versions.cluster_id}"
+            return "; ".join(self._versions.refuted(answer, lists_all=lists_all).values())
+
+    def _newest_of(self, older: list[cluster_pb2.GetMetadataResponse]) -> cluster_pb2.GetMetadataResponse:
+        """Return the newest answer of the known cluster, or of another one where there is no other."""
+        with self._lock:
+            known = [answer for answer in older if not self._versions.is_foreign(answer)]
+        if not known:
+            log.warning("cluster %s answers where %s did before", older[0].cluster_id, self._versions.cluster_id)
+        return max(known or older, key=version_of)
+
+    def _take(self, response: cluster_pb2.GetMetadataResponse, lists_all: bool) -> cluster_pb2.GetMetadataResponse:
+        """Learn from an answer; return it with an error in place of each topic that newer metadata refutes."""
+        with self._lock:
+            if self._versions.is_foreign(response):
+                self._servers_version = OLDEST
+            refuted = self._versions.take(response, lists_all=lists_all)
+            if version_of(response) >= self._servers_version:
+                self._servers_version = version_of(response)
+                self._brokers = [broker.address for broker in response.brokers if broker.address]
+                self._coordinators = list(response.coordinators)
+        if not refuted:
+            return response
+        corrected = cluster_pb2.GetMetadataResponse()
+        corrected.CopyFrom(response)
+        del corrected.topics[:]
+        corrected.topics.extend(topic for topic in response.topics if topic.name not in refuted)
+        for name, reason in sorted(refuted.items()):
+            error = MetastoreUnavailableError(
+                f"no server knows the present state of topic {name}: {response.answered_by} answered, but {reason}",
+                outcome=Outcome.NOT_APPLIED,
+            )
+            corrected.topics.add(name=name, error=to_detail(error))
+        return corrected
 
     def coordinator(self, method: str, request: Any, timeout: float, *, repeatable: bool = True) -> Steps[Any]:
         """Call `ClusterService.method` at the first coordinator that answers.
@@ -163,13 +236,16 @@ class ClusterCalls:
                 left = min(left, max(PROBE_TIMEOUT_S, left / (len(remaining) - position)))
             try:
                 answer = yield from ask(address, left)
+            except _OlderAnswerError as error:
+                causes[address] = str(error)
+                continue
             except grpc.RpcError as error:
                 typed = from_rpc_error(error)
                 if not _try_elsewhere(typed, error, repeatable):
                     raise typed from error
                 if isinstance(typed, ConflictError) and position + 1 == len(remaining):
                     raise typed from error  # It was answered, and by the last one.
-                explained = self._explain(error)
+                explained = self._explain(address, error)
                 causes[address] = explained.message if explained else _cause(error, typed)
                 explanations += [explained] if explained else []
                 continue
@@ -183,13 +259,21 @@ class ClusterCalls:
             retriable=bool(self._preferred) or not hopeless,
         )
 
-    def _explain(self, error: grpc.RpcError) -> Explanation | None:
+    def _explain(self, address: str, error: grpc.RpcError) -> Explanation | None:
         config = self._config
+        if _is_no_such_service(error) and address not in self._kinds:
+            return _NOT_HEADRACE
         return explain_handshake(
             status_of(error)[1],
             speaks_tls=config.security_protocol == "SSL",
             shows_certificate=bool(config.ssl_certfile),
         )
+
+
+_NOT_HEADRACE = Explanation(
+    "it serves gRPC, but is neither a broker nor a coordinator of headrace",
+    "Name a coordinator (port 7170) or a broker (port 7181); 2379 is the port of etcd.",
+)
 
 
 def own_handshake() -> handshake_pb2.Handshake:

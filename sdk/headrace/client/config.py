@@ -28,6 +28,7 @@ KiB, MiB = 1024, 1024 * 1024
 
 CODECS = ("none", "gzip", "lz4", "zstd")
 OFFSET_RESETS = ("earliest", "latest", "error")
+CORRUPT_BATCHES = ("fail", "skip", "dead_letter")
 ASSIGNORS = ("uniform", "range", "rack-aware")
 RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object]
 """Called on the thread that reads. Asyncio consumers await what it returns, where that can be awaited."""
@@ -142,7 +143,11 @@ class ProducerConfig(ClientConfig):
     buffer_memory: int = _setting(32 * MiB, "The most that records on their way may take, in bytes.", low=64 * KiB)
     max_block_ms: int = _setting(60_000, "How long `send` waits for room in the buffer or for metadata.", low=0)
     delivery_timeout_ms: int = _setting(
-        120_000, "How long a record may take from `send` to its acknowledgement, retries included.", low=1
+        120_000,
+        "How long a record may take from `send` to its acknowledgement, retries included. At most the brokers' "
+        "producer_retry_window_ms, within which they recognise a retry.",
+        low=1,
+        high=900_000,
     )
     compression_type: str = _setting("none", "How batches are compressed.", one_of=CODECS)
     compression_level: int | None = _setting(None, "The codec's own level; None for its default.")
@@ -220,8 +225,21 @@ class FetchConfig(ClientConfig):
         32 * MiB, "How many bytes are fetched ahead of the application, all partitions together.", low=1
     )
     max_payload_bytes: int = _setting(
-        128 * MiB, "A batch that would inflate to more is refused as corrupt.", low=KiB, high=2**31 - 1
+        64 * MiB, "A batch that would inflate to more is refused as corrupt.", low=KiB, high=2**31 - 1
     )
+    max_poll_bytes: int = _setting(
+        64 * MiB,
+        "The most that one `poll`, or one batch of a `Reader`, returns in bytes after decompression; one batch of a "
+        "producer may have more.",
+        low=1,
+    )
+    on_corrupt_batch: str = _setting(
+        "fail",
+        "What becomes of a batch that cannot be decoded, wherever it is read: `fail` raises CorruptBatchError, `skip` "
+        "goes on behind it, `dead_letter` writes its bytes to dead_letter_topic first. Both write a line to the log.",
+        one_of=CORRUPT_BATCHES,
+    )
+    dead_letter_topic: str = _setting("", "Where on_corrupt_batch=dead_letter writes batches.")
     client_rack: str = _setting(
         "", "Where this client runs, as brokers name their racks: a replica there is read rather than the leader."
     )
@@ -243,6 +261,13 @@ class FetchConfig(ClientConfig):
             ConfigError: one does not hold.
         """
         ClientConfig.check(self)
+        if bool(self.dead_letter_topic) != (self.on_corrupt_batch == "dead_letter"):
+            raise ConfigError("on_corrupt_batch='dead_letter' and dead_letter_topic belong together")
+        if self.dead_letter_topic:
+            try:
+                check_topic_name(self.dead_letter_topic)
+            except HeadraceError as error:
+                raise ConfigError(f"dead_letter_topic: {error.message}", action=error.action) from None
         _check_group_name("report_positions_as", self.report_positions_as)
         resolve_deserializer(self.key_deserializer, "key_deserializer")
         resolve_deserializer(self.value_deserializer, "value_deserializer")

@@ -5,6 +5,7 @@ which this thread has received, exactly, also in the middle of `for record in co
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from time import monotonic
 from types import TracebackType
@@ -14,6 +15,7 @@ from headrace.client.call_counts import CallStats
 from headrace.client.clock import monotonic_ms
 from headrace.client.config import ConsumerConfig, build
 from headrace.client.consumer_health import ConsumerHealth
+from headrace.client.corrupt_batches import pass_corrupt_batch
 from headrace.client.errors import ConfigError, WakeupError
 from headrace.client.fetching import Fetcher, NextChunk
 from headrace.client.group_loops import GroupLoops
@@ -21,13 +23,14 @@ from headrace.client.group_member import CLOSE_TIMEOUT_S, GroupMember
 from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.group_session import GroupSession
 from headrace.client.handed_out import HandedOut
-from headrace.client.read_position import Chunk
+from headrace.client.read_position import NO_EPOCH, Chunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.run_core import RunOptions, RunSummary
 from headrace.client.segments import deserializers_of, segments_of
 from headrace.client.steps import Steps, drive
 from headrace.wire.errors import (
     CorruptBatchError,
+    HeadraceError,
     NotOwnerError,
     UnknownPartitionError,
     UnknownTopicError,
@@ -146,12 +149,13 @@ class Consumer:
 
         Args:
             timeout: in seconds; 0 only looks.
-            max_records: at most so many; None: what one fetch brought.
+            max_records: at most so many; None: what one fetch brought. Never more than `max_poll_bytes`.
 
         Raises:
             CorruptBatchError: a batch is damaged wherever it can be read; `next_offset` says where to seek to go on.
             LogTruncationError: records that were received were lost or replaced; `diverging_offset` says from where on.
             OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
+            TopicRecreatedError: the topic was deleted and created again, and auto_offset_reset is `error`.
             WakeupError: another thread called `wakeup`.
         """
         batch: RecordBatch = self._do(self._poll(timeout, max_records))
@@ -163,21 +167,22 @@ class Consumer:
         self._settle()
         self._ask()
         segments: list[Segment] = []
+        size = 0
         left = max_records
         wait = timeout
         while left is None or left > 0:
             try:
                 segment = yield from self._next_segment(wait, left, first=not segments)
-            except CorruptBatchError:
-                if not segments:
-                    raise
-                break  # What is before the damage is given; the next poll comes upon it again.
             except WakeupError:
                 if not segments:
                     raise
                 self._fetcher.wakeup()  # What has been received is given; the next wait ends.
                 break
             if segment is None:
+                break
+            size += segment.payload_bytes
+            if segments and size > self._config.max_poll_bytes:
+                self._rest = segment if self._rest is None else replace(segment, end=self._rest.end)
                 break
             segments.append(segment)
             with self._fetcher.changing() as positions:
@@ -237,11 +242,15 @@ class Consumer:
         """Go on from `offset` in one partition."""
         if offset < 0:
             raise ConfigError(f"offset {offset} is negative", action="Use seek_to_end or seek_to_beginning.")
+        self._seek(where, offset, b"")
+
+    def _seek(self, where: TopicPartition, offset: int, topic_id: bytes) -> None:
+        """Go on from an offset of the topic with this id; empty: of the newest one known."""
         self._settle()
         self._forget_open(where)
         with self._fetcher.changing() as positions:
             self._require(positions, where)
-            positions.seek(where, offset)
+            positions.seek(where, offset, topic_id)
         if self._group is not None:
             self._group.sought(where, offset)
 
@@ -453,7 +462,12 @@ class Consumer:
                 is_held = group.is_held()
             segment, self._rest = (None, self._rest) if is_held else (self._rest, None)
             if segment is None and not is_held:
-                segment = self._decode_next()
+                try:
+                    segment = yield from self._decode_next()
+                except HeadraceError:
+                    if first:
+                        raise
+                    return None  # What is before the batch is given; the next call comes upon it again.
             if segment is not None:
                 if most is not None and segment.end - segment.start > most:
                     self._rest = segment.cut(most, segment.end - segment.start)
@@ -496,7 +510,7 @@ class Consumer:
         with self._fetcher.changing() as positions:
             return bool(positions.has_chunks())
 
-    def _decode_next(self) -> Segment | None:
+    def _decode_next(self) -> Steps[Segment | None]:
         chunk = self._chunk
         if chunk is None:
             return None
@@ -505,7 +519,11 @@ class Consumer:
         except CorruptBatchError as error:
             self._forget_open()
             if not self._fetcher.ask_again(chunk, error):
-                raise
+                passed = yield from pass_corrupt_batch(self._fetcher, self._config, chunk, error, self._config.group_id)
+                if not passed:
+                    raise
+                if self._group is not None:
+                    self._group.touched(chunk.where, error.next_offset, NO_EPOCH)
             return None
         except Exception:
             self._forget_open()
@@ -546,28 +564,34 @@ class Consumer:
     def _assign(
         self, wanted: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int] | None = None
     ) -> Steps[None]:
-        starts = dict(offsets or {})
+        ids = {topic: self._fetcher.topic_id(topic) for topic in {where.topic for where in wanted}}
+        starts = {where: (offset, ids[where.topic]) for where, offset in (offsets or {}).items()}
         missing = [where for where in wanted if where not in starts]
         if missing:
             at = "earliest" if self._config.auto_offset_reset == "earliest" else "latest"
             starts.update((yield from self._look_up(missing, at)))
+        self._read_from({where: starts[where] for where in wanted})
+
+    def _read_from(self, starts: Mapping[TopicPartition, tuple[int, bytes]]) -> None:
+        """Read partitions from offsets, each in the life of its topic that goes with it."""
         with self._fetcher.changing() as positions:
-            for where in wanted:
-                positions.assign(where, starts[where])
+            for where, (offset, topic_id) in starts.items():
+                positions.assign(where, offset, topic_id=topic_id)
 
     def _look_up(
         self, partitions: Sequence[TopicPartition], at: str | float | datetime
-    ) -> Steps[dict[TopicPartition, int]]:
-        found: dict[TopicPartition, int] = {}
+    ) -> Steps[dict[TopicPartition, tuple[int, bytes]]]:
+        """Find offsets, each with the id of the topic that it is of."""
+        found: dict[TopicPartition, tuple[int, bytes]] = {}
         for topic in dict.fromkeys(where.topic for where in partitions):
             numbers = [where.partition for where in partitions if where.topic == topic]
-            answers = yield from self._fetcher.admin.list_offsets(topic, at, partitions=numbers)
-            found.update({where: answer.offset for where, answer in answers.items()})
+            topic_id, answers = yield from self._fetcher.admin.find_offsets(topic, at, partitions=numbers)
+            found.update({where: (answer.offset, topic_id) for where, answer in answers.items()})
         return found
 
     def _seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> Steps[None]:
-        for where, offset in (yield from self._look_up(partitions or self.assignment(), at)).items():
-            self.seek(where, offset)
+        for where, (offset, topic_id) in (yield from self._look_up(partitions or self.assignment(), at)).items():
+            self._seek(where, offset, topic_id)
 
     def _take_new_partitions(self, topic: str, partitions: int) -> Steps[None]:
         """Read partitions that were added to a topic, from their beginning: nothing in them is skipped."""
@@ -577,10 +601,7 @@ class Consumer:
             new = [TopicPartition(topic, n) for n in range(partitions) if TopicPartition(topic, n) not in positions]
         if not new:
             return
-        starts = yield from self._look_up(new, "earliest")
-        with self._fetcher.changing() as positions:
-            for where in new:
-                positions.assign(where, starts[where])
+        self._read_from((yield from self._look_up(new, "earliest")))
 
     @staticmethod
     def _require(positions: Any, where: TopicPartition) -> None:

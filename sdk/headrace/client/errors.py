@@ -17,6 +17,7 @@ __all__ = [
     "NoBrokersAvailableError",
     "ProcessEndedError",
     "SerializationError",
+    "TopicRecreatedError",
     "WakeupError",
 ]
 
@@ -182,6 +183,29 @@ class LogTruncationError(HeadraceError):
         self.position = position
         self.diverging_offset = diverging_offset
         self.leader_epoch = leader_epoch
+
+
+class TopicRecreatedError(HeadraceError):
+    """The topic was deleted and created again: the position belongs to a log that is gone. Seek to read the new one.
+
+    Attributes:
+        partition: where.
+        position: the offset of the next record in the old topic.
+        old_topic_id: of the topic that was read.
+        new_topic_id: of the topic that has its name now.
+    """
+
+    def __init__(self, partition: TopicPartition, position: int, old_topic_id: bytes, new_topic_id: bytes) -> None:
+        super().__init__(
+            f"topic {partition.topic} was deleted and created again: offset {position} of {partition} was of the topic "
+            f"with id {old_topic_id.hex()}, and the topic has id {new_topic_id.hex()} now",
+            outcome=Outcome.NOT_APPLIED,
+            action="Seek to where to read the new topic from, use a new Reader, or set auto_offset_reset.",
+        )
+        self.partition = partition
+        self.position = position
+        self.old_topic_id = old_topic_id
+        self.new_topic_id = new_topic_id
 
 
 class WakeupError(HeadraceError):

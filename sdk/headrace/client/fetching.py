@@ -26,7 +26,9 @@ from headrace.client.clock import monotonic_ms
 from headrace.client.cluster_calls import ClusterCalls, error_of_call
 from headrace.client.config import FetchConfig
 from headrace.client.connection import Connections
-from headrace.client.errors import ClosedError, ForkedError, WakeupError
+from headrace.client.corrupt_batches import WriteLetters
+from headrace.client.dead_letters import producer_settings
+from headrace.client.errors import ClosedError, ForkedError, TopicRecreatedError, WakeupError
 from headrace.client.fetch_plan import FetchPlan
 from headrace.client.forking import ForkGuard
 from headrace.client.offset_resets import log_edges, position_after
@@ -110,6 +112,8 @@ class Fetcher:
         self._closed = False
         self._forked = False
         self._fork_guard = ForkGuard(self._after_fork)
+        self._letters: Any = None
+        """The producer of dead letters, from the first one on."""
         self.positions = Positions(config, self._backoff)
         self.admin = AdminSteps(config, self._cluster)
         self.holds: Callable[[], bool] | None = None
@@ -138,11 +142,30 @@ class Fetcher:
             self._topics = set(topics)
             return {name: self._routes.require(name).partitions for name in sorted(topics)}
 
+    def topic_id(self, topic: str) -> bytes:
+        """Return the id that a topic has by the newest metadata; empty: it is not known."""
+        with self._lock:
+            route = self._routes.topic(topic)
+            return b"" if route is None else route.topic_id
+
     def perform(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         if isinstance(step, NextChunk):
             return self.next_chunk(step.timeout, is_held=step.is_held)
+        if isinstance(step, WriteLetters):
+            return self._write_letters(step)
         return self._connections.perform(step)
+
+    def _write_letters(self, step: WriteLetters) -> None:
+        if self._letters is None:
+            from headrace.client.producer import Producer
+
+            self._letters = Producer(**producer_settings(self._config))
+        receipts = [
+            self._letters.send(step.topic, letter.value, letter.key, headers=letter.headers) for letter in step.letters
+        ]
+        for receipt in receipts:
+            receipt.result()
 
     def read_topics(self, topics: set[str]) -> None:
         """Keep the metadata of these topics from now on; asks for what is new soon."""
@@ -264,6 +287,9 @@ class Fetcher:
                 condition.notify_all()
         self._connections.close()
         self._transfers.close()
+        if self._letters is not None:
+            with contextlib.suppress(HeadraceError):  # Each letter was waited for.
+                self._letters.close(0)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for thread in threads:
             if thread is not threading.current_thread():
@@ -366,8 +392,9 @@ class Fetcher:
         current = self.iterating()
         if current is not None and current.is_current(self.positions):
             positions[current.segment.source] = current.position()
-        routes = {where.topic: self._routes.topic(where.topic) for where in positions}
-        return positions, {name: route.topic_id for name, route in routes.items() if route is not None}
+        positions = {where: offset for where, offset in positions.items() if not self.positions.replaced(where)}
+        ids = {where.topic: self.positions.topic_id(where) for where in positions}
+        return positions, {name: topic_id for name, topic_id in ids.items() if topic_id}
 
     # --- a fetch's thread ---
 
@@ -466,7 +493,13 @@ class Fetcher:
 
     def _find_position(self, where: TopicPartition) -> Steps[None]:
         """Find where to go on in a partition whose position is not in its log."""
-        earliest, latest = yield from log_edges(self.admin, where, self._config.request_timeout_ms / 1000)
+        with self._lock:
+            ids = self.positions.replaced(where)
+            life = self.positions.topic_id(where)
+        if ids is not None:
+            yield from self._find_position_anew(where, ids)
+            return
+        earliest, latest = yield from log_edges(self.admin, where, self._config.request_timeout_ms / 1000, life)
         with self._lock:
             if where not in self.positions:
                 return
@@ -483,6 +516,33 @@ class Fetcher:
         log.warning(
             "%s: offset %d is not in the log (%d to %d); going on at %d", where, position, earliest, latest, target
         )
+
+    def _find_position_anew(self, where: TopicPartition, ids: tuple[bytes, bytes]) -> Steps[None]:
+        """Find where to go on in a topic that was created again; a group does so itself, by another assignment."""
+        old_id, new_id = ids
+        if not self.tells_missing or self._auto_offset_reset == "error":
+            with self._lock:
+                if self.positions.replaced(where) != ids:
+                    return
+                if not self.tells_missing:
+                    self.positions.rewind(where, monotonic_ms())
+                    return
+                error = TopicRecreatedError(where, self.positions.position(where), old_id, new_id)
+                self.positions.fail(where, error, monotonic_ms())
+                self._wake_application()
+            return
+        earliest, latest = yield from log_edges(self.admin, where, self._config.request_timeout_ms / 1000, new_id)
+        target = earliest if self._auto_offset_reset == "earliest" else latest
+        with self._lock:
+            if self.positions.replaced(where) != ids:
+                return
+            position = self.positions.position(where)
+            self.positions.seek(where, target, new_id)
+        log.warning(
+            "%s: the topic was deleted and created again: offset %d was of the topic with id %s; going on at %d of the "
+            "one with id %s",
+            where, position, old_id.hex(), target, new_id.hex(),
+        )  # fmt: skip
 
     def _guarded(self, steps: Steps[None], where: TopicPartition | None = None) -> Steps[None]:
         """Do what asks servers; an error that a retry may mend is waited out, another is the application's."""

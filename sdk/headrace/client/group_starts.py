@@ -120,11 +120,12 @@ class GroupStarts:
     def _look_up(self, holdings: Sequence[Holding], at: str) -> Steps[list[tuple[Holding, Start]] | None]:
         timeout = min(self._config.request_timeout_ms / 1000, LOOK_UP_TIMEOUT_S)
         try:
-            answers = yield from self._admin.list_offsets(
+            _, answers = yield from self._admin.find_offsets(
                 holdings[0].where.topic,
                 at,
                 partitions=[holding.where.partition for holding in holdings],
                 timeout=timeout,
+                topic_id=holdings[0].topic_id,
             )
         except ClosedError:
             raise

@@ -145,7 +145,7 @@ class Dispatcher:
                 del self._waiting[pipeline]
                 continue
             leader = self._routes.leader(pipeline.where)
-            if leader is None:
+            if leader is None or self._is_of_another_life(pipeline):
                 self.needs_metadata = True
                 continue
             broker_id, address, epoch = leader
@@ -170,6 +170,11 @@ class Dispatcher:
         for request in requests:
             self._flying[request] = Overdue(now_ms, 0)
         return requests
+
+    def _is_of_another_life(self, pipeline: PartitionPipeline) -> bool:
+        """Whether the topic was made anew since: its leaders do not have this life, and `metadata_changed` ends it."""
+        route = self._routes.topic(pipeline.where.topic)
+        return route is not None and route.topic_id != pipeline.topic_id
 
     def _timeout(self, parts: list[RequestPart], now_ms: int) -> int:
         deadline = min(batch.deadline_ms for part in parts for batch in part.batches)

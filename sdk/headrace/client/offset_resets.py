@@ -10,12 +10,24 @@ LOOK_UP_TIMEOUT_S = 5.0
 """For one question for an offset: what waits behind it is other partitions' work."""
 
 
-def log_edges(admin: AdminSteps, where: TopicPartition, timeout: float) -> Steps[tuple[int, int]]:
-    """Ask for the log start and for where the next visible record will be; `timeout` is seconds for each."""
+def log_edges(
+    admin: AdminSteps, where: TopicPartition, timeout: float, topic_id: bytes = b""
+) -> Steps[tuple[int, int]]:
+    """Ask for the log start and for where the next visible record will be; `timeout` is seconds for each.
+
+    `topic_id` is that of the life of the topic that is asked about; empty: any.
+
+    Raises:
+        UnknownTopicIdError: the topic has another id.
+    """
     found = []
     for edge in ("earliest", "latest"):
-        answer = yield from admin.list_offsets(
-            where.topic, edge, partitions=[where.partition], timeout=min(timeout, LOOK_UP_TIMEOUT_S)
+        topic_id, answer = yield from admin.find_offsets(
+            where.topic,
+            edge,
+            partitions=[where.partition],
+            timeout=min(timeout, LOOK_UP_TIMEOUT_S),
+            topic_id=topic_id,
         )
         found.append(answer[where].offset)
     return found[0], found[1]

@@ -6,6 +6,9 @@ from outside (a seek, a pause, an error) raises its generation: an answer of an 
 
 Only a leader's word decides what becomes of a position: whatever a nearer replica says that is not data sends the
 partition back to its leader. A fetch that nobody answers is given up when metadata names a newer leader.
+
+A position belongs to one life of its topic. Where the topic was deleted and created again the position is lost, and the
+owner's policy decides where to go on, as for one that retention took.
 """
 
 from collections import deque
@@ -40,6 +43,9 @@ broker would look at all of them each time."""
 FETCHES_BEHIND = 2
 """Of such fetches so many are planned at once for a broker: one is answered while another is on its way."""
 
+MAX_THROTTLE_MS = 60_000
+"""No broker makes a reader wait for longer."""
+
 
 class Positions:
     """The partitions that a consumer or reader reads. See the module for who may call it."""
@@ -50,7 +56,7 @@ class Positions:
         self._partitions: dict[TopicPartition, ReadPosition] = {}
         self._turn: deque[TopicPartition] = deque()
         self._ready: deque[TopicPartition] = deque()
-        self._problems: deque[HeadraceError] = deque()
+        self._problems: deque[tuple[TopicPartition, HeadraceError]] = deque()
         self._diverged: dict[TopicPartition, None] = {}
         self._lost: dict[TopicPartition, None] = {}
         self._waiting: dict[TopicPartition, None] = {}
@@ -112,16 +118,34 @@ class Positions:
         """The offset of the next record for the application."""
         return self._partitions[where].position
 
+    def topic_id(self, where: TopicPartition) -> bytes:
+        """Return the id of the topic that a position belongs to; empty: not known yet, or not read."""
+        partition = self._partitions.get(where)
+        return b"" if partition is None else partition.topic_id
+
     def generation(self, where: TopicPartition) -> int:
         """The generation of a partition; -1 where it is not read."""
         partition = self._partitions.get(where)
         return -1 if partition is None else partition.generation
 
-    def seek(self, where: TopicPartition, offset: int) -> None:
-        """Go on from `offset`, whatever batch is before it; what was fetched is dropped."""
+    def seek(self, where: TopicPartition, offset: int, topic_id: bytes = b"") -> None:
+        """Go on from `offset`, whatever batch is before it; what was fetched, or found wrong before, is dropped.
+
+        `topic_id` is that of the life in which the offset was looked up; empty: in the newest one known.
+        """
         partition = self._partitions[where]
-        partition.seek(offset)
+        partition.seek(offset, topic_id)
         self._rewind(partition)
+        for problem in [each for each in self._problems if each[0] == where]:
+            self._problems.remove(problem)
+
+    def replaced(self, where: TopicPartition) -> tuple[bytes, bytes] | None:
+        """Return the ids of the topic that a position belongs to and of the one that has its name; `None`: one topic.
+
+        What is fetched and committed of the position is the old topic's.
+        """
+        partition = self._partitions.get(where)
+        return (partition.topic_id, partition.replaced_by) if partition is not None and partition.replaced_by else None
 
     def rewind(self, where: TopicPartition, now_ms: int | None = None) -> None:
         """Fetch again what was not delivered; given the time, after a while."""
@@ -219,7 +243,7 @@ class Positions:
     def next_retry_ms(self, now_ms: int) -> int | None:
         """Milliseconds until a partition that waits out a failure may be fetched again; None: none waits."""
         for where in list(self._waiting):
-            if where not in self._partitions or not self._partitions[where].failures:
+            if where not in self._partitions or not self._partitions[where].retry_at_ms:
                 del self._waiting[where]
         waits = [self._partitions[where].retry_at_ms - now_ms for where in self._waiting]
         return max(0, min(waits)) if waits else None
@@ -246,6 +270,8 @@ class Positions:
                     news = self._take_diverged(partition, part, result.diverged, now_ms) or news
                 else:
                     news = self._take_data(partition, plan, part, result, data, now_ms) or news
+                    if answer.message.throttle_ms > 0 and not data:
+                        self._hold_off(partition, part, now_ms + min(answer.message.throttle_ms, MAX_THROTTLE_MS))
         return news
 
     def take_failure(self, plan: FetchPlan, error: HeadraceError, routes: RoutingTable, now_ms: int) -> bool:
@@ -284,6 +310,10 @@ class Positions:
         partition = self._partitions.get(chunk.where)
         if partition is None or partition.generation != chunk.generation:
             return True
+        if error.written_so:  # All replicas have it so: it is not asked for again, and no broker looks for damage.
+            partition.damage = None
+            self._rewind(partition)
+            return False
         damage = partition.damage = partition.damage or Damage(chunk.broker_id, error, now_ms)
         damage.came_from(chunk.broker_id)
         self._rewind(partition)
@@ -301,7 +331,7 @@ class Positions:
         if partition is not None:
             self._rewind(partition)
             self._wait(partition, NO_EPOCH, now_ms)
-            self._problems.append(error)
+            self._problems.append((where, error))
 
     # --- handing out ---
 
@@ -314,7 +344,7 @@ class Positions:
         if self._diverged:
             self._find_truncations(now_ms)
         if self._problems:
-            raise self._problems.popleft()
+            raise self._problems.popleft()[1]
         while self._ready:
             partition = self._partitions[self._ready.popleft()]
             partition.is_ready = False
@@ -326,8 +356,8 @@ class Positions:
         """Give a partition's first chunk; there is one."""
         was_full = self._is_full(partition)
         chunk = partition.chunks.popleft()
-        partition.buffered_bytes -= len(chunk.data)
-        self.buffered_bytes -= len(chunk.data)
+        partition.buffered_bytes -= chunk.inflated_bytes
+        self.buffered_bytes -= chunk.inflated_bytes
         if partition.chunks:
             self._make_ready(partition)
         self.has_news |= was_full and not self._is_full(partition)
@@ -367,17 +397,18 @@ class Positions:
         """Whom to ask: broker id, address, the leader epoch to name, whether it leads; None: nobody now."""
         route = routes.topic(partition.where.topic)
         leader = routes.leader(partition.where)
-        if leader is None or route is None:
-            self.stale_topics.add(partition.where.topic)
-            return None
-        if partition.topic_id != route.topic_id:  # Epochs of another life of the topic say nothing about this one.
-            partition.topic_id = route.topic_id
-            partition.forget_epochs()
-        broker_id, address, epoch = leader
-        if partition.is_waiting(epoch, now_ms):
-            if partition.seeks_leader:
+        if partition.is_waiting(NO_EPOCH if leader is None else leader[2], now_ms):
+            if partition.seeks_leader or leader is None:
                 self.stale_topics.add(partition.where.topic)
             return None
+        if route is not None and partition.was_replaced(route.topic_id, route.answer):
+            partition.needs_reset = True
+            self._lost[partition.where] = None
+            return None
+        if leader is None or route is None or partition.topic_id != route.topic_id:
+            self.stale_topics.add(partition.where.topic)
+            return None
+        broker_id, address, epoch = leader
         if partition.fetch_epoch > epoch:  # That one led before what was read was written: its log may lack it.
             self.stale_topics.add(partition.where.topic)
             return None
@@ -420,9 +451,8 @@ class Positions:
             partition.near.offered(result.preferred_replica, now_ms, self._config.metadata_max_age_ms)
         if not data:
             return False
-        partition.take(data, plan.broker_id)
+        self.buffered_bytes += partition.take(data, plan.broker_id)
         self._make_ready(partition)
-        self.buffered_bytes += len(data)
         return True
 
     def _take_diverged(self, partition: ReadPosition, part: Wanted, diverged: broker_pb2.EpochEnd, now_ms: int) -> bool:
@@ -487,6 +517,12 @@ class Positions:
         partition.failures = failures or partition.failures + 1
         partition.failed_epoch = leader_epoch if leader_epoch >= 0 else ANY_EPOCH
         partition.retry_at_ms = now_ms + self._backoff.delay_ms(partition.failures, at_least_ms)
+        self._waiting[partition.where] = None
+        self.has_news = True
+
+    def _hold_off(self, partition: ReadPosition, part: Wanted, until_ms: int) -> None:
+        """Let a partition wait here that found no place to wait at the broker; a newer leader is asked at once."""
+        partition.failed_epoch, partition.retry_at_ms = part.leader_epoch, until_ms
         self._waiting[partition.where] = None
         self.has_news = True
 

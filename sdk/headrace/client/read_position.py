@@ -15,6 +15,7 @@ from headrace.wire.errors import CorruptBatchError
 from headrace.wire.ids import TopicPartition
 
 NO_EPOCH = -1
+NO_ANSWER = -1
 ANY_EPOCH = 2**31
 """Above every leader epoch: a back-off that a newer leader does not end."""
 EPOCHS_KEPT = 64
@@ -43,6 +44,8 @@ class Chunk(NamedTuple):
     data: ReadableBuffer
     broker_id: int = -1
     """Who sent it."""
+    inflated_bytes: int = 0
+    """What it counts for while it waits: its payloads before compression, as their headers state."""
 
 
 class Divergence(NamedTuple):
@@ -145,7 +148,11 @@ class ReadPosition:
     end_offset: int | None
     generation: int
     topic_id: bytes = b""
-    """Of the life of the topic that the epochs belong to."""
+    """Of the life of the topic that the offsets and epochs belong to."""
+    compared_answer: int = NO_ANSWER
+    """The number of the metadata that `topic_id` was last compared with."""
+    replaced_by: bytes = b""
+    """The id of the topic that has taken the name since; empty: none."""
     epoch: int = NO_EPOCH
     fetch_epoch: int = NO_EPOCH
     epochs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=EPOCHS_KEPT))
@@ -200,8 +207,25 @@ class ReadPosition:
         """Whether it waits out a failure of the leader of this epoch."""
         return self.retry_at_ms > now_ms and leader_epoch <= self.failed_epoch
 
-    def seek(self, offset: int) -> None:
-        """Stand at an offset of which nothing is known."""
+    def was_replaced(self, topic_id: bytes, answer: int) -> bool:
+        """Return whether the topic's name belongs to another life by now, as metadata of this number says.
+
+        A position may be of a newer life than the metadata that is here: that decides only with its next answer.
+        """
+        self.topic_id = self.topic_id or topic_id
+        if self.topic_id == topic_id:
+            self.compared_answer, self.replaced_by = answer, b""
+            return False
+        if self.compared_answer == NO_ANSWER:
+            self.compared_answer = answer
+        self.replaced_by = topic_id if answer > self.compared_answer else b""
+        return bool(self.replaced_by)
+
+    def seek(self, offset: int, topic_id: bytes = b"") -> None:
+        """Stand at an offset of which nothing is known; `topic_id`: in this life, else in the newest one known."""
+        if topic_id or self.replaced_by:
+            self.topic_id = topic_id or self.replaced_by
+            self.compared_answer, self.replaced_by = NO_ANSWER, b""
         self.position = offset
         self.damage = None
         self.forget_epochs()
@@ -238,14 +262,16 @@ class ReadPosition:
         self.failed_epoch = NO_EPOCH
         self.seeks_leader = False
 
-    def take(self, data: ReadableBuffer, broker_id: int) -> None:
-        """Keep what was fetched."""
+    def take(self, data: ReadableBuffer, broker_id: int) -> int:
+        """Keep what was fetched; the bytes that it counts for."""
         offset = self.fetch_offset
-        end, epoch = _end_of(data)
+        end, epoch, inflated_bytes = _end_of(data)
+        inflated_bytes = max(inflated_bytes, len(data))
         if end > offset:
             self.fetch_offset, self.fetch_epoch = end, epoch
-        self.chunks.append(Chunk(self.where, self.generation, offset, self.end_offset, data, broker_id))
-        self.buffered_bytes += len(data)
+        self.chunks.append(Chunk(self.where, self.generation, offset, self.end_offset, data, broker_id, inflated_bytes))
+        self.buffered_bytes += inflated_bytes
+        return inflated_bytes
 
     def rewind(self, generation: int) -> None:
         """Drop what was fetched and begin again at the position, in a new generation."""
@@ -258,14 +284,15 @@ class ReadPosition:
         self.succeeded()
 
 
-def _end_of(data: ReadableBuffer) -> tuple[int, int]:
-    """The offset behind the last batch whose header can be read, and its epoch; the reader finds what is wrong with
-    the rest. (-1, -1): there is none.
+def _end_of(data: ReadableBuffer) -> tuple[int, int, int]:
+    """The offset behind the last batch whose header can be read, its epoch, and the bytes of all payloads; the reader
+    finds what is wrong with the rest. (-1, -1, 0): there is none.
     """
-    end, epoch = -1, NO_EPOCH
+    end, epoch, inflated_bytes = -1, NO_EPOCH, 0
     try:
         for header, _ in iter_batches(data):
             end, epoch = header.end_offset, header.leader_epoch
+            inflated_bytes += header.payload_bytes
     except CorruptBatchError:
-        return end, epoch
-    return end, epoch
+        return end, epoch, inflated_bytes
+    return end, epoch, inflated_bytes

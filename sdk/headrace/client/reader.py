@@ -6,17 +6,20 @@ with headrace.Reader("clicks", start=timedelta(hours=-1), end="current") as read
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from headrace.client.call_counts import CallStats
 from headrace.client.config import ReaderConfig, build
+from headrace.client.corrupt_batches import pass_corrupt_batch
 from headrace.client.errors import ConfigError
 from headrace.client.fetching import Fetcher, NextChunk
+from headrace.client.read_position import Chunk
 from headrace.client.records import Record, RecordBatch, Segment
 from headrace.client.segments import deserializers_of, segments_of
 from headrace.client.steps import Steps, drive
-from headrace.wire.errors import CorruptBatchError, TimedOutError, UnknownPartitionError
+from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 
 Edge: TypeAlias = str | int | datetime | timedelta
@@ -73,8 +76,12 @@ class Reader:
             raise ConfigError("last is at least 1 and goes without start")
         self._deserializers = deserializers_of(self._config)
         self._fetcher = make_fetcher(self._config, "Reader", auto_offset_reset="error")
+        self._topic_id = b""
         self._starts: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
+        self._chunk: Chunk | None = None
+        self._segments: Iterator[Segment] = iter(())
+        self._rest: tuple[Segment, ...] = ()
 
     def _open(
         self,
@@ -105,9 +112,10 @@ class Reader:
         """Give the records one by one, partitions as they come, each in order; ends at the end."""
         for segment in self._read(None):
             yield from segment.records(iter(segment.offsets()))
+            del segment  # Before the next one is inflated.
 
     def batches(self, timeout: float | None = None) -> Iterator[RecordBatch]:
-        """Give the records in batches, one a fetch and partition.
+        """Give the records in batches, one a fetch and partition, of at most `max_poll_bytes`.
 
         Raises:
             TimedOutError: nothing came for `timeout` seconds (None: wait without end).
@@ -135,6 +143,11 @@ class Reader:
         """Give where each partition ends, exclusive."""
         return dict(self._ends)
 
+    @property
+    def topic_id(self) -> bytes:
+        """The id of the topic that is read: one that is created later under its name has another."""
+        return self._topic_id
+
     def calls(self) -> CallStats:
         """Give how its fetches went, the wait for data included; cheap, any thread."""
         return self._fetcher.calls()
@@ -145,33 +158,60 @@ class Reader:
 
     def _read(self, timeout: float | None) -> Iterator[Segment]:
         for segments in self._chunks(timeout):
-            yield from segments
+            segments.reverse()
+            while segments:
+                yield segments.pop()
 
     def _chunks(self, timeout: float | None) -> Iterator[list[Segment]]:
         while (segments := drive(self._next_segments(timeout), self._fetcher.perform)) is not None:
             yield segments
 
     def _next_segments(self, timeout: float | None) -> Steps[list[Segment] | None]:
-        """Wait for one chunk's segments, at least one; None: the end is reached."""
+        """Wait for segments of one chunk, at least one, at most `max_poll_bytes`; None: the end is reached."""
         while True:
-            chunk = yield NextChunk(timeout)
+            chunk = self._chunk
             if chunk is None:
-                with self._fetcher.changing() as positions:
-                    finished = positions.is_finished()
-                if finished:
-                    return None
-                raise TimedOutError(f"nothing was received for {timeout:g} s, and the end is not reached")
+                chunk = yield NextChunk(timeout)
+                if chunk is None:
+                    with self._fetcher.changing() as positions:
+                        finished = positions.is_finished()
+                    if finished:
+                        return None
+                    raise TimedOutError(f"nothing was received for {timeout:g} s, and the end is not reached")
+                self._chunk = chunk
+                self._segments = segments_of(chunk, self._deserializers, self._config.max_payload_bytes)
             segments: list[Segment] = []
             try:
-                for segment in segments_of(chunk, self._deserializers, self._config.max_payload_bytes):
-                    segments.append(segment)
-                    with self._fetcher.changing() as positions:
-                        positions.deliver(chunk.where, chunk.generation, segment.end_offset, segment.leader_epoch)
+                self._take_segments(chunk, segments)
             except CorruptBatchError as error:
-                if not self._fetcher.ask_again(chunk, error) and not segments:  # Nobody passes damage unaware.
+                self._chunk = None
+                if not self._fetcher.ask_again(chunk, error) and not segments:  # What is before it comes first.
+                    passed = yield from pass_corrupt_batch(self._fetcher, self._config, chunk, error)
+                    if not passed:
+                        raise
+            except HeadraceError:
+                self._chunk = None
+                with self._fetcher.changing() as positions:
+                    if positions.generation(chunk.where) == chunk.generation:
+                        positions.rewind(chunk.where)
+                if not segments:
                     raise
             if segments:
                 return segments
+
+    def _take_segments(self, chunk: Chunk, segments: list[Segment]) -> None:
+        """Decode more of the open chunk into `segments`, within `max_poll_bytes`."""
+        size = 0
+        for segment in chain(self._rest, self._segments):
+            self._rest = ()
+            size += segment.payload_bytes
+            if segments and size > self._config.max_poll_bytes:
+                self._rest = (segment,)
+                return
+            segments.append(segment)
+            with self._fetcher.changing() as positions:
+                positions.deliver(chunk.where, chunk.generation, segment.end_offset, segment.leader_epoch)
+        self._chunk = None
 
     def _place(
         self,
@@ -188,11 +228,12 @@ class Reader:
             starts = {where: self._ends[where] - last for where in self._ends}
         else:
             starts = yield from self._resolve(topic, numbers, start, "start")
+        self._topic_id = topic_id = self._fetcher.topic_id(topic)
         with self._fetcher.changing() as positions:
             for where in sorted(starts):
                 self._starts[where] = max(starts[where], earliest[where])
                 self._ends[where] = max(self._ends[where], self._starts[where])
-                positions.assign(where, self._starts[where], self._ends[where])
+                positions.assign(where, self._starts[where], self._ends[where], topic_id=topic_id)
 
     def _resolve(
         self, topic: str, numbers: Sequence[int], edge: Edge | Mapping[int, Edge], what: str
@@ -227,5 +268,7 @@ class Reader:
         return (yield from self._offsets(topic, numbers, edge))
 
     def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> Steps[dict[TopicPartition, int]]:
-        found = yield from self._fetcher.admin.list_offsets(topic, at, partitions=numbers)
+        _, found = yield from self._fetcher.admin.find_offsets(
+            topic, at, partitions=numbers, topic_id=self._fetcher.topic_id(topic)
+        )
         return {where: answer.offset for where, answer in found.items()}

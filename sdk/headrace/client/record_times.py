@@ -11,12 +11,13 @@ from headrace.client.steps import Steps
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.batch import check_batch, iter_batches
 from headrace.wire.columns import decode_batch
-from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
 
 ANSWER_BYTES = 8 << 20
 """Of one answer; partitions that do not fit are asked for again."""
 ROUND_PARTITIONS = 500
-MAX_PAYLOAD_BYTES = 256 << 20
+MAX_PAYLOAD_BYTES = 64 << 20
+"""As brokers take by default; what inflates to more is not looked into."""
 MAX_RECORDS = 2**31 - 1
 
 
@@ -25,7 +26,8 @@ def record_times(
 ) -> Steps[dict[int, int]]:
     """Give the timestamps of records in ms since 1970, partition by partition.
 
-    A partition is absent where the record is gone meanwhile, its batch is damaged, or its codec is not installed.
+    A partition is absent where the record is gone meanwhile, its batch is damaged or too large, or its codec is not
+    installed.
 
     Args:
         admin: what knows the leaders.
@@ -35,6 +37,26 @@ def record_times(
         timeout: in seconds, for one round of requests; None: the default.
     """
     found: dict[int, int] = {}
+    for partition, batches in (yield from batches_at(admin, client_id, topic, offsets, timeout)).items():
+        when = timestamp_of(batches, offsets[partition])
+        if when is not None:
+            found[partition] = when
+    return found
+
+
+def batches_at(
+    admin: AdminSteps,
+    client_id: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    timeout: float | None,
+    topic_id: bytes = b"",
+) -> Steps[dict[int, bytes]]:
+    """Return the batch that holds a record, or the first one after it, partition by partition; absent: there is none.
+
+    Arguments as of `record_times`; `topic_id` is that of the life of the topic that is meant, empty: any.
+    """
+    found: dict[int, bytes] = {}
     waiting = dict(offsets)
     while waiting:
         some = dict(list(waiting.items())[:ROUND_PARTITIONS])
@@ -42,12 +64,9 @@ def record_times(
         def build_request(parts: list[tuple[int, int]], topic_id: bytes, some: dict[int, int] = some) -> object:
             return _request(client_id, topic_id, [(partition, epoch, some[partition]) for partition, epoch in parts])
 
-        results = yield from admin.at_leaders("Fetch", topic, list(some), build_request, timeout)
+        _, results = yield from admin.at_leaders("Fetch", topic, list(some), build_request, timeout, topic_id)
         answered = [result for result in results if result.batches]
-        for result in answered:
-            when = timestamp_of(result.batches, some[result.partition])
-            if when is not None:
-                found[result.partition] = when
+        found.update({result.partition: result.batches for result in answered})
         if not answered:  # Deleted since, all of them.
             return found
         for result in answered:
@@ -72,7 +91,7 @@ def timestamp_of(batches: bytes, offset: int) -> int | None:
             columns = decode_batch(batch, max_payload_bytes=MAX_PAYLOAD_BYTES)
             assert columns.timestamps_ms is not None, "a batch that spans time has a column of times"
             return int(columns.timestamps_ms[max(0, offset - header.base_offset)])
-    except (CorruptBatchError, UnsupportedCodecError):
+    except (BatchTooLargeError, CorruptBatchError, UnsupportedCodecError):
         return None
     return None
 

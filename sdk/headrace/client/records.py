@@ -6,14 +6,21 @@ a batch at a time, when they are asked for; `to_arrow` never makes them.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple, cast, overload
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.client.serializers import Deserializer, deserialize
-from headrace.wire.columns import Column, Columns
+from headrace.wire.columns import Column, Columns, Headers
 from headrace.wire.ids import TopicPartition
 
 __all__ = ["Deserializers", "Record", "RecordBatch", "RecordMetadata", "Segment", "TopicPartition"]
+
+
+HEADERS_AT_ONCE = 50_000
+"""Headers of which objects are made at once, or of one record."""
 
 
 class Record(NamedTuple):
@@ -96,6 +103,12 @@ class Segment:
         """The leader epoch of the batch that they are of."""
         return self.columns.header.leader_epoch
 
+    @property
+    def payload_bytes(self) -> int:
+        """About what its records have of the batch's payload, after decompression."""
+        header = self.columns.header
+        return header.payload_bytes * (self.end - self.start) // header.record_count
+
     def cut(self, start: int, end: int) -> "Segment":
         """Give the records `start` to `end`, counted within this segment."""
         return Segment(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
@@ -117,7 +130,7 @@ class Segment:
             times = iter(columns.timestamps_ms[start:end].tolist())
         headers: Iterator[Any] = repeat(())
         if columns.header_columns is not None:
-            headers = iter(_part(columns.headers(), start, end))
+            headers = _headers(columns, start, end)
         return map(
             _make_record,
             zip(
@@ -144,8 +157,21 @@ def _entries(column: Column, start: int, end: int) -> list[Any]:
     return column.to_list() if whole else column.part(start, end).to_list()
 
 
-def _part(entries: list[Any], start: int, end: int) -> list[Any]:
-    return entries if start == 0 and end == len(entries) else entries[start:end]
+def _headers(columns: Columns, start: int, end: int) -> Iterator[Headers]:
+    """Give the headers of some records; where there are very many, the objects of some records at a time."""
+    assert columns.header_columns is not None
+    ends = columns.header_columns.list_offsets
+    if ends[end] - ends[start] <= HEADERS_AT_ONCE:
+        return iter(columns.headers(start, end))
+    return chain.from_iterable(_headers_in_pieces(columns, ends, start, end))
+
+
+def _headers_in_pieces(columns: Columns, ends: npt.NDArray[np.int32], start: int, end: int) -> Iterator[list[Headers]]:
+    while start < end:
+        fits = int(np.searchsorted(ends, ends[start] + HEADERS_AT_ONCE, "right")) - 1
+        stop = min(end, max(start + 1, fits))
+        yield columns.headers(start, stop)
+        start = stop
 
 
 class RecordBatch(Sequence[Record]):

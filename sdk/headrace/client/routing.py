@@ -1,12 +1,14 @@
 """What the client knows of the cluster: topics, partitions, leaders, addresses. Pure; not thread-safe: its owner locks.
 
 Knowledge only moves forward: a leader of a lower epoch than the known one is ignored (PROTOCOL H4), and a topic's id is
-its identity: a topic that was deleted and created again replaces the old one as a whole.
+its identity: a topic that was deleted and created again replaces the old one as a whole. An older answer changes
+neither which life of a topic is known nor that it was deleted (`TopicVersions`).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from headrace.client.topic_versions import OLDEST, TopicVersions, claims_absence, version_of
 from headrace.v1 import cluster_pb2
 from headrace.wire.errors import HeadraceError, LeaderHint, UnknownTopicError, from_detail
 from headrace.wire.ids import TopicPartition
@@ -35,6 +37,8 @@ class TopicRoute:
     """By partition."""
     max_batch_bytes: int
     """The largest batch that it takes, header included; 0: not known."""
+    answer: int = 0
+    """The number of the table's update that named it last."""
 
     @property
     def partitions(self) -> int:
@@ -54,28 +58,56 @@ class RoutingTable:
         self._errors: dict[str, HeadraceError] = {}
         self._addresses: dict[int, str] = {}
         self._transfer_addresses: dict[int, str] = {}
-        self.cluster_id = ""
+        self._versions = TopicVersions()
+        self._brokers_version = OLDEST
+        self._updates = 0
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster that answered last; empty before the first answer."""
+        return self._versions.cluster_id
 
     def update(self, response: cluster_pb2.GetMetadataResponse) -> None:
         """Take an answer of GetMetadata. Topics that it does not mention stay as they are."""
-        self.cluster_id = response.cluster_id
-        for broker in response.brokers:
-            self._addresses[broker.broker_id] = broker.address
-            self._transfer_addresses[broker.broker_id] = broker.transfer_address
+        if self._versions.is_foreign(response):
+            self._topics.clear()
+            self._errors.clear()
+            self._addresses.clear()
+            self._transfer_addresses.clear()
+            self._brokers_version = OLDEST
+        refuted = self._versions.take(response)
+        self._updates += 1
+        self._take_brokers(response)
         for topic in response.topics:
+            if topic.name in refuted or (topic.HasField("error") and not topic.name):
+                continue
             if topic.HasField("error"):
-                if topic.name:
+                if claims_absence(topic):
                     self._topics.pop(topic.name, None)
-                    self._errors[topic.name] = from_detail(topic.error)
+                self._errors[topic.name] = from_detail(topic.error)
                 continue
             self._errors.pop(topic.name, None)
             route = TopicRoute(
-                topic.name, topic.topic_id, _leaders(topic), topic.max_batch_bytes or response.max_batch_bytes
+                topic.name,
+                topic.topic_id,
+                _leaders(topic),
+                topic.max_batch_bytes or response.max_batch_bytes,
+                self._updates,
             )
             known = self._topics.get(topic.name)
             if known is not None and known.topic_id == route.topic_id:
                 route = replace(route, leaders=_newest(known.leaders, route.leaders))
             self._topics[topic.name] = route
+
+    def _take_brokers(self, response: cluster_pb2.GetMetadataResponse) -> None:
+        """Take addresses; an older answer adds brokers that are not known, and moves none."""
+        is_newest = version_of(response) >= self._brokers_version
+        for broker in response.brokers:
+            if is_newest or broker.broker_id not in self._addresses:
+                self._addresses[broker.broker_id] = broker.address
+                self._transfer_addresses[broker.broker_id] = broker.transfer_address
+        if is_newest:
+            self._brokers_version = version_of(response)
 
     def topic(self, name: str) -> TopicRoute | None:
         """Give what is known of a topic, or None."""

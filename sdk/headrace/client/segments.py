@@ -10,12 +10,14 @@ from headrace.client.read_position import Chunk
 from headrace.client.records import Deserializers, Segment
 from headrace.client.serializers import resolve_deserializer
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches, read_header
-from headrace.wire.columns import decode_batch
+from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.errors import CorruptBatchError
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
 
 MAX_BATCH_BYTES = 2**31 - 1
 MAX_RECORDS = 2**31 - 1
+SEGMENT_RECORDS = 100_000
+"""A batch of more is cut: objects are made of the records of one segment at a time."""
 
 
 def deserializers_of(config: FetchConfig) -> Deserializers:
@@ -29,8 +31,11 @@ def deserializers_of(config: FetchConfig) -> Deserializers:
 def segments_of(chunk: Chunk, deserializers: Deserializers, max_payload_bytes: int) -> Iterator[Segment]:
     """Give a chunk's batches as segments, from the chunk's offset up to its end offset; none is empty.
 
+    One batch is inflated at a time, when its first segment is asked for; of many records it becomes several segments.
+
     Raises:
         CorruptBatchError: names partition and offset, with the next good offset; the segments before it came.
+        UnsupportedCodecError: the codec's package is not installed here.
     """
     offset = chunk.offset
     batches = iter_batches(chunk.data)
@@ -38,40 +43,67 @@ def segments_of(chunk: Chunk, deserializers: Deserializers, max_payload_bytes: i
     while True:
         try:
             header, batch = next(batches)
-            check_batch(
-                batch,
-                max_batch_bytes=MAX_BATCH_BYTES,
-                max_records=MAX_RECORDS,
-                max_payload_bytes=max_payload_bytes,
-            )
-            columns = decode_batch(batch, max_payload_bytes=max_payload_bytes)
+            columns = _decoded(batch, max_payload_bytes)
         except StopIteration:
             return
         except CorruptBatchError as error:
             raise _at(chunk, offset, position, error) from error
+        except UnsupportedCodecError as error:
+            raise UnsupportedCodecError(
+                f"{chunk.where} at offset {offset}: {error.message}",
+                action=f"{error.action} The topic setting allowed_codecs says what producers may use.",
+            ) from error
         position += header.batch_bytes
         start = max(0, offset - header.base_offset)
         end = header.record_count
         if chunk.end_offset is not None:
             end = min(end, chunk.end_offset - header.base_offset)
-        if start < end:
-            yield Segment(chunk.where, columns, start, end, deserializers)
+        for first in range(start, end, SEGMENT_RECORDS):
+            yield Segment(chunk.where, columns, first, min(end, first + SEGMENT_RECORDS), deserializers)
         offset = max(offset, header.end_offset)
 
 
+def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
+    """Check and decode one batch; what is wrong with it behind its checksums names the offset behind it.
+
+    Raises:
+        CorruptBatchError: it is not what its format says, or too large for this reader.
+        UnsupportedCodecError: the codec is not known, or its package is not installed.
+    """
+    try:
+        check_batch(
+            batch, max_batch_bytes=MAX_BATCH_BYTES, max_records=MAX_RECORDS, max_payload_bytes=max_payload_bytes
+        )
+    except BatchTooLargeError as error:
+        raise CorruptBatchError(
+            error.message, next_offset=read_header(batch).end_offset, action="Raise max_payload_bytes to read it."
+        ) from error
+    return decode_batch(batch, max_payload_bytes=max_payload_bytes)
+
+
 def _at(chunk: Chunk, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:
-    """Say where the damage is, and where a reader may go on."""
-    next_offset = error.next_offset
-    if next_offset <= offset:
-        following = _header_after(chunk.data, position)
+    """Say where the damage is, what to do about it, and where a reader may go on."""
+    next_offset, written_so = error.next_offset, error.next_offset > offset
+    following = _header_after(chunk.data, position)
+    if not written_so:
         next_offset = following.base_offset if following is not None else -1
-    go_on = f"Seek to {next_offset} to go on behind it." if next_offset > offset else "Seek to an offset behind it."
-    return CorruptBatchError(
+    if not written_so:
+        cause = "Read it from another replica, or lose it."
+    elif "max_payload_bytes" in error.action:
+        cause = error.action
+    else:
+        cause = "It was written so, and every replica has it: its records cannot be read."
+    go_on = f"Seek to {next_offset}" if next_offset > offset else "Seek to an offset behind it"
+    found = CorruptBatchError(
         f"{chunk.where} at offset {offset}: {error.message}",
         base_offset=error.base_offset,
         next_offset=next_offset,
-        action=f"Read it from another replica, or lose it. {go_on}",
+        action=f"{cause} {go_on} to go on behind it, or set on_corrupt_batch.",
     )
+    size = None if following is None and not written_so else read_header(chunk.data, position).batch_bytes
+    found.batch = bytes(memoryview(chunk.data)[position : None if size is None else position + size])
+    found.offset, found.written_so = offset, written_so
+    return found
 
 
 def _header_after(data: ReadableBuffer, position: int) -> BatchHeader | None:

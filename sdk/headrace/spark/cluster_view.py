@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.client.admin import Admin
-from headrace.client.admin_rpc import TopicDescription
+from headrace.client.admin_rpc import OffsetAt, TopicDescription
 from headrace.client.config import AdminConfig, build
+from headrace.client.epoch_ends import record_epochs, truncation_points
 from headrace.client.errors import ConfigError, NoBrokersAvailableError
 from headrace.spark.edges import EARLIEST, LATEST, Edge
 from headrace.spark.options import SERVERS, Subscription
-from headrace.wire.errors import UnknownTopicError
+from headrace.wire.errors import UnknownTopicError, UnknownTopicIdError
 from headrace.wire.ids import TopicPartition
 
 _ADMIN_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
@@ -29,7 +30,9 @@ class ClusterView:
         self._pattern = re.compile(subscription.pattern) if subscription.pattern else None
         self._names: tuple[str, ...] = ()
         self._names_until = 0.0
-        self._names_age_s = build(AdminConfig, shared).metadata_max_age_ms / 1000
+        config = build(AdminConfig, shared)
+        self._names_age_s = config.metadata_max_age_ms / 1000
+        self._client_id = config.client_id
         self.admin = Admin(**shared)
         self.topic_ids: dict[str, str] = {}
         """Of the topics that `partitions` found last, in hexadecimal."""
@@ -116,11 +119,53 @@ class ClusterView:
 
     def offsets(self, partitions: Iterable[TopicPartition], at: str | int) -> dict[TopicPartition, int]:
         """Look up the `earliest` or `latest` offset of each, or that at a time in ms since 1970."""
-        by_topic: dict[str, list[int]] = {}
-        for where in partitions:
-            by_topic.setdefault(where.topic, []).append(where.partition)
-        found: dict[TopicPartition, int] = {}
-        for topic, numbers in by_topic.items():
-            answers = self.admin.list_offsets(topic, at, partitions=numbers)
-            found.update({where: answer.offset for where, answer in answers.items()})
+        return {where: answer.offset for where, answer in self.answers(partitions, at).items()}
+
+    def answers(self, partitions: Iterable[TopicPartition], at: str | int) -> dict[TopicPartition, OffsetAt]:
+        """As `offsets`, with the leader epochs of who answered."""
+        found: dict[TopicPartition, OffsetAt] = {}
+        for topic, numbers in _by_topic(partitions).items():
+            found.update(self.admin.list_offsets(topic, at, partitions=numbers))
         return found
+
+    def truncation_points(
+        self, read: Mapping[TopicPartition, tuple[int, int]], topic_ids: Mapping[str, str]
+    ) -> dict[TopicPartition, int]:
+        """Look up from where on records that were read are lost or replaced; absent: none are, or the topic is gone.
+
+        `read` has the offset up to which a partition was read, and the leader epoch of the record before it.
+        """
+        found: dict[TopicPartition, int] = {}
+        for topic, numbers in _by_topic(read).items():
+            wanted = {number: read[TopicPartition(topic, number)] for number in numbers}
+            topic_id = bytes.fromhex(topic_ids.get(topic, ""))
+            steps, name = self.admin._steps, self._client_id
+            try:
+                points = self.admin._run(truncation_points(steps, name, topic, wanted, topic_id))
+            except (UnknownTopicError, UnknownTopicIdError):
+                continue
+            found.update({TopicPartition(topic, number): point for number, point in points.items()})
+        return found
+
+    def record_epochs(
+        self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]
+    ) -> dict[TopicPartition, int]:
+        """Look up the leader epochs of the records at offsets; absent: the record or the topic is gone."""
+        found: dict[TopicPartition, int] = {}
+        for topic, numbers in _by_topic(offsets).items():
+            wanted = {number: offsets[TopicPartition(topic, number)] for number in numbers}
+            topic_id = bytes.fromhex(topic_ids.get(topic, ""))
+            steps, name = self.admin._steps, self._client_id
+            try:
+                epochs = self.admin._run(record_epochs(steps, name, topic, wanted, topic_id))
+            except (UnknownTopicError, UnknownTopicIdError):
+                continue
+            found.update({TopicPartition(topic, number): epoch for number, epoch in epochs.items()})
+        return found
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    by_topic: dict[str, list[int]] = {}
+    for where in partitions:
+        by_topic.setdefault(where.topic, []).append(where.partition)
+    return by_topic

@@ -287,9 +287,12 @@ class _Options:
             settings[setting] = _value(name, text.strip(), typing.get_args(hints[setting]) or (hints[setting],))
         if "bootstrap_servers" not in settings:
             raise ConfigError(f"option {SERVERS} is missing", action="Give host:port of brokers or coordinators.")
-        for name, value in settings.items():
-            self.checked(PREFIX + name.replace("_", "."), config, {name: value})
-        build(config, settings)
+        try:
+            build(config, settings)
+        except ConfigError:
+            for name, value in settings.items():  # The error names the option where one alone is wrong.
+                self.checked(PREFIX + name.replace("_", "."), config, {name: value})
+            raise
         return settings
 
     def checked(self, option: str, config: type[ClientConfig], settings: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from headrace.client.errors import LogTruncationError
+from headrace.client.errors import LogTruncationError, TopicRecreatedError
 from headrace.client.reader import Reader
 from headrace.client.records import Segment
 from headrace.spark.errors import judge_losses
@@ -23,9 +23,11 @@ END_TIMEOUT_S = 30.0
 
 
 def read_range(
-    settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool
+    settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool, topic_id: bytes = b""
 ) -> Generator[Segment, None, None]:
     """Give the records of a range in order, as the batches that they came in.
+
+    `topic_id` is that of the topic in which the range was planned; empty: any of its name.
 
     Raises:
         DataLossError: the log starts behind the first of them, or came to while they were read.
@@ -34,7 +36,11 @@ def read_range(
     """
     position = part.start
     while position < part.end:
-        with _open(settings, OffsetRange(part.where, position, part.end)) as reader:
+        with _open(settings, OffsetRange(part.where, position, part.end), topic_id) as reader:
+            if topic_id not in (b"", reader.topic_id):
+                gone = f"{part.where} was deleted with the records from offset {position} to {part.end}"
+                judge_losses([gone], fail_on_data_loss)
+                return
             first = reader.start_offsets()[part.where]
             if first > position:
                 behind = min(first, part.end)
@@ -46,11 +52,11 @@ def read_range(
                         yield segment
                         position = segment.end_offset
                 return
-            except OffsetOutOfRangeError:
+            except (OffsetOutOfRangeError, TopicRecreatedError):
                 continue  # Retention came by; what is left of the range is opened anew, which says what is lost.
 
 
-def _open(settings: Mapping[str, Any], part: OffsetRange) -> Reader:
+def _open(settings: Mapping[str, Any], part: OffsetRange, topic_id: bytes) -> Reader:
     """Give a reader of a range whose end the log has.
 
     A leader that was elected just now may not know yet how far its predecessor's records are visible.
@@ -62,7 +68,7 @@ def _open(settings: Mapping[str, Any], part: OffsetRange) -> Reader:
             topic, start={partition: part.start}, end={partition: part.end}, partitions=[partition], **settings
         )
         end = reader.end_offsets()[part.where]
-        if end >= part.end:
+        if end >= part.end or topic_id not in (b"", reader.topic_id):
             return reader
         reader.close()
         if time.monotonic() >= deadline:

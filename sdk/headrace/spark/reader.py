@@ -29,6 +29,8 @@ class RangePartition(InputPartition):
     """One task's range of offsets."""
 
     part: OffsetRange
+    topic_id: str = ""
+    """Of the topic that the range is of, in hexadecimal; empty: any of its name."""
 
     @property
     def value(self) -> str:
@@ -46,7 +48,8 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
 
     prepare_worker()
     part = partition.part
-    segments = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss)
+    topic_id = bytes.fromhex(partition.topic_id)
+    segments = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss, topic_id=topic_id)
     with closing(segments):
         yield from ArrowColumns(schema, part.where).batches(segments)
 
@@ -81,8 +84,10 @@ class HeadraceReader(DataSourceReader):
         options = self._options
         with closing(ClusterView(options.settings, options.subscription)) as cluster:
             ranges = self._ranges(cluster, cluster.partitions())
+            ids = cluster.topic_ids
         return [
-            RangePartition(part) for part in split(ranges, options.min_partitions, options.max_records_per_partition)
+            RangePartition(part, ids[part.where.topic])
+            for part in split(ranges, options.min_partitions, options.max_records_per_partition)
         ]
 
     def _ranges(self, cluster: ClusterView, partitions: list[TopicPartition]) -> list[OffsetRange]:

@@ -4,10 +4,12 @@
     {"clicks": {"0": 23, "1": 7}, "@ids": {"clicks": "6f.."}, "@start": {"clicks": {"0": 0, "1": 7}}}
                                                               the end of the first: where it starts stands in it
     {"clicks": {"0": 40, "1": 7}, "@ids": {"clicks": "6f.."}} the end of any other
+    "@epochs": {"clicks": {"0": 3, "1": 2}}                   in both: the leader epoch of the record before each end
 
 Spark asks for the initial offset again when the first micro-batch has failed, and has written down nothing but the end
 of that batch. Were the initial offset looked up then, it could be another one; so the start is part of the first end.
-`@ids` tells a topic from one that was created later under its name. No topic's name contains `@`. Pure.
+`@ids` tells a topic from one that was created later under its name, `@epochs` what was read from what an unclean
+election has put in its place; a checkpoint of an earlier release has none. No topic's name contains `@`. Pure.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ from headrace.spark.ranges import OffsetRange
 from headrace.wire.ids import TopicPartition
 
 OffsetJson: TypeAlias = dict[str, Any]
-INIT, IDS, START = "@init", "@ids", "@start"
+INIT, IDS, START, EPOCHS = "@init", "@ids", "@start", "@epochs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class StreamOffsets:
     """Of the topics that `ends` are of, in hexadecimal."""
     starts: Mapping[TopicPartition, int] | None = None
     """Where the first micro-batch starts; None in all others."""
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The leader epoch of the record before each end; absent: not known."""
 
     def to_json(self) -> OffsetJson:
         """Give what the checkpoint keeps."""
@@ -38,6 +42,8 @@ class StreamOffsets:
         written[IDS] = dict(sorted(self.topic_ids.items()))
         if self.starts is not None:
             written[START] = _nested(self.starts)
+        if self.epochs:
+            written[EPOCHS] = _nested(self.epochs)
         return written
 
 
@@ -60,6 +66,7 @@ def parse_offsets(written: Mapping[str, Any]) -> StreamOffsets | None:
             _flat({topic: ends for topic, ends in written.items() if not topic.startswith("@")}),
             {str(topic): str(topic_id) for topic, topic_id in written.get(IDS, {}).items()},
             None if starts is None else _flat(starts),
+            _flat(written.get(EPOCHS, {})),
         )
     except (AttributeError, TypeError, ValueError):
         raise ConfigError(

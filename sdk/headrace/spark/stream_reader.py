@@ -63,6 +63,8 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: StreamOffsets | None = None
         """Where `availableNow` ends."""
         self._latest: StreamOffsets | None = None
+        self._leader_epochs: dict[TopicPartition, int] = {}
+        """Of the leaders that said so."""
         self._ask_at = 0.0
         """Not before then is the cluster asked again."""
 
@@ -108,7 +110,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if before is None:
             return self._first(latest, most).to_json()
         after = self._next(before, latest, most)
-        if after.to_json() == StreamOffsets(before.ends, before.topic_ids).to_json():
+        if (after.ends, after.topic_ids) == (before.ends, before.topic_ids):
             self._ask_at = time.monotonic() + 1 / IDLE_ASKS_A_SECOND
             self._lag_reports().idle()
             return start
@@ -128,9 +130,14 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = parse_offsets(end)
         assert after is not None, "a micro-batch ends where something was found"
         options = self._options
-        ranges = self._still_there(ranges_between(parse_offsets(start), after), after.topic_ids)
+        before = parse_offsets(start)
+        ranges = ranges_between(before, after)
+        if before is not None:
+            ranges = self._from_truncation_points(before, ranges, after.topic_ids)
+        ranges = self._still_there(ranges, after.topic_ids)
         return [
-            RangePartition(part) for part in split(ranges, options.min_partitions, options.max_records_per_partition)
+            RangePartition(part, after.topic_ids.get(part.where.topic, ""))
+            for part in split(ranges, options.min_partitions, options.max_records_per_partition)
         ]
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
@@ -162,7 +169,9 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ask what there is now."""
         cluster = self._cluster()
         partitions = cluster.partitions()
-        self._latest = StreamOffsets(cluster.offsets(partitions, LATEST), cluster.topic_ids)
+        found = cluster.answers(partitions, LATEST)
+        self._leader_epochs = {where: answer.leader_epoch for where, answer in found.items()}
+        self._latest = StreamOffsets({where: answer.offset for where, answer in found.items()}, cluster.topic_ids)
         return self._latest
 
     def _first(self, latest: StreamOffsets, most: int) -> StreamOffsets:
@@ -178,20 +187,67 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends[where] = max(ends[where], start)  # What was found by time may have been written since.
         _, losses = within_log([OffsetRange(where, starts[where], ends[where]) for where in partitions], earliest)
         judge_losses(losses, self._options.fail_on_data_loss)
-        return StreamOffsets(limited(starts, ends, most) if most else ends, latest.topic_ids, starts)
+        ends = limited(starts, ends, most) if most else ends
+        return StreamOffsets(ends, latest.topic_ids, starts, self._epochs(StreamOffsets(), ends, latest.topic_ids))
 
     def _next(self, before: StreamOffsets, latest: StreamOffsets, most: int) -> StreamOffsets:
         """Give the end of any other micro-batch. What was never heard of is read from its offset 0 on."""
         self._look_for_gone(before, latest)
         starts = known_starts(before, latest.topic_ids)
-        # A leader that was elected just now may not know yet how far records are visible: never go back.
+        shorter = [where for where, end in latest.ends.items() if end < starts.get(where, 0)]
+        cut = self._truncations(before, {where: latest.ends[where] for where in shorter})
+        if self._options.fail_on_data_loss:
+            judge_losses([_truncated(where, starts[where], point) for where, point in cut.items()], True)
+        for where, point in cut.items():
+            starts[where] = min(point, latest.ends[where])
         ends = {where: max(end, starts.get(where, 0)) for where, end in latest.ends.items()}
         if most:
             if not self._options.fail_on_data_loss:  # Records that are gone do not count.
                 for where, first in self._cluster().offsets(sorted(ends), EARLIEST).items():
                     starts[where] = max(starts.get(where, 0), min(first, ends[where]))
             ends = limited(starts, ends, most)
-        return StreamOffsets(ends, latest.topic_ids)
+        known = StreamOffsets({where: end for where, end in starts.items() if where not in cut}, epochs=before.epochs)
+        return StreamOffsets(ends, latest.topic_ids, epochs=self._epochs(known, ends, latest.topic_ids))
+
+    def _epochs(
+        self, before: StreamOffsets, ends: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]
+    ) -> dict[TopicPartition, int]:
+        """Return the leader epochs of the records before ends; what did not move, or whose leader did not, is known."""
+        found: dict[TopicPartition, int] = {}
+        unknown: dict[TopicPartition, int] = {}
+        for where, end in ends.items():
+            epoch = before.epochs.get(where, -1) if where in before.ends else -1
+            if epoch >= 0 and (end == before.ends[where] or self._leader_epochs.get(where) == epoch):
+                found[where] = epoch
+            elif end:
+                unknown[where] = end - 1
+        return found | self._cluster().record_epochs(unknown, topic_ids)
+
+    def _truncations(self, before: StreamOffsets, now: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return from where on what was read is lost or replaced; `now` has where the logs end.
+
+        Without an epoch, as in a checkpoint of an earlier release, only a log that is shorter tells.
+        """
+        known = {where: (before.ends[where], before.epochs[where]) for where in now if where in before.epochs}
+        found = self._cluster().truncation_points(known, before.topic_ids)
+        for where, end in now.items():
+            if where not in known and end < before.ends.get(where, 0):
+                found[where] = end
+        return found
+
+    def _from_truncation_points(
+        self, before: StreamOffsets, ranges: list[OffsetRange], topic_ids: Mapping[str, str]
+    ) -> list[OffsetRange]:
+        """Begin where the log parts from what was read, or end the query; what is still as it was read stays."""
+        kept = known_starts(before, topic_ids)
+        moving = {part.where: part.end for part in ranges if part.where in kept and part.end != kept[part.where]}
+        cut = self._truncations(before, moving)
+        losses = [_truncated(where, kept[where], point) for where, point in sorted(cut.items())]
+        judge_losses(losses, self._options.fail_on_data_loss)
+        return [
+            OffsetRange(part.where, min(cut[part.where], part.end), part.end) if part.where in cut else part
+            for part in ranges
+        ]
 
     def _look_for_gone(self, before: StreamOffsets, latest: StreamOffsets) -> None:
         """See whether a topic was deleted, and what was left to read of it with it."""
@@ -214,6 +270,14 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         judge_losses([*losses, *gone], self._options.fail_on_data_loss)
         return kept
+
+
+def _truncated(where: TopicPartition, position: int, point: int) -> str:
+    lost = f"the {position - point} records" if point < position else "records before it, how many is not known,"
+    return (
+        f"{where} was truncated by an unclean election: of what was read up to offset {position}, {lost} from "
+        f"{point} on were lost or replaced"
+    )
 
 
 def _deleted(topic: str, ends: Mapping[TopicPartition, int]) -> str:

@@ -67,21 +67,25 @@ class BrokerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListOffsets(self, request, context):
-        """Finds offsets: earliest, latest, by time.
+        """Finds offsets: earliest, latest, by time, as the partition's leader has them. Earliest and latest never fall, an
+        unclean election aside; a new leader answers OFFSET_NOT_AVAILABLE until it knows them. A leader that was cut off, and
+        has not seen that another was elected, may answer as of before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRecords(self, request, context):
-        """Raises the log start; the records below it are gone for readers at once.
+        """Raises the log start of partitions. Answered once every in-sync replica begins there: no later leader has the records
+        again, unless it was elected uncleanly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeLogs(self, request, context):
-        """Sizes and offsets of the replicas that this broker holds.
+        """Sizes and offsets of the replicas that this broker holds, by its own word: a leader that was cut off may still call
+        itself one, and replicas begin and end at different offsets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,7 @@ class GetMetadataRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[_topics_pb2.TopicRef, _Mapping]]] = ..., brokers_only: bool = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ...) -> None: ...
 
 class GetMetadataResponse(_message.Message):
-    __slots__ = ("cluster_id", "revision", "age_ms", "brokers", "topics", "coordinators", "max_batch_bytes", "answered_by", "handshake")
+    __slots__ = ("cluster_id", "revision", "age_ms", "brokers", "topics", "coordinators", "max_batch_bytes", "answered_by", "handshake", "generation")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class GetMetadataResponse(_message.Message):
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_BY_FIELD_NUMBER: _ClassVar[int]
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     revision: int
     age_ms: int
@@ -59,7 +60,8 @@ class GetMetadataResponse(_message.Message):
     max_batch_bytes: int
     answered_by: str
     handshake: _handshake_pb2.Handshake
-    def __init__(self, cluster_id: _Optional[str] = ..., revision: _Optional[int] = ..., age_ms: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[str]] = ..., max_batch_bytes: _Optional[int] = ..., answered_by: _Optional[str] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ...) -> None: ...
+    generation: int
+    def __init__(self, cluster_id: _Optional[str] = ..., revision: _Optional[int] = ..., age_ms: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[str]] = ..., max_batch_bytes: _Optional[int] = ..., answered_by: _Optional[str] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class BrokerMetadata(_message.Message):
     __slots__ = ("broker_id", "address", "rack", "host", "broker_epoch", "draining", "version", "transfer_address")
@@ -181,14 +183,16 @@ class CreateTopicResult(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[int] = ..., replication_factor: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class DeleteTopicsRequest(_message.Message):
-    __slots__ = ("client_id", "topics", "validate_only")
+    __slots__ = ("client_id", "topics", "validate_only", "unclaimed")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    UNCLAIMED_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     topics: _containers.RepeatedCompositeFieldContainer[_topics_pb2.TopicRef]
     validate_only: bool
-    def __init__(self, client_id: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[_topics_pb2.TopicRef, _Mapping]]] = ..., validate_only: bool = ...) -> None: ...
+    unclaimed: bool
+    def __init__(self, client_id: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[_topics_pb2.TopicRef, _Mapping]]] = ..., validate_only: bool = ..., unclaimed: bool = ...) -> None: ...
 
 class DeleteTopicsResponse(_message.Message):
     __slots__ = ("topics",)

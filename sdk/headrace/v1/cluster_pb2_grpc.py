@@ -117,7 +117,10 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AlterConfigs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Answered once etcd has the settings. Each broker applies them as it sees them: within milliseconds, and, cut off from
+        etcd, when it is back. What safety needs, `min_insync_replicas` and the promise of `durability=fsync`, goes by the
+        partition's key, which controller and leader write next: until then the old values hold.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -54,6 +54,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_NOT_OWNER: _ClassVar[ErrorCode]
     ERROR_CODE_GROUP_NOT_EMPTY: _ClassVar[ErrorCode]
     ERROR_CODE_GROUP_TOO_LARGE: _ClassVar[ErrorCode]
+    ERROR_CODE_METADATA_LIMIT: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_AUTHORIZED: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
 
@@ -108,6 +109,7 @@ ERROR_CODE_FENCED_INSTANCE: ErrorCode
 ERROR_CODE_NOT_OWNER: ErrorCode
 ERROR_CODE_GROUP_NOT_EMPTY: ErrorCode
 ERROR_CODE_GROUP_TOO_LARGE: ErrorCode
+ERROR_CODE_METADATA_LIMIT: ErrorCode
 ERROR_CODE_NOT_AUTHORIZED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 OUTCOME_UNSPECIFIED: Outcome

@@ -56,7 +56,7 @@ class HealthDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DiskDescription(_message.Message):
-    __slots__ = ("data_dir", "total_bytes", "free_bytes", "refuse_below_bytes", "resume_above_bytes", "fsync_us", "filesystem", "offline_logs")
+    __slots__ = ("data_dir", "total_bytes", "free_bytes", "refuse_below_bytes", "resume_above_bytes", "fsync_us", "filesystem", "offline_logs", "unclaimed_logs", "unclaimed_topic_ids")
     DATA_DIR_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,8 @@ class DiskDescription(_message.Message):
     FSYNC_US_FIELD_NUMBER: _ClassVar[int]
     FILESYSTEM_FIELD_NUMBER: _ClassVar[int]
     OFFLINE_LOGS_FIELD_NUMBER: _ClassVar[int]
+    UNCLAIMED_LOGS_FIELD_NUMBER: _ClassVar[int]
+    UNCLAIMED_TOPIC_IDS_FIELD_NUMBER: _ClassVar[int]
     data_dir: str
     total_bytes: int
     free_bytes: int
@@ -73,7 +75,9 @@ class DiskDescription(_message.Message):
     fsync_us: int
     filesystem: str
     offline_logs: int
-    def __init__(self, data_dir: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., refuse_below_bytes: _Optional[int] = ..., resume_above_bytes: _Optional[int] = ..., fsync_us: _Optional[int] = ..., filesystem: _Optional[str] = ..., offline_logs: _Optional[int] = ...) -> None: ...
+    unclaimed_logs: int
+    unclaimed_topic_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, data_dir: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., refuse_below_bytes: _Optional[int] = ..., resume_above_bytes: _Optional[int] = ..., fsync_us: _Optional[int] = ..., filesystem: _Optional[str] = ..., offline_logs: _Optional[int] = ..., unclaimed_logs: _Optional[int] = ..., unclaimed_topic_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class EtcdMemberDescription(_message.Message):
     __slots__ = ("endpoint", "error", "version", "answered_us", "database_bytes", "database_used_bytes", "quota_bytes", "has_leader", "is_learner", "alarms")

@@ -37,7 +37,11 @@ from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, Unsuppor
 __all__ = [
     "HEADER_BYTES",
     "MAGIC",
+    "MAX_BATCH_HEADERS",
     "MAX_OFFSET",
+    "MAX_RECORD_HEADERS",
+    "MAX_TIMESTAMP_MS",
+    "MIN_TIMESTAMP_MS",
     "STAMP_BYTES",
     "BatchFlags",
     "BatchHeader",
@@ -55,6 +59,12 @@ HEADER_BYTES = 80
 STAMP_BYTES = 32
 CRC_START = 36
 MAX_OFFSET = 2**63 - 1
+MAX_RECORD_HEADERS = 1_000
+MAX_BATCH_HEADERS = 1_000_000
+MIN_TIMESTAMP_MS = -62_135_596_800_000
+"""The start of the year 1: Python, pandas and Spark show times from here on."""
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+"""The end of the year 9999."""
 PADDING_SHIFT = 13
 SEQUENCES = 2**31
 

@@ -29,6 +29,8 @@ class CertificateFacts(NamedTuple):
     subject: str
     """As `CN=broker-1,O=Example`, in the order of the certificate; parts that are rarely used are left out."""
     not_after: datetime
+    public_key: bytes
+    """Its SubjectPublicKeyInfo in DER: two certificates of one authority have the same."""
 
 
 def read_facts(pem: bytes) -> list[CertificateFacts]:
@@ -55,7 +57,11 @@ def _facts(certificate: bytes) -> CertificateFacts:
         position = _skip(certificate, position)
     not_before, _ = _enter(certificate, position, _SEQUENCE)
     not_after = _time(certificate, _skip(certificate, not_before))
-    return CertificateFacts(_name(certificate, _skip(certificate, position)), not_after)
+    subject = _skip(certificate, position)
+    public_key = _skip(certificate, subject)
+    return CertificateFacts(
+        _name(certificate, subject), not_after, certificate[public_key : _skip(certificate, public_key)]
+    )
 
 
 def _name(der: bytes, position: int) -> str:

@@ -20,39 +20,56 @@ of the batch.
 
 Offsets start at 0 and ascend. Validity is there if and only if its flag is set; bits past n are zero; bytes under a
 null mean nothing. The smallest and the greatest of timestamps_ms are the header's base_timestamp_ms and
-max_timestamp_ms.
+max_timestamp_ms, both within the years 1 to 9999. A record has at most 1,000 headers, a batch 1,000,000. A compressed
+payload inflates to at most 1,000 times its stored bytes.
 
-Producers encode, readers decode; the broker does neither outside the simple `records` form. `encode_batch` is in
-`headrace.wire.encoding`, re-exported here.
+Producers encode; a leader checks the columns of a batch before it appends it (`check_columns`); readers decode, and
+check the same again. `encode_batch` is in `headrace.wire.encoding`, re-exported here.
 """
 
+import codecs
 import io
+import struct
 import sys
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import le
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.wire.batch import HEADER_BYTES, BatchFlags, BatchHeader, read_header
-from headrace.wire.compression import decompress
+from headrace.wire.batch import (
+    HEADER_BYTES,
+    MAX_BATCH_HEADERS,
+    MAX_RECORD_HEADERS,
+    MAX_TIMESTAMP_MS,
+    MIN_TIMESTAMP_MS,
+    BatchFlags,
+    BatchHeader,
+    read_header,
+)
+from headrace.wire.compression import MAX_RATIO, Codec, decompress
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import encode_batch, encode_columns
 from headrace.wire.errors import CorruptBatchError
 
-__all__ = ["Column", "Columns", "HeaderColumns", "decode_batch", "encode_batch", "encode_columns"]
+__all__ = ["Column", "Columns", "HeaderColumns", "check_columns", "decode_batch", "encode_batch", "encode_columns"]
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
+_FEW_RECORDS = 16
+_PIECE_BYTES = 1 << 20
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 _KEYS = int(BatchFlags.KEYS)
 _NULL_VALUES = int(BatchFlags.NULL_VALUES)
 _NULL_KEYS = int(BatchFlags.NULL_KEYS)
 _RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
 _HEADERS = int(BatchFlags.HEADERS)
+_COLUMN_FLAGS = _KEYS | _NULL_VALUES | _NULL_KEYS | _RECORD_TIMESTAMPS | _HEADERS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,14 +191,17 @@ class Columns:
         """Give the records' offsets."""
         return range(self.header.base_offset, self.header.end_offset)
 
-    def headers(self) -> list[Headers]:
-        """Give each record's headers in order, `()` where it has none."""
+    def headers(self, start: int = 0, end: int | None = None) -> list[Headers]:
+        """Give the headers of each record from `start` to `end` in order, `()` where it has none."""
+        end = self.record_count if end is None else end
         if self.header_columns is None:
-            return [()] * self.record_count
-        keys: list[bytes] = self.header_columns.keys.to_list()
-        pairs = list(zip([str(key, "utf-8") for key in keys], self.header_columns.values.to_list(), strict=True))
-        cuts = self.header_columns.list_offsets.tolist()
-        return [tuple(pairs[start:end]) for start, end in pairwise(cuts)]
+            return [()] * (end - start)
+        cuts = self.header_columns.list_offsets[start : end + 1].tolist()
+        first, last = cuts[0], cuts[-1]
+        names: list[bytes] = self.header_columns.keys.part(first, last).to_list()
+        values = self.header_columns.values.part(first, last).to_list()
+        pairs = list(zip([str(name, "utf-8") for name in names], values, strict=True))
+        return [tuple(pairs[one - first : other - first]) for one, other in pairwise(cuts)]
 
     def to_arrow_values(self) -> Any:
         """Give a pyarrow binary array over the same memory."""
@@ -240,7 +260,53 @@ def decode_batch(batch: ReadableBuffer, *, max_payload_bytes: int) -> Columns:
         CorruptBatchError: with `base_offset`, and `next_offset` from which a reader may go on.
         UnsupportedCodecError: the codec's package is not installed; install the extra that the message names.
     """
-    header = read_header(batch)
+    return _decode(batch, read_header(batch), max_payload_bytes)
+
+
+def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_bytes: int) -> None:
+    """Check that every reader can decode `batch`: what `decode_batch` checks, and how far a payload inflates.
+
+    A leader calls it after `check_batch`. No loop over records; of an uncompressed batch nothing is copied but the
+    names of headers.
+
+    Args:
+        batch: one whole batch, 8-aligned.
+        header: its header.
+        max_payload_bytes: the most that is inflated.
+
+    Raises:
+        CorruptBatchError: the columns are not what the format says, or the payload inflates too far.
+        UnsupportedCodecError: the codec's package is not installed here.
+    """
+    if header.codec != Codec.NONE:
+        stored_bytes = header.batch_bytes - HEADER_BYTES - header.padding_bytes
+        if header.payload_bytes > MAX_RATIO * stored_bytes:
+            raise CorruptBatchError(
+                f"a payload of {header.payload_bytes} bytes is more than {MAX_RATIO:,} times the {stored_bytes} stored",
+                action="Send it uncompressed.",
+            )
+    elif header.record_count <= _FEW_RECORDS and not header.flags & _COLUMN_FLAGS and _is_few_sound(batch, header):
+        return
+    _decode(batch, header, max_payload_bytes)
+
+
+def _is_few_sound(batch: ReadableBuffer, header: BatchHeader) -> bool:
+    """Whether a batch of a few plain values is sound, in a quarter of the time; else the whole check says why not."""
+    count = header.record_count
+    offsets = struct.unpack_from(f"<{count + 1}i", batch, HEADER_BYTES)
+    end = HEADER_BYTES + 4 * (count + 1)
+    gap = -end % 8
+    return (
+        offsets[0] == 0
+        and end - HEADER_BYTES + gap + offsets[-1] == header.payload_bytes
+        and all(map(le, offsets, offsets[1:]))
+        and not any(memoryview(batch)[end : end + gap])
+        and header.base_timestamp_ms >= MIN_TIMESTAMP_MS
+        and header.max_timestamp_ms <= MAX_TIMESTAMP_MS
+    )
+
+
+def _decode(batch: ReadableBuffer, header: BatchHeader, max_payload_bytes: int) -> Columns:
     view = memoryview(batch).cast("B")
     end = header.batch_bytes - header.padding_bytes
     try:
@@ -248,6 +314,10 @@ def decode_batch(batch: ReadableBuffer, *, max_payload_bytes: int) -> Columns:
             raise CorruptBatchError(f"batch_bytes is {header.batch_bytes}, but {len(view)} bytes came")
         if 4 * (header.record_count + 1) > header.payload_bytes:
             raise CorruptBatchError(f"{header.record_count} records cannot be in {header.payload_bytes} bytes")
+        if header.base_timestamp_ms < MIN_TIMESTAMP_MS or header.max_timestamp_ms > MAX_TIMESTAMP_MS:
+            raise CorruptBatchError(
+                f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} ms are outside the years 1 to 9999"
+            )
         payload = decompress(header.codec, view[HEADER_BYTES:end], header.payload_bytes, max_payload_bytes)
         return _read_columns(header, _PayloadReader(payload))
     except CorruptBatchError as error:
@@ -309,6 +379,10 @@ class _PayloadReader:
     def headers(self, count: int) -> HeaderColumns:
         list_offsets = self.offsets("header_list_offsets", count)
         headers = int(list_offsets[-1])
+        if headers > MAX_BATCH_HEADERS:
+            _corrupt("header_list_offsets", f"count {headers} headers, over the limit of {MAX_BATCH_HEADERS} a batch")
+        if headers > MAX_RECORD_HEADERS and (most := int(np.diff(list_offsets).max())) > MAX_RECORD_HEADERS:
+            _corrupt("header_list_offsets", f"give a record {most} headers, over the limit of {MAX_RECORD_HEADERS}")
         keys = self.column("header_key", headers, nullable=False)
         _check_utf8(keys)
         return HeaderColumns(list_offsets, keys, self.column("header_value", headers, nullable=False))
@@ -320,8 +394,11 @@ class _PayloadReader:
 
 def _check_utf8(column: Column) -> None:
     """Check that every entry is UTF-8: all bytes together are, and no entry starts within a character."""
+    decoder = _Utf8()
     try:
-        str(column.data, "utf-8")
+        for start in range(0, len(column.data), _PIECE_BYTES):  # As a str it may be four times as large.
+            decoder.decode(column.data[start : start + _PIECE_BYTES])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise CorruptBatchError("header_key_data: is not UTF-8") from error
     starts = column.offsets[column.offsets < len(column.data)]

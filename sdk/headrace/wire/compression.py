@@ -7,8 +7,11 @@ are first used.
 """
 
 import zlib
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
+
+import numpy as np
 
 from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
 
@@ -22,6 +25,11 @@ class Codec(IntEnum):
     GZIP = 3
 
 
+MAX_RATIO = 1_000
+"""A leader refuses a payload that inflates to more than this many times its stored bytes; producers store such a
+payload uncompressed.
+"""
+_PIECE_BYTES = 4 << 20
 _GZIP_WBITS = 31
 _MIN_WINDOW_BYTES = 8 << 20
 """RFC 8878 asks every Zstandard decoder to support windows of 8 MiB."""
@@ -87,11 +95,14 @@ def decompress(codec: int, data: bytes | memoryview, payload_bytes: int, limit: 
     return payload
 
 
-def _inflate_gzip(data: bytes | memoryview, payload_bytes: int) -> bytes:
+def _inflate_gzip(data: bytes | memoryview, payload_bytes: int) -> bytes | memoryview:
     inflater = zlib.decompressobj(_GZIP_WBITS)
     try:
         # zlib reads a max_length of 0 as "no limit"; the one byte more also shows output past the stated size.
-        payload = inflater.decompress(data, payload_bytes + 1)
+        payload: bytes | memoryview = inflater.decompress(data, min(payload_bytes, _PIECE_BYTES) + 1)
+        if payload_bytes > _PIECE_BYTES:
+            rest = lambda most: inflater.decompress(inflater.unconsumed_tail, most)  # noqa: E731
+            payload = _in_pieces(payload, rest, payload_bytes)
     except zlib.error as error:
         raise CorruptBatchError(f"the gzip payload is damaged: {error}") from error
     if not inflater.eof or inflater.unused_data:
@@ -99,15 +110,29 @@ def _inflate_gzip(data: bytes | memoryview, payload_bytes: int) -> bytes:
     return payload
 
 
-def _inflate_lz4(data: bytes | memoryview, payload_bytes: int) -> bytes:
+def _inflate_lz4(data: bytes | memoryview, payload_bytes: int) -> bytes | memoryview:
     inflater: Any = _lz4_frame().LZ4FrameDecompressor()
     try:
-        payload: bytes = inflater.decompress(data, max_length=payload_bytes + 1)
+        payload: bytes | memoryview = inflater.decompress(data, max_length=min(payload_bytes, _PIECE_BYTES) + 1)
+        if payload_bytes > _PIECE_BYTES:
+            rest = lambda most: b"" if inflater.eof else inflater.decompress(b"", max_length=most)  # noqa: E731
+            payload = _in_pieces(payload, rest, payload_bytes)
     except (RuntimeError, EOFError) as error:
         raise CorruptBatchError(f"the lz4 payload is damaged: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise CorruptBatchError("the lz4 payload is not one whole frame of the stated size")
     return payload
+
+
+def _in_pieces(first: bytes | memoryview, rest: Callable[[int], bytes], payload_bytes: int) -> memoryview:
+    """Inflate the rest of a large payload into one buffer; the libraries would hold it twice while they grow theirs."""
+    buffer = np.empty(payload_bytes + 1, np.uint8).data
+    position, piece = 0, first
+    while len(piece):
+        buffer[position : position + len(piece)] = piece
+        position += len(piece)
+        piece = rest(min(_PIECE_BYTES, payload_bytes + 1 - position)) if position <= payload_bytes else b""
+    return buffer[:position]
 
 
 def _inflate_zstd(data: bytes | memoryview, payload_bytes: int) -> bytes:

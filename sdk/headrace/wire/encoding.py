@@ -17,11 +17,13 @@ from headrace.wire.batch import (
     CRC_START,
     HEADER_BYTES,
     MAGIC,
+    MAX_BATCH_HEADERS,
+    MAX_RECORD_HEADERS,
     PADDING_SHIFT,
     STAMP,
     BatchFlags,
 )
-from headrace.wire.compression import Codec, compress
+from headrace.wire.compression import MAX_RATIO, Codec, compress
 from headrace.wire.crc import ReadableBuffer, crc32c
 from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
 
@@ -101,7 +103,7 @@ def batch_parts(
         base_timestamp_ms: the timestamp of every record that has none of its own, ms since 1970.
         headers: one a record, each a sequence of (key, value) or None; None: no record has headers.
         timestamps_ms: one a record, None for base_timestamp_ms; None: all records carry base_timestamp_ms.
-        codec: how to compress; a payload that does not shrink is stored as it is.
+        codec: how to compress; a payload that does not shrink, or more than 1,000 times, is stored as it is.
         producer_id: the idempotent producer, or -1; then epoch and sequence are -1 too.
         producer_epoch: its epoch.
         base_sequence: the sequence of the first record.
@@ -109,8 +111,9 @@ def batch_parts(
         compression_level: the codec's own level, or None for its default.
 
     Raises:
-        InvalidRequestError: no record, columns of different lengths, or an entry that is not bytes.
-        BatchTooLargeError: a column over 2^31 - 1 bytes; split the batch.
+        InvalidRequestError: no record, columns of different lengths, an entry that is not bytes, or a record with more
+            than 1,000 headers.
+        BatchTooLargeError: a column over 2^31 - 1 bytes, or more than 1,000,000 headers; split the batch.
         UnsupportedCodecError: the codec's package is not installed.
     """
     plain = keys is None and headers is None and timestamps_ms is None and codec is Codec.NONE
@@ -208,7 +211,7 @@ def column_parts(
     stored = payload.size
     if codec != Codec.NONE:
         packed = compress(codec, b"".join(parts), compression_level)
-        if len(packed) < stored:
+        if len(packed) < stored <= MAX_RATIO * len(packed):
             parts, stored = [packed], len(packed)
         else:
             codec = Codec.NONE
@@ -335,7 +338,14 @@ class _Payload:
         if len(headers) != count:
             raise InvalidRequestError(f"there are {count} values but {len(headers)} lists of headers")
         lists = [record or () for record in headers]
+        if (most := max(map(len, lists))) > MAX_RECORD_HEADERS:
+            raise InvalidRequestError(f"a record has {most} headers, over the limit of {MAX_RECORD_HEADERS}")
         pairs = list(chain.from_iterable(lists))
+        if len(pairs) > MAX_BATCH_HEADERS:
+            raise BatchTooLargeError(
+                f"{len(pairs)} headers are over the limit of {MAX_BATCH_HEADERS} a batch",
+                action="Send smaller batches.",
+            )
         cuts = np.zeros(count + 1, np.int32)
         np.cumsum(np.fromiter(map(len, lists), np.int32, count), out=cuts[1:])
         self._add(cuts.astype("<i4", copy=False).data, 4 * (count + 1))

@@ -83,6 +83,7 @@ class ErrorCode(IntEnum):
     NOT_OWNER = 64
     GROUP_NOT_EMPTY = 65
     GROUP_TOO_LARGE = 66
+    METADATA_LIMIT = 67
     NOT_AUTHORIZED = 70
     INTERNAL = 99
 
@@ -193,6 +194,9 @@ class CorruptBatchError(InvalidRequestError):
     Attributes:
         base_offset: the batch's base offset, or -1 where the header could not be trusted.
         next_offset: the offset behind the batch, from which a reader may go on, or -1 where it is not known.
+        offset: the first offset that a reader wanted of it, or -1.
+        batch: its bytes as a reader received them; empty where it was no reader.
+        written_so: its checksums are right, so that every replica has it as it is.
     """
 
     default_code = ErrorCode.CORRUPT_BATCH
@@ -201,6 +205,9 @@ class CorruptBatchError(InvalidRequestError):
         super().__init__(message, **fields)
         self.base_offset = base_offset
         self.next_offset = next_offset
+        self.offset = -1
+        self.batch = b""
+        self.written_so = False
 
 
 class BatchTooLargeError(InvalidRequestError):
@@ -306,7 +313,7 @@ class NotEnoughReplicasAfterAppendError(HeadraceError):
 
 
 class OffsetNotAvailableError(HeadraceError):
-    """A new leader does not know its high watermark yet."""
+    """A new leader does not know its high watermark, or its log start, yet."""
 
     default_code = ErrorCode.OFFSET_NOT_AVAILABLE
 
@@ -429,6 +436,12 @@ class GroupTooLargeError(HeadraceError):
     """The group has more members and partitions than fit into one key of etcd."""
 
     default_code = ErrorCode.GROUP_TOO_LARGE
+
+
+class MetadataLimitError(HeadraceError):
+    """The cluster takes no further groups, members, offsets or topics: a limit is reached, or etcd is nearly full."""
+
+    default_code = ErrorCode.METADATA_LIMIT
 
 
 class InternalError(HeadraceError):
@@ -562,7 +575,11 @@ ERRORS: Mapping[ErrorCode, ErrorRow] = {
         "Send the same batch again with its producer id and sequence; without them it may be stored twice.",
     ),
     ErrorCode.OFFSET_NOT_AVAILABLE: ErrorRow(
-        OffsetNotAvailableError, "UNAVAILABLE", True, _NO, "Try again; the new leader is finding its high watermark."
+        OffsetNotAvailableError,
+        "UNAVAILABLE",
+        True,
+        _NO,
+        "Try again; the new leader waits for its followers to say where the log begins and ends.",
     ),
     ErrorCode.NOT_CONTROLLER: ErrorRow(
         NotControllerError, "FAILED_PRECONDITION", True, _NO, "Ask the controller named, or another coordinator."
@@ -653,6 +670,13 @@ ERRORS: Mapping[ErrorCode, ErrorRow] = {
     ),
     ErrorCode.GROUP_TOO_LARGE: ErrorRow(
         GroupTooLargeError, "RESOURCE_EXHAUSTED", False, _NO, "Split the topics over several groups."
+    ),
+    ErrorCode.METADATA_LIMIT: ErrorRow(
+        MetadataLimitError,
+        "RESOURCE_EXHAUSTED",
+        False,
+        _NO,
+        "Delete groups and topics that are not needed, or let an administrator raise the limit.",
     ),
     ErrorCode.NOT_AUTHORIZED: ErrorRow(
         NotAuthorizedError,

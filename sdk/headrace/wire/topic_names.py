@@ -1,10 +1,15 @@
-"""Which strings name a topic. The rule of Apache Kafka: 1 to 249 of `a-z A-Z 0-9 . _ -`, and neither `.` nor `..`."""
+"""Which strings name a topic. The rule of Apache Kafka: 1 to 249 of `a-z A-Z 0-9 . _ -`, and neither `.` nor `..`.
+
+A topic that a client creates begins with a letter, a digit or one `_`: names that begin with `__` are reserved for
+headrace's own topics, and a leading `-` or `.` reads as an option or a hidden file on a command line.
+"""
 
 import re
 
 from headrace.wire.errors import InvalidTopicNameError
 
 MAX_TOPIC_NAME_CHARACTERS = 249
+RESERVED_PREFIX = "__"
 _ALLOWED = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
@@ -25,3 +30,22 @@ def check_topic_name(name: str) -> None:
     if not _ALLOWED.fullmatch(name):
         bad = next(character for character in name if not _ALLOWED.fullmatch(character))
         raise InvalidTopicNameError(f"the topic name {name!r} contains {bad!r}")
+
+
+def check_new_topic_name(name: str) -> None:
+    """Return if a client may create a topic of this name.
+
+    Raises:
+        InvalidTopicNameError: it may not; the message says what is wrong with it.
+    """
+    check_topic_name(name)
+    if name.startswith(RESERVED_PREFIX):
+        raise InvalidTopicNameError(
+            f"the topic name {name!r} begins with {RESERVED_PREFIX!r}, which is reserved for internal topics",
+            action="Choose a name that begins with a letter, a digit or a single '_'.",
+        )
+    if name[0] in "-.":
+        raise InvalidTopicNameError(
+            f"the topic name {name!r} begins with {name[0]!r}",
+            action="Choose a name that begins with a letter, a digit or a single '_'.",
+        )

@@ -1,10 +1,11 @@
-"""The command `headrace-broker`: `run` (the default), `drain`, `inventory` and `dump`."""
+"""The command `headrace-broker`: `run` (the default), `drain`, `trust-clock`, `inventory` and `dump`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from headrace_server.settings import SettingsError, load_settings
 from headrace_broker.app import serve
 from headrace_broker.drain import drain as drain_broker
 from headrace_broker.inventory import as_text, take_inventory
+from headrace_broker.say_time import say_time
 from headrace_broker.settings import ENVIRON_PREFIX, BrokerSettings
 from headrace_broker.storage.dump import dump
 
@@ -53,6 +55,19 @@ def drain(
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None
+
+
+@cli.command("trust-clock")
+def trust_clock(config: ConfigOption = None, set_: SetOption = []) -> None:  # noqa: B006
+    """Say to every broker and coordinator that this machine's clock is right: those that agree end their doubt."""
+    try:
+        now_ms = asyncio.run(say_time(_read_settings(config, set_)))
+    except HeadraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None
+    print(
+        f"It is {datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC; clocks within a day are believed."
+    )
 
 
 @cli.command()

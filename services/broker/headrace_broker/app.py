@@ -13,18 +13,22 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 from headrace.disk_probe import filesystem_of, measure_fsync
 from headrace.v1 import process_pb2
-from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.errors import HeadraceError, MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
-from headrace_server.admission import PeerInterceptor, refuse_internal_calls
+from headrace_server.admission import InternalCallRefusal
 from headrace_server.clock import Clock, SystemClock, read_boot_id
+from headrace_server.clock_watch import ClockExchange, ClockWatch
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.descriptors import DescriptorShares, raise_limit, report, share_out
 from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
@@ -35,10 +39,11 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
+from headrace_server.places import PlaceLimits
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer, split_address
 from headrace_server.supervision import Supervision, supervised
-from headrace_server.telemetry import configure_logging
+from headrace_server.telemetry import LogInterval, configure_logging
 from headrace_server.tls import ServiceTls, watched_tls
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
@@ -51,18 +56,21 @@ from headrace_broker.rpc.replica_service import register as register_replica_ser
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
 from headrace_broker.rpc.transfer import TransferServer
 from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.directory_calls import DirectoryCalls
+from headrace_broker.runtime.directory_version import StoredSessions, keep_version
 from headrace_broker.runtime.flusher import Flusher
+from headrace_broker.runtime.inflation import Inflation
 from headrace_broker.runtime.partition import PartitionServices
 from headrace_broker.runtime.partition_samples import describe_sample
-from headrace_broker.runtime.registration import Registration, StorageRecord
+from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
 from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
 from headrace_broker.runtime.suspicions import Suspicions
-from headrace_broker.runtime.upkeep import maintain, retain, scrub
+from headrace_broker.runtime.upkeep import keep_high_watermarks, maintain, retain, scrub
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.errors import storage_offline
+from headrace_broker.storage.errors import storage_error
 from headrace_broker.storage.settings import DiskLimits
 
 log = structlog.get_logger(__name__)
@@ -71,6 +79,10 @@ STORAGE_THREADS = 4
 RETRY_SECONDS = 0.5
 STOP_GRACE_SECONDS = 10.0
 DRAIN_POLL_SECONDS = 0.02
+MAX_TOPIC_IDS = 100
+"""Of unclaimed logs, in one description of a broker."""
+LAST_HAND_OVERS_MS = 2_500
+"""How long a stop whose time is up waits for successors, while nothing is appended any more."""
 
 
 async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
@@ -101,14 +113,16 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             if found is None:
                 return
             identity, adopts = found
+            shares = _share_descriptors(settings)
             directory = await asyncio.get_running_loop().run_in_executor(
-                executor, _open_directory, settings, identity, adopts
+                executor, _open_directory, settings, shares, identity, adopts
             )
             broker = Broker(
                 settings,
                 metastore,
                 identity,
                 directory,
+                shares,
                 clock=SystemClock(),
                 metrics=metrics,
                 executor=executor,
@@ -127,6 +141,7 @@ async def _identify(
     """Read the cluster's identity, and the storage id of this broker's last session, which a new generation may have
     taken over; waits for etcd as long as it takes. None where a stop came first.
     """
+    waiting = LogInterval(SystemClock().monotonic_ms)
     while not stop.is_set():
         try:
             identity = await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
@@ -136,12 +151,41 @@ async def _identify(
         except MetastoreRolledBackError:
             raise
         except MetastoreUnavailableError as error:
-            log.warning("etcd_not_reached", endpoints=list(settings.etcd_endpoints), cause=str(error))
+            if waiting.is_due():
+                log.warning(
+                    "etcd_not_reached",
+                    endpoints=list(settings.etcd_endpoints),
+                    cause=str(error),
+                    for_seconds=waiting.for_seconds,
+                )
             await asyncio.sleep(RETRY_SECONDS)
     return None
 
 
-def _open_directory(settings: BrokerSettings, identity: ClusterIdentity, adopts: bytes) -> DataDirectory:
+def crash(tasks: asyncio.TaskGroup, error: BaseException) -> None:
+    """End the broker, whose tasks these are: a call or a task of somebody else met a bug."""
+
+    async def fail() -> None:
+        raise error
+
+    work = fail()
+    try:
+        tasks.create_task(work)
+    except RuntimeError:
+        work.close()  # It is ending already.
+
+
+def _share_descriptors(settings: BrokerSettings) -> DescriptorShares:
+    limit = raise_limit()
+    transfers = settings.max_transfer_connections if settings.transfer_listen else 0
+    shares = share_out(limit, max_connections=settings.max_connections, transfers=transfers)
+    report(limit, shares)
+    return shares
+
+
+def _open_directory(
+    settings: BrokerSettings, shares: DescriptorShares, identity: ClusterIdentity, adopts: bytes
+) -> DataDirectory:
     return DataDirectory.open(
         settings.data_dir,
         cluster_id=identity.cluster_id,
@@ -154,6 +198,7 @@ def _open_directory(settings: BrokerSettings, identity: ClusterIdentity, adopts:
             reserve_bytes=settings.disk_reserve_bytes,
             refuse_below_bytes=settings.disk_refuse_below_bytes,
             resume_above_bytes=settings.disk_resume_above_bytes,
+            max_open_files=shares.cached_files,
         ),
     )
 
@@ -167,6 +212,7 @@ class Broker:
         metastore: EtcdMetastore,
         identity: ClusterIdentity,
         directory: DataDirectory,
+        shares: DescriptorShares,
         *,
         clock: Clock,
         metrics: BrokerMetrics,
@@ -185,10 +231,14 @@ class Broker:
         self._supervision = supervision
         self._health = supervision.health
         self._flusher = Flusher(metrics)
+        self._inflation = Inflation()
+        self._records = Inflation()
         self._tls = tls
-        limits = RpcLimits(max_concurrent_calls=settings.max_concurrent_calls)
-        self._server = RpcServer(limits, health=supervision.health)
-        self._internal_server = RpcServer(limits, health=supervision.health, interceptors=self._peer_checks())
+        self._shares = shares
+        self._server = self._make_server(shares.clients)
+        self._internal_server = self._make_server(
+            shares.peers, allowed_names=settings.internal_tls_allowed_names, call_errors=metrics.common.call_errors
+        )
         self._transfer: TransferServer | None = None
         self._transfer_address = ""
         self._lease_lost = asyncio.Event()
@@ -207,6 +257,8 @@ class Broker:
             await asyncio.gather(self._server.stop(0), self._internal_server.stop(0), self._stop_transfer())
             raise
         finally:
+            self._inflation.close()
+            self._records.close()
             await self._close_directory()
 
     async def _run(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> None:
@@ -215,10 +267,33 @@ class Broker:
         await self._load(source, stop)
         view = ClusterView(self._identity, source)
         check_registered(view, f"broker-{settings.broker_id}")
+        clocks = ClockExchange(
+            ClockWatch(self._clock),
+            f"broker-{settings.broker_id}",
+            view,
+            self._metastore,
+            self._clock,
+            self._metrics.common.clock_in_doubt,
+        )
         services = PartitionServices(
-            BrokerId(settings.broker_id), settings, self._clock, self._metrics, self._flusher, self._executor
+            BrokerId(settings.broker_id),
+            settings,
+            self._clock,
+            self._metrics,
+            self._flusher,
+            self._executor,
+            self._inflation,
+            self._records,
+            clocks.look,
+            crash=partial(crash, tasks),
         )
         live = self._describe()
+        if live.takes_no_replicas:
+            log.error(
+                "volume_too_small",
+                reason=live.takes_no_replicas,
+                advice="give it a larger volume, or lower disk_refuse_below_bytes; it gets no new replicas until then",
+            )
         self._health.hold("readiness", "registration", "it is not registered in etcd yet")
         registration = self._make_registration(live)
         suspicions = self._make_suspicions(registration)
@@ -232,7 +307,7 @@ class Broker:
         self._internal_server.add(register, service, SERVICE_NAME)
         self._server.add(register, service, SERVICE_NAME)
         self._transfer = TransferServer(service, self._metrics, max_connections=settings.max_transfer_connections)
-        refuse_internal_calls(self._server, REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
+        self._server.add_handler(InternalCallRefusal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors))
         self._add_process_service(assignments)
         await self._listen(live)
         self._supervision.beat.on_beat = lambda: self._on_beat(view)
@@ -240,6 +315,7 @@ class Broker:
             [describe_sample(partition) for partition in assignments.partitions]
         )
         await self._recover(assignments)
+        clocks.note_newest_record(await self._newest_append_ms(assignments))
         service.begin_serving()
         background: list[asyncio.Task[None]] = []
         starting = tasks.create_task(self._start_session(registration, assignments))
@@ -250,11 +326,14 @@ class Broker:
             background += [
                 tasks.create_task(source.run()),
                 tasks.create_task(watch_generation(view)),
+                tasks.create_task(clocks.run()),
                 tasks.create_task(assignments.run()),
                 tasks.create_task(self._keep_registered(registration, assignments)),
                 tasks.create_task(replication.tick(lambda: assignments.partitions)),
                 tasks.create_task(suspicions.run()),
+                tasks.create_task(keep_version(assignments, registration)),
                 tasks.create_task(maintain(assignments, self._directory, services)),
+                tasks.create_task(keep_high_watermarks(services)),
                 tasks.create_task(retain(assignments, services)),
                 tasks.create_task(scrub(assignments, services)),
             ]
@@ -265,9 +344,13 @@ class Broker:
             starting.cancel()
         await self._stop(service, assignments, replication, registration, background)
 
-    def _peer_checks(self) -> list[PeerInterceptor]:
-        names = self._settings.internal_tls_allowed_names
-        return [PeerInterceptor(names, self._metrics.common.call_errors)] if names else []
+    def _make_server(self, max_connections: int, **checks: Any) -> RpcServer:
+        settings = self._settings
+        limits = RpcLimits(
+            places=PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer)),
+            max_connections=max_connections,
+        )
+        return RpcServer(limits, health=self._health, **checks)
 
     async def _listen(self, live: metadata_pb2.BrokerLive) -> None:
         """Open both listeners and say in the registration where they are."""
@@ -302,6 +385,8 @@ class Broker:
     async def _describe_disk(self, assignments: Assignments, measure: bool) -> process_pb2.DiskDescription:
         path, settings = self._directory.path, self._settings
         offline = sum(partition.replica.role is Role.OFFLINE for partition in assignments.partitions)
+        unclaimed = assignments.unclaimed
+        topic_ids = sorted({log_id.topic_id for log_id in unclaimed})
 
         def look() -> process_pb2.DiskDescription:
             usage = self._directory.check_space()
@@ -314,12 +399,14 @@ class Broker:
                 fsync_us=round(measure_fsync(path) * 1_000_000) if measure else 0,
                 filesystem=filesystem_of(path),
                 offline_logs=offline,
+                unclaimed_logs=len(unclaimed),
+                unclaimed_topic_ids=topic_ids[:MAX_TOPIC_IDS],
             )
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, look)
         except OSError as error:
-            raise storage_offline(path, error) from error
+            raise storage_error(path, error) from error
 
     async def _load(self, source: PrefixView, stop: StopRequest) -> None:
         while not stop.is_set():
@@ -345,6 +432,8 @@ class Broker:
             version=RELEASE,
             capabilities=CAPABILITIES,
             max_batch_bytes=default,
+            max_replicas=self._shares.partitions,
+            takes_no_replicas=self._directory.lacks_room(),
         )
 
     def _make_registration(self, live: metadata_pb2.BrokerLive) -> Registration:
@@ -353,7 +442,7 @@ class Broker:
             self._metastore,
             self._identity.keyspace,
             live,
-            StorageRecord(directory.storage_id, directory.era, directory.clean_broker_epoch),
+            StoredSessions(directory, DirectoryCalls(self._executor)),
             lease_ttl_ms=self._settings.lease_ttl_ms,
             clock=self._clock,
             make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints, self._tls.etcd),
@@ -406,6 +495,7 @@ class Broker:
 
     def _on_beat(self, view: ClusterView) -> None:
         self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)
+        self._metrics.common.metadata_undecodable.set(len(view.undecodable))
         if view.is_draining(self._settings.broker_id):
             self._health.hold("readiness", "draining", "it is drained: an administrator took it out of service")
         else:
@@ -422,6 +512,18 @@ class Broker:
         metrics.recovery_seconds.set_function(lambda: took_seconds)
         keep_what_the_start_made()
         self._health.start_is_over()
+
+    async def _newest_append_ms(self, assignments: Assignments) -> int:
+        """When the newest record on the disk was appended; 0: there is none, or it cannot be read."""
+
+        def look() -> int:
+            newest_ms = 0
+            for partition in assignments.partitions:
+                with suppress(HeadraceError):  # What cannot be read has been reported, or will be when it is asked for.
+                    newest_ms = max(newest_ms, 0 if partition.log is None else partition.log.newest_append_ms())
+            return newest_ms
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, look)
 
     def _announce(self) -> None:
         address, internal_address = self._server.address, self._internal_server.address
@@ -457,8 +559,10 @@ class Broker:
     ) -> None:
         """Stop in good order: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
         self._health.hold("readiness", "stopping", "it stops")
-        await self._give_leaderships_away(assignments, registration)
+        given_away = await self._give_leaderships_away(assignments, registration)
         service.begin_stop()
+        if not given_away:
+            await self._give_the_last_away(assignments)
         replication.close()
         await asyncio.gather(
             self._server.stop(STOP_GRACE_SECONDS), self._internal_server.stop(STOP_GRACE_SECONDS), self._stop_transfer()
@@ -476,20 +580,34 @@ class Broker:
         if self._transfer is not None:
             await self._transfer.stop()
 
-    async def _give_leaderships_away(self, assignments: Assignments, registration: Registration) -> None:
-        """Say that the broker stops, and serve on until others lead what they can lead (KIP-841)."""
+    async def _give_leaderships_away(self, assignments: Assignments, registration: Registration) -> bool:
+        """Say that the broker stops, and serve on until others lead what they can lead (KIP-841).
+
+        False: they do not yet, and the time is up.
+        """
         timeout_ms = self._settings.drain_timeout_ms
         if not self._registered or not timeout_ms or not assignments.movable_leaderships():
-            return
+            return True
         started_ms = self._clock.monotonic_ms()
+        assignments.begin_stop()
         if not await registration.announce_draining():
-            return
+            return True
         while left := assignments.movable_leaderships():
             if self._clock.monotonic_ms() - started_ms >= timeout_ms or not self._registered:
                 log.warning("leaderships_not_moved", partitions=left, waited_ms=timeout_ms)
-                return
+                return not self._registered
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         log.info("leaderships_moved", took_ms=self._clock.monotonic_ms() - started_ms)
+        return True
+
+    async def _give_the_last_away(self, assignments: Assignments) -> None:
+        """Nothing is appended any more: give successors that lagged a moment to reach the log ends (H24)."""
+        deadline_ms = self._clock.monotonic_ms() + LAST_HAND_OVERS_MS
+        while left := assignments.movable_leaderships():
+            if self._clock.monotonic_ms() >= deadline_ms:
+                log.warning("leaderships_not_handed_over", partitions=left, waited_ms=LAST_HAND_OVERS_MS)
+                return
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def _close_directory(self) -> None:
         """Close what is on disk, once: after a stop in good order, or after whatever ended the broker."""

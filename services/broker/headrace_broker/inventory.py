@@ -52,6 +52,7 @@ def take_inventory(settings: BrokerSettings) -> dict[str, Any]:
         "broker_id": settings.broker_id,
         "storage_id": directory.storage_id.hex(),
         "storage_era": directory.era.hex(),
+        "directory_version": directory.version,
         "logs": logs,
     }
 

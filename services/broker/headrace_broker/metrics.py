@@ -87,6 +87,10 @@ class BrokerMetrics:
         self.truncations = counter("truncations", "Logs cut because they had parted from their leader's")
         self.in_sync_shrinks = counter("in_sync_shrinks", "Followers taken out of an in-sync set by their leader")
         self.in_sync_expands = counter("in_sync_expands", "Followers taken into an in-sync set by their leader")
+        self.hand_overs = counter("hand_overs", "Leaderships that were handed over in order")
+        self.hand_overs_abandoned = counter(
+            "hand_overs_abandoned", "Hand-overs that ended because no successor reached the log end in time"
+        )
         self.unanswered_proposals = counter("unanswered_proposals", "Changes of in-sync sets that etcd did not answer")
         self.followers = gauge("followers", "Brokers that copy from this one now")
         self.following = gauge("following", "Partitions copied from other brokers")
@@ -108,6 +112,12 @@ class BrokerMetrics:
         self.leaderships_started = counter("leaderships_started", "Times that this broker began to lead a partition")
 
         self.offline_logs = gauge("offline_logs", "Replicas whose log failed")
+        self.storage_refusals = counter(
+            "storage_refusals", "Flushes and upkeep put off for want of disk space, descriptors or memory"
+        )
+        self.unclaimed_logs = gauge(
+            "unclaimed_logs", "Logs on disk that no key in etcd claims and nothing allows to delete"
+        )
         self.damage_found = counter("damage_found", "Damage found in logs that no other replica can replace")
         self.scrubbed_bytes = counter("scrubbed_bytes", "Bytes of logs read and checked in the background")
         self.replaced_logs = counter("replaced_logs", "Damaged logs set aside and copied anew from another replica")
@@ -116,7 +126,7 @@ class BrokerMetrics:
         self.disk_refusing = gauge("disk_refusing", "1 while appends are refused for want of space")
         self.log_bytes = gauge("log_bytes", "Bytes of all logs held")
         self.log_segments = gauge("log_segments", "Segments of all logs held")
-        self.deleted_segments = counter("deleted_segments", "Segments removed by retention")
+        self.deleted_segments = counter("deleted_segments", "Segments removed below the log start")
         self.recovering = gauge("recovering", "1 while the logs are opened and recovered after a start")
         self.recovery_seconds = gauge("recovery_seconds", "How long opening the logs has taken at this start, so far")
         self.recovery_logs = gauge("recovery_logs", "Logs found on disk at this start")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from headrace_server.settings import CommaList
+from headrace_server.descriptors import MaxConnections
+from headrace_server.settings import CommaList, check_advertised_address
 from headrace_server.telemetry import LogFormat, LogLevel
 from headrace_server.tls_settings import TlsSettings
 from pydantic import Field
@@ -120,11 +121,16 @@ class BrokerSettings(TlsSettings):
         ),
     ] = 96 << 20
     max_waiting_fetches: Annotated[
-        int, Field(ge=1, le=100_000, description="Fetches that wait for data at once; beyond, they are answered empty.")
+        int, Field(ge=1, le=100_000, description="Fetches that wait for data at once; beyond, their callers wait.")
     ] = 2_048
+    max_connections: MaxConnections = 0
     max_concurrent_calls: Annotated[
         int, Field(ge=2, description="Calls at once; more than max_waiting_fetches, so that produce is never shut out.")
     ] = 4_096
+    max_calls_per_peer: Annotated[
+        int,
+        Field(ge=1, description="Calls at once from one client address; raise it where clients share a proxy."),
+    ] = 512
     max_request_partitions: Annotated[int, Field(ge=1, description="Partitions that one request may name.")] = 10_000
     max_request_batches: Annotated[int, Field(ge=1, description="Batches that one produce request may carry.")] = 10_000
     max_batch_records: Annotated[int, Field(ge=1, le=2**31 - 1, description="Records that one batch may hold.")] = (
@@ -169,7 +175,23 @@ class BrokerSettings(TlsSettings):
             description="Milliseconds that an orderly stop waits for its leaderships to move; 0: it does not wait.",
         ),
     ] = 10_000
-    max_producers: Annotated[int, Field(ge=1, description="Idempotent producers remembered a partition.")] = 10_000
+    max_producers: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Idempotent producers remembered a partition; the one that is silent for longest is forgotten "
+            "for a new one.",
+        ),
+    ] = 10_000
+    producer_retry_window_ms: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Milliseconds within which a producer may send a batch again, at least delivery_timeout_ms of "
+            "all producers. Until it was silent for so long a producer is not forgotten for a new one, which is "
+            "refused with THROTTLED.",
+        ),
+    ] = 900_000
     producer_expiry_ms: Annotated[
         int, Field(ge=60_000, description="Milliseconds of silence after which a producer is forgotten.")
     ] = 7 * 86_400_000
@@ -198,9 +220,15 @@ class BrokerSettings(TlsSettings):
         int, Field(ge=10, description="Milliseconds between rounds of checkpoints and looks at the free space.")
     ] = 1_000
 
+    @property
+    def trusts_internal_authority(self) -> bool:
+        """See `TlsSettings`; with names, certificates are told apart by them."""
+        return not self.internal_tls_allowed_names
+
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
         self.check_tls()
+        check_advertised_address(self.listen, self.advertised_address)
         if self.internal_files is not None and not (self.internal_tls_allowed_names or self.internal_tls_ca_file):
             raise ValueError(
                 "TLS is on, and whoever has a certificate of tls_ca_file could pass for a broker: set "

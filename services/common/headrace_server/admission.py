@@ -1,35 +1,195 @@
-"""Who may call what, before a servicer sees the call. Users, tokens and rights of users will stand here, too.
+"""Which calls are taken, before their requests are read, parsed and given to a servicer.
 
-Two rules so far. Internal calls are refused where clients are served: `refuse_internal_calls`. And where TLS is on,
-the internal listener serves those peers alone whose certificate bears an allowed name: `PeerInterceptor`. It is in the
-way of internal calls only, of which there are few; clients' calls pay nothing.
+`Admission` is the one handler that gRPC asks for every call of a server, at the call's headers. Of a call it checks, in
+this order: the certificate where names are demanded (`allowed_names`), a free place of its pool and of its caller's
+share (`Places`), that its request arrives (`Arrivals`), and the request itself (`requests`). Only then the servicer's
+method runs. A caller is a peer's address for now; users, tokens and rights of users will be looked at here, too.
+
+Every method is registered as one that takes a stream of bytes: only to such a one does grpc.aio give its context, and
+with it the peer, before the request is there. A method that answers once still answers by one batch of operations, so
+this costs a call 2 % (docs/decisions/0250-admission-at-the-headers.md). Belongs to the event loop of its server.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
-from headrace.wire.errors import NotAuthorizedError
+from headrace.wire.errors import HeadraceError, InvalidRequestError, NotAuthorizedError, Outcome, ThrottledError
 from prometheus_client import Counter
 
-from headrace_server.calls import certified_names
-from headrace_server.rpc import RpcServer, abort
+from headrace_server.arrivals import Arrivals, NotArrivedError
+from headrace_server.calls import CURRENT_CALL, certified_names, refuse
+from headrace_server.methods import METHODS, Method
+from headrace_server.places import PlaceLimits, Places, Rates, peer_host
+from headrace_server.requests import RequestReader
 
 log = structlog.get_logger(__name__)
+
+LOG_SECONDS = 10.0
+"""How seldom the log says that a method's requests cannot be read; the metric counts each."""
 
 Handler = Any
 """A `grpc.RpcMethodHandler`."""
 
 
-def refuse_internal_calls(server: RpcServer, service_name: str, call_errors: Counter) -> None:
-    """Answer every call of an internal service, on a server for clients, with what to do instead."""
-    server.add_handler(_Refusal(service_name, call_errors))
+class UnlistedMethodError(Exception):
+    """A servicer has a method without a row in `methods.METHODS`. Add one."""
 
 
-class _Refusal(grpc.GenericRpcHandler):
+@dataclass(slots=True)
+class _Served:
+    """A method of this server."""
+
+    name: str
+    row: Method
+    reader: RequestReader
+    handler: Handler
+    call_errors: Counter | None
+    tell_at_seconds: float = -math.inf
+
+
+class Admission(grpc.GenericRpcHandler):
+    """See the module. Owned by `RpcServer`, which adds methods before it starts."""
+
+    def __init__(
+        self, limits: PlaceLimits, *, allowed_names: Sequence[str] = (), call_errors: Counter | None = None
+    ) -> None:
+        """`allowed_names`: of certificates, exactly as they are there; none: any caller. `call_errors` counts whom
+        the certificate shuts out.
+        """
+        self._places = Places(limits)
+        self._arrivals = Arrivals()
+        self._rates = Rates()
+        self._allowed = frozenset(allowed_names)
+        self._call_errors = call_errors
+        self._handlers: dict[str, Handler] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """For gRPC: the handler of a method; None: it is not of this server."""
+        return self._handlers.get(handler_call_details.method)
+
+    def add(self, path: str, handler: Handler, request_type: Any, call_errors: Counter | None) -> None:
+        """Serve a method; `path` is as gRPC has it, `handler` as generated code makes it.
+
+        Raises:
+            UnlistedMethodError: it has no row in `METHODS`.
+        """
+        row = METHODS.get(path)
+        if row is None:
+            raise UnlistedMethodError(f"{path} has no row in headrace_server.methods.METHODS")
+        name = path.rpartition("/")[2]
+        reader = RequestReader(name, row, handler.request_deserializer, request_type)
+        served = _Served(name, row, reader, handler, call_errors)
+        self._handlers[path] = self._make_handler(served)
+
+    def _make_handler(self, served: _Served) -> Handler:
+        serializer = served.handler.response_serializer
+        if served.handler.request_streaming:
+            assert served.handler.response_streaming, "no service takes a stream and answers once"
+            return grpc.stream_stream_rpc_method_handler(self._both_streaming(served), None, serializer)
+        if served.handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._answer_streaming(served), None, serializer)
+        return grpc.stream_unary_rpc_method_handler(self._unary(served), None, serializer)
+
+    # --- one handler for each shape of a method ---
+
+    def _unary(self, served: _Served) -> Callable[..., Any]:
+        behaviour, is_dear = served.handler.unary_unary, bool(served.row.answer_bytes_per_second)
+
+        async def answer(_requests: Any, context: Any) -> Any:
+            response = await behaviour(await self._take(served, context), context)
+            if is_dear:
+                self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
+            return response
+
+        return answer
+
+    def _answer_streaming(self, served: _Served) -> Callable[..., Any]:
+        behaviour, is_dear = served.handler.unary_stream, bool(served.row.answer_bytes_per_second)
+
+        async def answer(_requests: Any, context: Any) -> AsyncIterator[Any]:
+            async for response in behaviour(await self._take(served, context), context):
+                if is_dear:
+                    self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
+                yield response
+
+        return answer
+
+    def _both_streaming(self, served: _Served) -> Callable[..., Any]:
+        behaviour = served.handler.stream_stream
+
+        async def answer(_requests: Any, context: Any) -> AsyncIterator[Any]:
+            first = await self._take(served, context)
+            async for response in behaviour(self._read_all(served, first, context), context):
+                yield response
+
+        return answer
+
+    async def _read_all(self, served: _Served, first: Any, context: Any) -> AsyncIterator[Any]:
+        """The requests of a stream; how long it may be silent after the first one is its servicer's to say."""
+        yield first
+        while (data := await context.read()) is not grpc.aio.EOF:
+            try:
+                request = served.reader.read(data)
+            except HeadraceError as error:
+                await self._refuse(served, context, error)
+                return
+            yield request
+
+    # --- admission ---
+
+    async def _take(self, served: _Served, context: Any) -> Any:
+        """Admit a call and return its request; a call that is not admitted is aborted."""
+        try:
+            peer = peer_host(context.peer())
+            if self._allowed:
+                self._check_certificate(context)
+            if served.row.answer_bytes_per_second:
+                self._rates.check(peer, served.name, served.row.answer_bytes_per_second, "bytes")
+            if served.row.calls_per_minute:
+                self._rates.check(peer, served.name, served.row.calls_per_minute / 60, "calls")
+                self._rates.charge(peer, served.name, 1)
+            place = self._places.take(served.row.pool, peer)
+            context.add_done_callback(place.release)
+            data = await self._arrivals.read(context, place, is_large=served.row.is_large)
+            if data is grpc.aio.EOF:
+                raise InvalidRequestError("the call ended without a request", action="Send one message.")
+            return served.reader.read(data)
+        except NotArrivedError as late:
+            await self._refuse(served, context, _not_arrived(served.name, late))
+        except HeadraceError as error:
+            await self._refuse(served, context, error)
+        raise AssertionError("abort returned")
+
+    def _check_certificate(self, context: Any) -> None:
+        names = certified_names(context)
+        if self._allowed.isdisjoint(names):
+            log.warning("peer_refused", peer=context.peer(), names=names)
+            raise NotAuthorizedError(
+                f"the certificate of {', '.join(names) or 'nobody'} is not one of a broker or coordinator",
+                action="Add one of its names to internal_tls_allowed_names, or show another certificate.",
+            )
+
+    async def _refuse(self, served: _Served, context: Any, error: HeadraceError) -> None:
+        CURRENT_CALL.set(context)
+        now = time.monotonic()
+        if isinstance(error, InvalidRequestError) and now >= served.tell_at_seconds:
+            served.tell_at_seconds = now + LOG_SECONDS
+            log.warning("request_refused", method=served.name, peer=context.peer(), reason=error.message)
+        if isinstance(error, NotAuthorizedError):
+            await refuse(context, "internal", error, self._call_errors)
+        await refuse(context, served.name, error, served.call_errors)
+
+
+class InternalCallRefusal(grpc.GenericRpcHandler):
+    """Answers every call of an internal service, on a server for clients, with what to do instead."""
+
     def __init__(self, service_name: str, call_errors: Counter) -> None:
         self._prefix = f"/{service_name}/"
         self._call_errors = call_errors
@@ -41,66 +201,20 @@ class _Refusal(grpc.GenericRpcHandler):
             return None
         method = path.removeprefix(self._prefix)
 
-        async def refuse(_requests: AsyncIterator[bytes], context: Any) -> None:
-            self._call_errors.labels("internal", NotAuthorizedError.default_code.name).inc()
-            await abort(
-                context,
-                NotAuthorizedError(
-                    f"{method} is a call among brokers, and this is the listener for clients",
-                    action="Let internal_advertised_address of this broker name the port of its internal_listen.",
-                ),
+        async def answer(_requests: AsyncIterator[bytes], context: Any) -> None:
+            error = NotAuthorizedError(
+                f"{method} is a call among brokers, and this is the listener for clients",
+                action="Let internal_advertised_address of this broker name the port of its internal_listen.",
             )
+            await refuse(context, "internal", error, self._call_errors)
 
-        return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(answer)
 
 
-class PeerInterceptor(grpc.aio.ServerInterceptor):
-    """Serves callers whose certificate bears one of the names, exactly as it stands there."""
-
-    def __init__(self, allowed_names: Sequence[str], call_errors: Counter) -> None:
-        self._allowed = frozenset(allowed_names)
-        self._call_errors = call_errors
-
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Handler | None]], handler_call_details: Any
-    ) -> Handler | None:
-        """For gRPC: the handler of a call, with the check before it."""
-        handler = await continuation(handler_call_details)
-        return None if handler is None else self._guard(handler)
-
-    async def _admit(self, context: Any) -> None:
-        names = certified_names(context)
-        if self._allowed.isdisjoint(names):
-            self._call_errors.labels("internal", NotAuthorizedError.default_code.name).inc()
-            log.warning("peer_refused", peer=context.peer(), names=names)
-            await abort(
-                context,
-                NotAuthorizedError(
-                    f"the certificate of {', '.join(names) or 'nobody'} is not one of a broker or coordinator",
-                    action="Add one of its names to internal_tls_allowed_names, or show another certificate.",
-                ),
-            )
-
-    def _guard(self, handler: Handler) -> Handler:
-        if handler.response_streaming:
-            stream = handler.stream_stream if handler.request_streaming else handler.unary_stream
-
-            async def guarded_stream(requests: Any, context: Any) -> AsyncIterator[Any]:
-                await self._admit(context)
-                async for response in stream(requests, context):
-                    yield response
-
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            return make(guarded_stream, handler.request_deserializer, handler.response_serializer)
-        assert not handler.request_streaming, "no service takes a stream and answers once"
-        answer = handler.unary_unary
-
-        async def guarded(request: Any, context: Any) -> Any:
-            await self._admit(context)
-            return await answer(request, context)
-
-        return grpc.unary_unary_rpc_method_handler(guarded, handler.request_deserializer, handler.response_serializer)
+def _not_arrived(method: str, late: NotArrivedError) -> ThrottledError:
+    return ThrottledError(
+        f"the request of {method} did not arrive within {late.seconds:g} s",
+        outcome=Outcome.NOT_APPLIED,
+        retry_after_ms=1_000,
+        action="Send it again, over a faster network or in smaller parts.",
+    )

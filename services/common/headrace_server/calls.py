@@ -10,7 +10,19 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from headrace.wire.errors import REQUEST_ID_KEY
+import grpc
+import structlog
+from headrace.wire.errors import (
+    GRPC_STATUS,
+    REQUEST_ID_KEY,
+    STATUS_DETAILS_KEY,
+    ErrorCode,
+    HeadraceError,
+    to_status_bytes,
+)
+from prometheus_client import Counter
+
+log = structlog.get_logger(__name__)
 
 MAX_REQUEST_ID_CHARACTERS = 64
 
@@ -58,3 +70,28 @@ def trace_calls(traced: bool) -> None:
     """Make every call a line of the log, or none."""
     global _traced  # noqa: PLW0603
     _traced = traced
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadraceError) -> None:
+    """End the call with the status and the typed detail of `error`; never returns."""
+    trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]
+    if identifier := request_id():
+        trailers.append((REQUEST_ID_KEY, identifier))
+    await context.abort(
+        GRPC_STATUS[error.code] if error.code else grpc.StatusCode.INTERNAL, str(error), tuple(trailers)
+    )
+
+
+async def refuse(context: Any, method: str, error: HeadraceError, counter: Counter | None) -> None:
+    """Count what a call of `method` failed with, write a line at log level `debug`, and abort; never returns.
+
+    gRPC's exception for the abort is in a cycle with the call, and holds what its caller's frames hold: of the error
+    nothing but its text is left, and callers drop the request before. Else refused requests fill the memory until
+    Python looks for cycles.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    code = error.code or ErrorCode.INTERNAL
+    if counter is not None:
+        counter.labels(method, code.name).inc()
+    log.debug("call_refused", method=method, principal=principal(), code=code.name, reason=error.message)
+    await abort(context, error)

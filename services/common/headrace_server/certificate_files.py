@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import structlog
 from headrace.wire.certificates import CertificateFacts, CertificateFormatError, read_facts
 
 from headrace_server.settings import SettingsError
 from headrace_server.tls_settings import TlsFiles
+
+log = structlog.get_logger(__name__)
 
 Stamp = tuple[int, int, int]
 
@@ -68,6 +72,8 @@ def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
             f"the certificate in {files.cert_file or files.ca_file} has expired, on {expires_at:%Y-%m-%d at %H:%M} UTC",
             action="Put a new one there, with its key.",
         )
+    if key:
+        _warn_of_readers(files.key_file)
     if authorities:
         _load(files.ca_file, lambda context: context.load_verify_locations(files.ca_file))
     if chain:
@@ -75,6 +81,15 @@ def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
     if mutual:
         _shake_hands(files)
     return Certificates(chain, key, authorities, expires_at, own, trusted)
+
+
+def _warn_of_readers(path: str) -> None:
+    """Warn where every account of the machine can read a private key."""
+    mode = os.stat(path).st_mode
+    if mode & stat.S_IROTH:
+        log.warning(
+            "private_key_readable_by_all", path=path, mode=f"{stat.S_IMODE(mode):04o}", action=f"chmod 600 {path}"
+        )
 
 
 def _read(path: str) -> bytes | None:

@@ -73,5 +73,9 @@ class ManualClock:
         self._now_ms += by_ms
         self._monotonic_ms += by_ms
 
+    def set_wall(self, by_ms: int) -> None:
+        """Move the wall clock alone, either way, as who sets it does."""
+        self._now_ms += by_ms
+
 
 _BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -6,7 +6,8 @@ while it is absent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 from headrace.wire.errors import InvalidConfigError
@@ -17,6 +18,8 @@ from headrace_server.metastore.api import Get, Metastore, Put, VersionIs
 
 FORMAT_VERSION = 1
 """Of the keyspace and its values. A release reads its own version and says so when it meets another."""
+
+SECRET_BYTES = 32
 
 
 class ForeignMetadataError(InvalidConfigError):
@@ -33,6 +36,8 @@ class ClusterIdentity:
     """Drawn when it was made; data directories carry it."""
     generation: int
     """Rises when etcd is restored from a backup (PROTOCOL H81)."""
+    secret: bytes = field(repr=False)
+    """What only the cluster's own processes and etcd have; see `cluster_secret`."""
 
     @property
     def keyspace(self) -> Keyspace:
@@ -50,11 +55,20 @@ async def read_or_create(metastore: Metastore, cluster: str, new_cluster_id: str
         MetastoreUnavailableError: etcd did not answer.
     """
     key = meta_key(cluster)
-    fresh = metadata_pb2.ClusterMeta(cluster_id=new_cluster_id, generation=1, format_version=FORMAT_VERSION)
-    result = await metastore.txn([VersionIs(key, 0)], success=[Put(key, fresh.SerializeToString())], failure=[Get(key)])
-    if result.succeeded:
-        return ClusterIdentity(cluster, new_cluster_id, 1)
-    (found,) = result.responses[0]
+    found = (await metastore.get(key)).key_value
+    if found is None:
+        fresh = metadata_pb2.ClusterMeta(
+            cluster_id=new_cluster_id,
+            generation=1,
+            format_version=FORMAT_VERSION,
+            secret=secrets.token_bytes(SECRET_BYTES),
+        )
+        result = await metastore.txn(
+            [VersionIs(key, 0)], success=[Put(key, fresh.SerializeToString())], failure=[Get(key)]
+        )
+        if result.succeeded:
+            return ClusterIdentity(cluster, new_cluster_id, 1, fresh.secret)
+        (found,) = result.responses[0]
     try:
         meta = metadata_pb2.ClusterMeta.FromString(found.value)
     except DecodeError as error:
@@ -63,9 +77,9 @@ async def read_or_create(metastore: Metastore, cluster: str, new_cluster_id: str
         raise _foreign(
             f"cluster {cluster} has metadata format {meta.format_version}; this release knows {FORMAT_VERSION}"
         )
-    if not meta.cluster_id or meta.generation < 1:
-        raise _foreign(f"the value of {key} lacks its cluster id or generation")
-    return ClusterIdentity(cluster, meta.cluster_id, meta.generation)
+    if not meta.cluster_id or meta.generation < 1 or len(meta.secret) != SECRET_BYTES:
+        raise _foreign(f"the value of {key} lacks its cluster id, generation or secret")
+    return ClusterIdentity(cluster, meta.cluster_id, meta.generation, meta.secret)
 
 
 def _foreign(message: str) -> ForeignMetadataError:

@@ -99,6 +99,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # h
             await context.abort(grpc.StatusCode.NOT_FOUND, f"the names are {', '.join(HEALTH_NAMES)}")
         return health_pb2.HealthCheckResponse(status=status)
 
+    async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:
+        """Answer how the process is in every sense."""
+        statuses = {name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in ("", *HEALTH_NAMES)}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:

@@ -1,21 +1,28 @@
-"""What a service answers over HTTP, from threads of its own: Prometheus' scrapes and a supervisor's questions.
+"""What a service answers over HTTP, from a thread and an event loop of its own: scrapes and a supervisor's questions.
 
 `/metrics` has a fixed number of series; `/metrics/detail` one or more a partition. `/health/startup`,
 `/health/liveness` and `/health/readiness` answer 200 or 503 and say why in a line of JSON, from the first moment of the
-process on, also while its event loop stands still. A scrape costs the event loop only what it holds the interpreter's
-lock for (docs/decisions/0160-metrics-in-two-pages.md).
+process on, also while the service's event loop stands still. A scrape costs the service only what it holds the
+interpreter's lock for (docs/decisions/0160-metrics-in-two-pages.md).
+
+The port asks nobody who he is, and its health is what a process lives by. So a connection has `HEAD_SECONDS` for its
+whole request head, not for each byte; connections without one are bounded in number, of a peer and in all, and a new
+one takes the place of the oldest; health is answered at once, on the loop, and pages of metrics by a few threads, which
+health never waits for.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import prometheus_client
 import structlog
@@ -28,10 +35,18 @@ from headrace_server.rpc import AddressInUseError, split_address
 
 log = structlog.get_logger(__name__)
 
-MAX_CONNECTIONS = 16
-"""Answered at once; more are closed unanswered."""
-CONNECTION_SECONDS = 10.0
-"""A caller that sends or takes nothing for so long is left."""
+HEAD_SECONDS = 5.0
+"""For the whole head of a request."""
+HEAD_BYTES = 16 << 10
+MAX_HEADS = 256
+"""Connections whose head is on its way; a new one takes the place of the oldest."""
+MAX_HEADS_OF_PEER = 16
+MAX_PAGES = 16
+"""Pages of metrics that are made or sent at once; more are answered 503."""
+MAX_PAGES_OF_PEER = 4
+PAGE_THREADS = 2
+SEND_SECONDS = 10.0
+"""For the whole answer."""
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -48,46 +63,129 @@ class DetailCollector(Collector):
             yield from self.source()
 
 
-class _Handler(WSGIRequestHandler):
-    timeout = CONNECTION_SECONDS
+@dataclass(slots=True)
+class _Answer:
+    """What goes back."""
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Scrapes and probes are not worth a line."""
+    status: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def head(self) -> bytes:
+        lines = [f"HTTP/1.1 {self.status}", *(f"{name}: {value}" for name, value in self.headers)]
+        lines += [f"Content-Length: {len(self.body)}", "Connection: close", "", ""]
+        return "\r\n".join(lines).encode("latin-1")
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
+class _BadHeadError(Exception):
+    """The head is no HTTP request that is answered here."""
 
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
-        self.address_family = family
-        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__(address, _Handler)
 
-    def server_bind(self) -> None:
-        """As the base, without asking a name server who we are."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
+def _read_head(head: bytes) -> dict[str, Any]:
+    """The WSGI environment of a request's head, as far as the pages look at it."""
+    request, *lines = head.decode("latin-1").split("\r\n")
+    try:
+        method, target, _ = request.split(" ")
+    except ValueError:
+        raise _BadHeadError from None
+    path, _, query = target.partition("?")
+    environ: dict[str, Any] = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon and name.lower() in ("accept", "accept-encoding"):
+            environ["HTTP_" + name.upper().replace("-", "_")] = value.strip()
+    return environ
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread, where there are not too many."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Of that thread."""
+class _Server:
+    """The connections of the endpoint. Belongs to the endpoint's event loop."""
+
+    def __init__(self, pages: dict[str, WsgiApp], health: Health) -> None:
+        self._pages = pages
+        self._health = {f"/health/{name}": name for name in HEALTH_NAMES}
+        self._reasons = health.reasons
+        self._heads: dict[asyncio.StreamWriter, str] = {}  # by age
+        self._heads_of: Counter[str] = Counter()
+        self._pages_of: Counter[str] = Counter()
+        self._threads = ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="http-page")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a connection: for `asyncio.start_server`."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = str((writer.get_extra_info("peername") or ("",))[0])
         try:
-            super().process_request_thread(request, client_address)
+            environ = await self._read(reader, writer, peer)
+            async with asyncio.timeout(SEND_SECONDS):
+                answer = await self._answer(environ, peer)
+                writer.write(answer.head())
+                if environ["REQUEST_METHOD"] != "HEAD":
+                    writer.write(answer.body)
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, _BadHeadError):
+            pass  # A caller that went away, is too slow, or sends no HTTP.
+        except Exception:
+            log.exception("http_request_failed")
         finally:
-            self._room.release()
+            writer.transport.abort()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that went away, as a rule."""
-        log.debug("http_request_failed", exc_info=True)
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> dict[str, Any]:
+        """Read a request's head, among a bounded number of those."""
+        if self._heads_of[peer] >= MAX_HEADS_OF_PEER:
+            self._end_oldest(peer)
+        elif len(self._heads) >= MAX_HEADS:
+            self._end_oldest(None)
+        self._heads[writer] = peer
+        self._heads_of[peer] += 1
+        try:
+            async with asyncio.timeout(HEAD_SECONDS):
+                return _read_head(await reader.readuntil(b"\r\n\r\n"))
+        finally:
+            self._forget_head(writer)
+
+    def _end_oldest(self, peer: str | None) -> None:
+        oldest = next(writer for writer, of_peer in self._heads.items() if peer in (None, of_peer))
+        self._forget_head(oldest)
+        oldest.transport.abort()
+
+    def _forget_head(self, writer: asyncio.StreamWriter) -> None:
+        peer = self._heads.pop(writer, None)
+        if peer is not None:
+            self._heads_of[peer] -= 1
+            if not self._heads_of[peer]:
+                del self._heads_of[peer]
+
+    async def _answer(self, environ: dict[str, Any], peer: str) -> _Answer:
+        path = environ["PATH_INFO"].rstrip("/")
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _text("405 Method Not Allowed", "GET or HEAD\n")
+        if path in self._health:
+            return _describe_health(self._health[path], self._reasons(self._health[path]))
+        app = self._pages.get(path)
+        if app is None:
+            return _text("404 Not Found", "".join(f"{known}\n" for known in (*self._pages, *self._health)))
+        if self._pages_of.total() >= MAX_PAGES or self._pages_of[peer] >= MAX_PAGES_OF_PEER:
+            return _text("503 Service Unavailable", "too many pages of metrics are asked for at once\n")
+        self._pages_of[peer] += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _run, app, environ)
+        finally:
+            self._pages_of[peer] -= 1
+            if not self._pages_of[peer]:
+                del self._pages_of[peer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +194,13 @@ class HttpEndpoint:
 
     address: str
     """host:port as bound."""
-    _server: _Server
+    _loop: asyncio.AbstractEventLoop
+    _stopping: asyncio.Event
     _thread: threading.Thread
 
     def stop(self) -> None:
         """Close the port and end the thread."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
 
@@ -116,38 +214,60 @@ def serve_http(listen: str, *, registry: CollectorRegistry, detail: Collector, h
     host, port = split_address(listen)
     detail_registry = CollectorRegistry()
     detail_registry.register(detail)
-    routes: dict[str, WsgiApp] = {
+    pages: dict[str, WsgiApp] = {
         "/metrics": prometheus_client.make_wsgi_app(registry),
         "/metrics/detail": prometheus_client.make_wsgi_app(detail_registry),
     }
-    routes |= {f"/health/{name}": _health_app(name, health) for name in HEALTH_NAMES}
     try:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        server = _Server((str(address[0]), int(address[1])), family)
+        listener = socket.create_server((str(address[0]), int(address[1])), family=family, backlog=128)
     except OSError as error:
         raise AddressInUseError(
             f"cannot serve metrics on {listen}: {error.strerror or error}",
             action="Choose another metrics_listen, or stop what holds this one.",
         ) from error
-    server.set_app(lambda environ, start_response: _route(routes, environ, start_response))
-    thread = threading.Thread(target=server.serve_forever, name="http", daemon=True)
+    bound = listener.getsockname()[1]
+    loop, stopping = asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(
+        target=_run_loop, args=(loop, stopping, listener, pages, health), name="http", daemon=True
+    )
     thread.start()
-    return HttpEndpoint(f"{host}:{server.server_port}", server, thread)
+    return HttpEndpoint(f"{host}:{bound}", loop, stopping, thread)
 
 
-def _route(routes: dict[str, WsgiApp], environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    app = routes.get(environ["PATH_INFO"].rstrip("/"))
-    if app is not None:
-        return app(environ, start_response)
-    start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-    return ["".join(f"{path}\n" for path in routes).encode()]
+def _run_loop(
+    loop: asyncio.AbstractEventLoop,
+    stopping: asyncio.Event,
+    listener: socket.socket,
+    pages: dict[str, WsgiApp],
+    health: Health,
+) -> None:
+    async def run() -> None:
+        endpoint = _Server(pages, health)
+        server = await asyncio.start_server(endpoint.connect, sock=listener, limit=HEAD_BYTES)
+        await stopping.wait()
+        server.close()
+        await endpoint.close()
+
+    with contextlib.closing(loop):
+        loop.run_until_complete(run())
 
 
-def _health_app(name: str, health: Health) -> WsgiApp:
-    def answer(_environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        reasons = health.reasons(name)
-        status = "503 Service Unavailable" if reasons else "200 OK"
-        start_response(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
-        return [json.dumps({"name": name, "serving": not reasons, "reasons": reasons}).encode() + b"\n"]
+def _run(app: WsgiApp, environ: dict[str, Any]) -> _Answer:
+    answer = _Answer("500 Internal Server Error", [], b"")
 
+    def start_response(status: str, headers: list[tuple[str, str]], _error: object = None) -> None:
+        answer.status, answer.headers = status, headers
+
+    answer.body = b"".join(app(environ, start_response))
     return answer
+
+
+def _text(status: str, text: str) -> _Answer:
+    return _Answer(status, [("Content-Type", "text/plain; charset=utf-8")], text.encode())
+
+
+def _describe_health(name: str, reasons: tuple[str, ...]) -> _Answer:
+    body = json.dumps({"name": name, "serving": not reasons, "reasons": reasons}).encode() + b"\n"
+    status = "503 Service Unavailable" if reasons else "200 OK"
+    return _Answer(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")], body)

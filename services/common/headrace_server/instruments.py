@@ -147,9 +147,19 @@ class CommonMetrics:
             registry=registry,
         )
         self.registered = Gauge(f"{prefix}_registered", "1 while the process is registered in etcd", registry=registry)
+        self.clock_in_doubt = Gauge(
+            f"{prefix}_clock_in_doubt",
+            "1 while the wall clock cannot be believed: nothing is deleted by age",
+            registry=registry,
+        )
         self.metadata_age_seconds = Gauge(
             f"{prefix}_metadata_age_seconds",
             "How long ago etcd last confirmed the view of the metadata",
+            registry=registry,
+        )
+        self.metadata_undecodable = Gauge(
+            f"{prefix}_metadata_undecodable",
+            "Values in etcd that this release cannot decode; while there is one, no log is deleted",
             registry=registry,
         )
 

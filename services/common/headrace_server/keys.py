@@ -68,6 +68,14 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "Which process and which data directory registered last under this broker id.",
     ),
     KeyFamily(
+        "directory",
+        "/headrace/{cluster}/directories/{generation}/{broker_id}",
+        "the broker itself: at its registration, and every few seconds while records are written",
+        metadata_pb2.DirectoryVersion,
+        "persistent",
+        "How new the broker's data directory must be at least, or it is an older copy of itself. Nobody watches it.",
+    ),
+    KeyFamily(
         "ctl",
         "ctl",
         "coordinators: made if absent",
@@ -100,6 +108,14 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "The same topic by its id (32 hexadecimal digits). Alone, without `topic/{name}`: still being created.",
     ),
     KeyFamily(
+        "deleted",
+        "deleted/{topic_id}",
+        "coordinators, in the transaction that deletes the topic",
+        metadata_pb2.DeletedTopic,
+        "`deleted_topics_retention_ms`, then removed by the controller",
+        "The topic was deleted: the evidence without which no broker deletes a log of it.",
+    ),
+    KeyFamily(
         "part",
         "part/{topic_id}/{partition}",
         "the controller and the partition's leader, each write comparing mod_revision",
@@ -114,6 +130,14 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         metadata_pb2.DrainedBroker,
         "persistent; by `headrace-broker drain` on the lease of the broker's registration",
         "The broker gets no leadership and no new replicas; what it holds stays in sync.",
+    ),
+    KeyFamily(
+        "clock",
+        "clock/{process}",
+        "every broker and coordinator, each two minutes; `headrace-broker trust-clock` as `operator`",
+        metadata_pb2.ProcessClock,
+        "persistent",
+        "The wall clock of a process when it wrote, so that others see a clock that is wrong.",
     ),
     KeyFamily(
         "pid",
@@ -183,6 +207,13 @@ class SessionKey:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectoryKey:
+    """`directories/{generation}/{broker_id}`."""
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
 class EndedKey:
     """`ended`."""
 
@@ -200,6 +231,13 @@ class CoordinatorKey:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockKey:
+    """`clock/{process}`."""
+
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
 class TopicKey:
     """`topic/{name}`."""
 
@@ -209,6 +247,13 @@ class TopicKey:
 @dataclass(frozen=True, slots=True)
 class TopicIdKey:
     """`tid/{topic_id}`."""
+
+    topic_id: TopicId
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopicKey:
+    """`deleted/{topic_id}`."""
 
     topic_id: TopicId
 
@@ -275,11 +320,14 @@ class PositionKey:
 ParsedKey = (
     LiveKey
     | SessionKey
+    | DirectoryKey
     | EndedKey
     | ControllerKey
     | CoordinatorKey
+    | ClockKey
     | TopicKey
     | TopicIdKey
+    | DeletedTopicKey
     | PartitionKey
     | DrainKey
     | ProducerIdsKey
@@ -326,6 +374,15 @@ class Keyspace:
     def groups_prefix(self) -> str:
         """What every key of consumer groups starts with; ends with a slash. Brokers do not watch it."""
         return f"{ROOT}{self.cluster}/groups/{self.generation}/"
+
+    @property
+    def directories_prefix(self) -> str:
+        """What every key of a data directory's version starts with; ends with a slash. Nobody watches it."""
+        return f"{ROOT}{self.cluster}/directories/{self.generation}/"
+
+    def directory(self, broker_id: int) -> str:
+        """Key of the version of a broker's data directory."""
+        return f"{self.directories_prefix}{broker_id}"
 
     def group(self, group_id: str) -> str:
         """Key of a group's state; the (checked) id has no slash."""
@@ -393,6 +450,16 @@ class Keyspace:
         """Prefix of all coordinators' registrations."""
         return f"{self.prefix}coord/"
 
+    def clock(self, process: str) -> str:
+        """Key of a process's wall clock; the name has no slash."""
+        assert process, "an empty process name"
+        assert "/" not in process, process
+        return f"{self.clock_prefix()}{process}"
+
+    def clock_prefix(self) -> str:
+        """Prefix of all processes' wall clocks."""
+        return f"{self.prefix}clock/"
+
     def topic(self, name: str) -> str:
         """Key of a topic by its (checked) name."""
         assert name, "an empty topic name"
@@ -412,6 +479,15 @@ class Keyspace:
         """Prefix of all topics by id."""
         return f"{self.prefix}tid/"
 
+    def deleted_topic(self, topic_id: bytes) -> str:
+        """Key that says that a topic (id of 16 bytes) was deleted."""
+        assert len(topic_id) == 16, topic_id
+        return f"{self.deleted_topic_prefix()}{topic_id.hex()}"
+
+    def deleted_topic_prefix(self) -> str:
+        """Prefix of the keys of all deleted topics."""
+        return f"{self.prefix}deleted/"
+
     def partition(self, topic_id: bytes, partition: int) -> str:
         """Key of a partition's state; `partition` >= 0."""
         assert len(topic_id) == 16, topic_id
@@ -430,6 +506,9 @@ class Keyspace:
         """Take a key apart; None where it is outside this generation or of a family that this release does not know."""
         if key.startswith(self.groups_prefix):
             return _parse_group_key(key[len(self.groups_prefix) :].split("/"))
+        if key.startswith(self.directories_prefix):
+            broker = key[len(self.directories_prefix) :]
+            return DirectoryKey(BrokerId(int(broker))) if _is_number(broker) else None
         if not key.startswith(self.prefix):
             return None
         match key[len(self.prefix) :].split("/"):
@@ -447,10 +526,14 @@ class Keyspace:
                 return DrainKey(BrokerId(int(broker)))
             case ["coord", coordinator_id] if coordinator_id:
                 return CoordinatorKey(coordinator_id)
+            case ["clock", process] if process:
+                return ClockKey(process)
             case ["topic", name] if name:
                 return TopicKey(name)
             case ["tid", topic_id] if _is_id(topic_id):
                 return TopicIdKey(TopicId(bytes.fromhex(topic_id)))
+            case ["deleted", topic_id] if _is_id(topic_id):
+                return DeletedTopicKey(TopicId(bytes.fromhex(topic_id)))
             case ["part", topic_id, partition] if _is_id(topic_id) and _is_number(partition):
                 return PartitionKey(TopicId(bytes.fromhex(topic_id)), int(partition))
         return None
@@ -462,6 +545,8 @@ class Keyspace:
         match self.parse(key):
             case None:
                 return None
+            case DirectoryKey():
+                return FAMILIES["directory"]
             case GroupKey():
                 return FAMILIES["state"]
             case GroupAssignmentKey():
@@ -488,8 +573,13 @@ class Keyspace:
 
 
 def value_json(keyspace: Keyspace, key: str, value: bytes) -> str:
-    """A key's value as JSON for `DumpMetadata`, field names as in the .proto; unreadable ones as hexadecimal."""
+    """A key's value as JSON for `DumpMetadata`, field names as in the .proto; unreadable ones as hexadecimal.
+
+    The cluster's secret is left out, whoever asks.
+    """
     message = keyspace.decode_value(key, value)
+    if isinstance(message, metadata_pb2.ClusterMeta):
+        message.ClearField("secret")
     if message is None:
         return f'{{"undecoded_hex": "{value.hex()}"}}'
     return json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None)

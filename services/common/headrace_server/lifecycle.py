@@ -21,6 +21,8 @@ from pathlib import Path
 import structlog
 from headrace.wire.errors import HeadraceError, InvalidConfigError
 
+from headrace_server.descriptors import raise_limit
+
 log = structlog.get_logger(__name__)
 
 
@@ -64,10 +66,12 @@ class StopRequest:
 def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds: float) -> ExitCode:
     """Run a service until it ends, by itself or by SIGTERM or SIGINT, and return the exit code.
 
-    After the first signal the service has `stop_timeout_seconds`; then, or at a second signal, the process ends at
-    once. Nothing is lost by that which the service's crash recovery would not find again.
+    The soft limit of open files is raised to the hard one first. After the first signal the service has
+    `stop_timeout_seconds`; then, or at a second signal, the process ends at once. Nothing is lost by that which the
+    service's crash recovery would not find again.
     """
     code = ExitCode.OK
+    raise_limit()
     try:
         asyncio.run(_run(serve, stop_timeout_seconds))
     except* InvalidConfigError as group:

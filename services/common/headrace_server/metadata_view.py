@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
+import structlog
 from google.protobuf.message import DecodeError
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
     InvalidRequestError,
+    MetastoreUnavailableError,
+    Outcome,
     UnknownTopicError,
     UnknownTopicIdError,
     to_detail,
@@ -30,6 +33,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import (
     ControllerKey,
     CoordinatorKey,
+    DeletedTopicKey,
     DrainKey,
     LiveKey,
     ParsedKey,
@@ -39,6 +43,8 @@ from headrace_server.keys import (
 from headrace_server.metastore.api import KeyValue
 from headrace_server.partition_state import PartitionState, Replica, decode
 from headrace_server.topic_configs import TopicConfig, read_stored_topic_config
+
+log = structlog.get_logger(__name__)
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
@@ -102,6 +108,14 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletedTopic:
+    """A topic that was deleted; see `keys.KEY_TABLE`."""
+
+    message: metadata_pb2.DeletedTopic
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Coordinator:
     """A registered coordinator, or the elected controller with its epoch."""
 
@@ -112,8 +126,9 @@ class Coordinator:
 class ClusterView:
     """Decoded metadata. All attributes are read-only for callers.
 
-    A value that cannot be decoded (a newer release's, a stranger's) is left out and listed in `undecodable`; the rest
-    goes on.
+    A value that cannot be decoded (a newer release's, a stranger's) is left out, logged and listed in `undecodable`;
+    the rest goes on. What is absent here is no evidence that it does not exist: delete nothing because of it, and
+    nothing at all while `undecodable` is not empty (H26).
     """
 
     def __init__(self, identity: ClusterIdentity, source: KeySource) -> None:
@@ -125,9 +140,11 @@ class ClusterView:
         self.controller: Coordinator | None = None
         self.drained: dict[BrokerId, KeyValue] = {}
         self.undecodable: dict[str, str] = {}
+        self.deleted: dict[TopicId, DeletedTopic] = {}
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
         self._partitions: dict[TopicId, dict[int, Partition]] = {}
+        self._described: dict[TopicId, cluster_pb2.TopicMetadata] = {}  # as clients are told; forgotten at a change
         self._callbacks: list[ChangeCallback] = []
         for key_value in source.items(self.keyspace.prefix):
             self._apply(key_value.key, key_value)
@@ -174,6 +191,7 @@ class ClusterView:
             InvalidRequestError: neither name nor id, or an id that is not 16 bytes.
             UnknownTopicError: no topic of that name.
             UnknownTopicIdError: no topic of that id, perhaps deleted and made anew: refresh, never send again by name.
+            MetastoreUnavailableError: it may be a topic whose value in etcd cannot be read here: that is no absence.
         """
         match reference.WhichOneof("topic"):
             case "topic_id":
@@ -181,11 +199,15 @@ class ClusterView:
                     raise InvalidRequestError(f"a topic id has 16 bytes, not {len(reference.topic_id)}")
                 topic = self.topic_by_id(reference.topic_id)
                 if topic is None:
+                    for name in self._unreadable_topics():
+                        raise _unreadable(name)
                     raise UnknownTopicIdError(f"there is no topic with id {reference.topic_id.hex()}")
                 return topic
             case "name":
                 found = self._topics.get(reference.name)
                 if found is None:
+                    if reference.name in self._unreadable_topics():
+                        raise _unreadable(reference.name)
                     raise UnknownTopicError(f"there is no topic named {reference.name[:249]!r}")
                 return found
         raise InvalidRequestError("the request names a topic neither by name nor by id")
@@ -205,6 +227,7 @@ class ClusterView:
         check_handshake(f"client {request.client_id[:64]!r}", request.handshake)
         response = cluster_pb2.GetMetadataResponse(
             cluster_id=self.identity.cluster_id,
+            generation=self.identity.generation,
             revision=self.source.revision,
             age_ms=self.source.age_ms(),
             brokers=self.broker_metadata(),
@@ -217,6 +240,8 @@ class ClusterView:
             return response
         if not request.topics:
             response.topics.extend(self._topic_metadata(self._topics[name]) for name in sorted(self._topics))
+            for name in self._unreadable_topics():
+                response.topics.add(name=name, error=to_detail(_unreadable(name)))
             return response
         for reference in request.topics:
             try:
@@ -246,13 +271,21 @@ class ClusterView:
         broker = self.brokers.get(BrokerId(broker_id))
         return BrokerId(broker_id) in self.drained or (broker is not None and broker.live.draining)
 
+    def _unreadable_topics(self) -> list[str]:
+        """Return the names of the topics that are in etcd with values that cannot be read."""
+        parsed = map(self.keyspace.parse, self.undecodable)
+        return [key.name for key in parsed if isinstance(key, TopicKey)]
+
     def _topic_metadata(self, topic: Topic) -> cluster_pb2.TopicMetadata:
-        return cluster_pb2.TopicMetadata(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            max_batch_bytes=topic.config.max_batch_bytes,
-            partitions=[_partition_metadata(partition) for partition in self.partitions(topic.topic_id)],
-        )
+        described = self._described.get(topic.topic_id)
+        if described is None:
+            described = self._described[topic.topic_id] = cluster_pb2.TopicMetadata(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                max_batch_bytes=topic.config.max_batch_bytes,
+                partitions=[_partition_metadata(partition) for partition in self.partitions(topic.topic_id)],
+            )
+        return described
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
         for key in keys:
@@ -269,6 +302,7 @@ class ClusterView:
         except (DecodeError, HeadraceError) as error:
             self._take(parsed, None)
             self.undecodable[key] = str(error)
+            log.error("metadata_value_undecodable", key=key, cause=str(error))
 
     def _take(self, parsed: ParsedKey | None, key_value: KeyValue | None) -> None:
         match parsed:
@@ -282,7 +316,10 @@ class ClusterView:
                 self.controller = None if key_value is None else _coordinator(key_value)
             case TopicKey(name):
                 self._take_topic(name, key_value)
+            case DeletedTopicKey(topic_id):
+                _set(self.deleted, topic_id, key_value, _deleted_topic)
             case PartitionKey(topic_id, number):
+                self._described.pop(topic_id, None)
                 states = self._partitions.setdefault(topic_id, {})
                 _set(states, number, key_value, lambda found: _partition(topic_id, number, found))
                 if not states:
@@ -292,10 +329,20 @@ class ClusterView:
         before = self._topics.pop(name, None)
         if before is not None:
             del self._names[before.topic_id]
+            self._described.pop(before.topic_id, None)
         if key_value is not None:
             topic = _topic(name, key_value)
             self._topics[name] = topic
             self._names[topic.topic_id] = name
+
+
+def _unreadable(name: str) -> HeadraceError:
+    """Return the error for a topic that is there, and about which nothing can be said."""
+    return MetastoreUnavailableError(
+        f"topic {name} is in etcd with a value that this release cannot read",
+        outcome=Outcome.NOT_APPLIED,
+        action="Run the release that wrote it, or repair the value.",
+    )
 
 
 def _partition_metadata(partition: Partition) -> cluster_pb2.PartitionMetadata:
@@ -334,6 +381,10 @@ def _broker(broker_id: BrokerId, found: KeyValue) -> Broker:
 
 def _coordinator(found: KeyValue) -> Coordinator:
     return Coordinator(metadata_pb2.CoordinatorLive.FromString(found.value), found.create_revision)
+
+
+def _deleted_topic(found: KeyValue) -> DeletedTopic:
+    return DeletedTopic(metadata_pb2.DeletedTopic.FromString(found.value), found.mod_revision)
 
 
 def _partition(topic_id: TopicId, number: int, found: KeyValue) -> Partition:

@@ -8,7 +8,7 @@ are those of `docs/protocols` and KIP-966 (eligible leader replicas).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace_server.internal_v1 import metadata_pb2
 
@@ -20,6 +20,15 @@ class Replica:
     broker_id: int
     #: The revision of the session's registration; strictly rises per broker.
     broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FetchFence:
+    """A broker's log may be another one since that version of the key, in the same session (H17)."""
+
+    broker_id: int
+    #: Fetches as of an earlier `partition_epoch` do not count.
+    partition_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,16 @@ class PartitionState:
     copy_bytes_per_second: int = 0
     #: Every committed record is on stable storage of every member: a crash takes nobody's membership (H30).
     durable: bool = False
+    #: Ascending by broker, at most one a replica.
+    fetch_fences: tuple[FetchFence, ...] = ()
+    #: Whom the leader should hand over to, in order of preference: the first of them that has all of its log (H24).
+    successors: tuple[Replica, ...] = ()
+    #: What was committed at least, and so is in the log of every member; 0 after an unclean election.
+    high_watermark: int = 0
+
+    def fetches_count_from(self, broker_id: int) -> int:
+        """Return the least `partition_epoch` of a broker's fetches that count."""
+        return next((fence.partition_epoch for fence in self.fetch_fences if fence.broker_id == broker_id), 0)
 
     def replica_of(self, broker_id: int) -> Replica | None:
         """The entry of a broker in `in_sync`, or None."""
@@ -74,6 +93,9 @@ def from_proto(message: metadata_pb2.PartitionState) -> PartitionState:
         unclean_epoch=message.unclean_epoch,
         copy_bytes_per_second=message.copy_bytes_per_second,
         durable=message.durable,
+        fetch_fences=tuple(FetchFence(fence.broker_id, fence.partition_epoch) for fence in message.fetch_fences),
+        successors=tuple(_replica(entry) for entry in message.successors),
+        high_watermark=message.high_watermark,
     )
 
 
@@ -92,6 +114,12 @@ def to_proto(state: PartitionState) -> metadata_pb2.PartitionState:
         unclean_epoch=state.unclean_epoch,
         copy_bytes_per_second=state.copy_bytes_per_second,
         durable=state.durable,
+        fetch_fences=[
+            metadata_pb2.FetchFence(broker_id=fence.broker_id, partition_epoch=fence.partition_epoch)
+            for fence in state.fetch_fences
+        ],
+        successors=[_message(entry) for entry in state.successors],
+        high_watermark=state.high_watermark,
     )
     if state.leader is not None:
         message.leader.CopyFrom(_message(state.leader))
@@ -119,6 +147,8 @@ def change(
     unclean: bool | None = None,
     move: Move | None = None,
     durable: bool | None = None,
+    replaced: Iterable[int] = (),
+    successors: Sequence[Replica] | None = None,
 ) -> PartitionState:
     """Compute the next value of a partition key: every write of a key goes through here (H15).
 
@@ -129,6 +159,8 @@ def change(
     one iff `leader` changes, `partition_epoch` always. `unclean` (default: False where the leader changes, else as it
     was) says that the election may lose records. `move` replaces the replicas; who is not among them leaves all sets.
     `durable` (default: as it was): set by the leader once it holds, cleared by it before it counts anything unflushed.
+    `replaced` are brokers whose logs may be other ones from now on: they get a fence, as replicas that `move` adds do.
+    `successors` (default: as they were) stay while the leader does and they are in sync.
     """
     minimum = state.min_insync_replicas if min_insync_replicas is None else min_insync_replicas
     if move is None:
@@ -158,10 +190,28 @@ def change(
         unclean_epoch=leader_epoch if unclean and leader != state.leader else state.unclean_epoch,
         copy_bytes_per_second=move.copy_bytes_per_second,
         durable=state.durable if durable is None else durable,
+        fetch_fences=_fences(state, move, replaced),
+        successors=_successors(state, leader, in_sync, state.successors if successors is None else successors),
+        high_watermark=0 if unclean and leader != state.leader else state.high_watermark,
     )
     check_shape(after)
     check_step(state, after)
     return after
+
+
+def _fences(state: PartitionState, move: Move, replaced: Iterable[int]) -> tuple[FetchFence, ...]:
+    fences = {fence.broker_id: fence for fence in state.fetch_fences}
+    for broker_id in (*replaced, *(set(move.replicas) - set(state.replicas))):
+        fences[broker_id] = FetchFence(broker_id, state.partition_epoch + 1)
+    return tuple(sorted(fence for fence in fences.values() if fence.broker_id in move.replicas))
+
+
+def _successors(
+    state: PartitionState, leader: Replica | None, in_sync: Sequence[Replica], wanted: Sequence[Replica]
+) -> tuple[Replica, ...]:
+    if leader is None or leader != state.leader:
+        return ()
+    return tuple(entry for entry in wanted if entry in in_sync and entry != leader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +224,34 @@ class Move:
     copy_bytes_per_second: int = 0
 
 
+def ask_hand_over(state: PartitionState, successors: Sequence[Replica]) -> PartitionState:
+    """Ask the leader to hand over to one of `successors`; none: to go on leading (the controller, an administrator)."""
+    return change(state, leader=state.leader, in_sync=state.in_sync, successors=successors)
+
+
+def hand_over(state: PartitionState, successor: Replica, *, leaves: bool = False) -> PartitionState:
+    """Let a successor lead that has all of the leader's log (the leader).
+
+    `leaves`: the leader is about to end, and leaves the in-sync set too where `min_insync_replicas` stay (KIP-841).
+    """
+    in_sync = state.in_sync
+    if leaves and len(in_sync) > state.min_insync_replicas:
+        in_sync = tuple(entry for entry in in_sync if entry != state.leader)
+    return change(state, leader=successor, in_sync=in_sync)
+
+
 def join(state: PartitionState, replica: Replica) -> PartitionState:
     """Take a replica into the in-sync set, in place of an earlier session of its broker (the leader: expand)."""
     others = [entry for entry in state.in_sync if entry.broker_id != replica.broker_id]
     return change(state, leader=state.leader, in_sync=[*others, replica])
 
 
-def leave(state: PartitionState, broker_ids: Iterable[int], *, doubtful: bool = False) -> PartitionState:
+def leave(
+    state: PartitionState, broker_ids: Iterable[int], *, doubtful: bool = False, replaced: Iterable[int] = ()
+) -> PartitionState:
     """Take brokers out of the in-sync set (shrink); `doubtful`: out of the eligible leaders too, and out of the lead.
 
-    A leader that leaves leads no more; who follows it is the controller's decision.
+    A leader that leaves leads no more; who follows it is the controller's decision. `replaced`: as for `change`.
     """
     gone = set(broker_ids)
     leader = None if state.leader is None or state.leader.broker_id in gone else state.leader
@@ -194,20 +262,28 @@ def leave(state: PartitionState, broker_ids: Iterable[int], *, doubtful: bool = 
         in_sync=[entry for entry in state.in_sync if entry.broker_id not in gone],
         eligible_leaders=eligible,
         doubtful=gone if doubtful else (),
+        replaced=replaced,
     )
+
+
+def note_committed(state: PartitionState, high_watermark: int) -> PartitionState:
+    """Return what a leader proposes with the high watermark that it has reached."""
+    return replace(state, high_watermark=max(state.high_watermark, high_watermark))
 
 
 def leave_failed(state: PartitionState, broker_id: int, *, damaged: bool) -> PartitionState | None:
     """Take out a replica whose log failed, with all it is counted for; None: the key stays as it is.
 
-    `damaged`: it lacks records that it said it had (H33), so nobody may count on it. After an I/O error (H34) a restart
-    finds what was flushed: where nobody else is in sync the replica stays named, so that its clean return is elected.
+    `damaged`: it lacks records that it said it had (H33), so nobody may count on it, and another log takes its place.
+    Also a replica that is not named leaves then: the write ends every one that was computed before and would name it,
+    and the fence all that the damaged log has fetched. After an I/O error (H34) a restart finds what was flushed: where
+    nobody else is in sync the replica stays named, so that its clean return is elected.
     """
+    if damaged:
+        return leave(state, [broker_id], doubtful=True, replaced=[broker_id]) if broker_id in state.replicas else None
     others = [entry for entry in state.in_sync if entry.broker_id != broker_id]
     named = len(others) < len(state.in_sync) or any(e.broker_id == broker_id for e in state.eligible_leaders)
-    if not named or not (others or damaged):
-        return None
-    return leave(state, [broker_id], doubtful=True)
+    return leave(state, [broker_id], doubtful=True) if named and others else None
 
 
 def check_shape(state: PartitionState) -> None:
@@ -223,8 +299,14 @@ def check_shape(state: PartitionState) -> None:
     assert (in_sync | eligible) <= set(state.replicas), f"members are replicas: {state}"
     assert set(state.adding) | set(state.removing) <= set(state.replicas), f"moving replicas are replicas: {state}"
     assert not set(state.adding) & set(state.removing), f"no replica is both added and removed: {state}"
+    successors = set(state.successors)
+    assert successors <= set(state.in_sync) - {state.leader}, f"successors are other in-sync replicas: {state}"
+    assert state.leader is not None or not successors, f"nobody hands over without a leader: {state}"
     assert state.min_insync_replicas >= 1, f"min_insync_replicas is at least 1: {state}"
     assert len(in_sync) < state.min_insync_replicas or not eligible, f"enough in sync, so none eligible: {state}"
+    fenced = [fence.broker_id for fence in state.fetch_fences]
+    assert fenced == sorted(set(fenced)), f"fences are distinct and ascending: {state}"
+    assert set(fenced) <= set(state.replicas), f"fences are of replicas: {state}"
 
 
 def check_step(before: PartitionState, after: PartitionState) -> None:

@@ -2,8 +2,7 @@
 
 A servicer marks each of its methods with `unary` or `server_streaming`; these turn a `HeadraceError` into the gRPC
 status and the `grpc-status-details-bin` trailer of the call, refuse a call without a deadline, and log and hide
-everything unexpected. They are decorators and not a grpc.aio interceptor, because an interceptor costs every call
-another coroutine and a copy of the handler's call details.
+everything unexpected. Before them `admission` has taken the call and read its request.
 
 Such a method also leaves its call for `calls.request_id`; at log level `debug` it writes a line for it. A servicer that
 has `call_errors`, a counter by method and code, counts there what it refuses; one that has `call_seconds`, a histogram
@@ -20,28 +19,23 @@ import functools
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
 import structlog
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-from headrace.wire.errors import (
-    GRPC_STATUS,
-    REQUEST_ID_KEY,
-    STATUS_DETAILS_KEY,
-    DeadlineRequiredError,
-    ErrorCode,
-    HeadraceError,
-    InternalError,
-    to_status_bytes,
-)
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from headrace.wire.errors import DeadlineRequiredError, HeadraceError, InternalError
+from prometheus_client import Counter
 
 from headrace_server import calls
-from headrace_server.calls import CURRENT_CALL, request_id
+from headrace_server.admission import Admission
+from headrace_server.calls import CURRENT_CALL, refuse, request_id
 from headrace_server.health import Health, HealthServicer
+from headrace_server.places import PlaceLimits
 from headrace_server.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -51,47 +45,29 @@ RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
+ITEMS_PER_TURN = 250
+"""What a handler does for so many items, at 20 to 100 us each, keeps the event loop for some milliseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
     """What one server takes at once."""
 
-    max_message_bytes: int = 32 << 20
-    """The largest request or answer."""
-    max_concurrent_calls: int = 4096
-    """Calls beyond are refused by gRPC with RESOURCE_EXHAUSTED."""
+    max_request_bytes: int = 32 << 20
+    """The largest message that gRPC takes in; `methods.METHODS` says less for most methods."""
+    max_answer_bytes: int = 32 << 20
+    places: PlaceLimits = field(default_factory=PlaceLimits)
+    """Calls beyond are refused by `admission` with RESOURCE_EXHAUSTED."""
     max_concurrent_streams: int = 256
     """Calls at once on one connection; a client waits beyond."""
+    max_connections: int = 0
+    """Connections to each address at once, further ones are closed; 0: no limit."""
     max_metadata_bytes: int = 8192
     """The headers of one call."""
 
 
 class AddressInUseError(SettingsError):
     """The address to listen on is not to be had. Choose another one, or stop what holds it."""
-
-
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadraceError) -> None:
-    """End the call with the status and the typed detail of `error`; never returns."""
-    trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]
-    if identifier := request_id():
-        trailers.append((REQUEST_ID_KEY, identifier))
-    await context.abort(
-        GRPC_STATUS[error.code] if error.code else grpc.StatusCode.INTERNAL, str(error), tuple(trailers)
-    )
-
-
-async def _refuse(servicer: object, method: Callable[..., Any], context: Any, error: HeadraceError) -> None:
-    """Count and answer what a call failed with."""
-    counter = getattr(servicer, "call_errors", None)
-    if counter is not None:
-        counter.labels(method.__name__, (error.code or ErrorCode.INTERNAL).name).inc()
-    log.debug(
-        "call_refused",
-        method=method.__name__,
-        principal=calls.principal(),
-        code=error.code.name,
-        reason=error.message,
-    )
-    await abort(context, error)
 
 
 def _time(servicer: object, method: Callable[..., Any], started: float) -> None:
@@ -124,12 +100,14 @@ def unary(
             require_deadline(context)
             answer = await method(self, request, context)
         except HeadraceError as error:
-            await _refuse(self, method, context, error)
+            del request
+            await refuse(context, method.__name__, error, getattr(self, "call_errors", None))
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
             log.exception("rpc_failed", method=method.__qualname__)
-            await _refuse(self, method, context, _unexpected(error))
+            del request
+            await refuse(context, method.__name__, _unexpected(error), getattr(self, "call_errors", None))
         else:
             if calls.calls_are_traced():
                 _trace(method, started, context)
@@ -155,12 +133,14 @@ def server_streaming(
             async for answer in method(self, request, context):
                 yield answer
         except HeadraceError as error:
-            await _refuse(self, method, context, error)
+            del request
+            await refuse(context, method.__name__, error, getattr(self, "call_errors", None))
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
             log.exception("rpc_failed", method=method.__qualname__)
-            await _refuse(self, method, context, _unexpected(error))
+            del request
+            await refuse(context, method.__name__, _unexpected(error), getattr(self, "call_errors", None))
         else:
             if calls.calls_are_traced():
                 _trace(method, started, context)
@@ -180,6 +160,12 @@ def require_deadline(context: Any) -> None:
         raise DeadlineRequiredError("the call has no deadline")
 
 
+async def let_others_run(index: int, every: int = ITEMS_PER_TURN) -> None:
+    """Await this in a loop over what a request names: at each `every`th `index` other calls have a turn."""
+    if index % every == every - 1:
+        await asyncio.sleep(0)
+
+
 def _unexpected(error: Exception) -> InternalError:
     identifier = request_id()
     where = f"; its log has it as request {identifier}" if identifier else ""
@@ -197,23 +183,35 @@ class RpcServer:
         limits: RpcLimits | None = None,
         *,
         health: Health | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        allowed_names: Sequence[str] = (),
+        call_errors: Counter | None = None,
     ) -> None:
-        self._limits = limits or RpcLimits()
+        """`allowed_names` and `call_errors`: see `Admission`."""
+        limits = limits or RpcLimits()
         self.health = health or Health()
-        self._server = grpc.aio.server(
-            interceptors=list(interceptors),
-            options=_channel_options(self._limits),
-            maximum_concurrent_rpcs=self._limits.max_concurrent_calls,
-        )
-        self._service_names = [grpc_health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._admission = Admission(limits.places, allowed_names=allowed_names, call_errors=call_errors)
+        self._server = grpc.aio.server(options=_channel_options(limits))
+        self._server.add_generic_rpc_handlers((self._admission,))
+        self._service_names: list[str] = []
         self._health_servicer = HealthServicer(self.health)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health_servicer, self._server)
+        self.add(health_pb2_grpc.add_HealthServicer_to_server, self._health_servicer, grpc_health.SERVICE_NAME)
         self.address = ""
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, service_name: str) -> None:
-        """Register `servicer` by the generated `add_..._to_server`; `service_name` is its full protobuf name."""
-        register(servicer, self._server)
+        """Register `servicer` by the generated `add_..._to_server`; `service_name` is its full protobuf name.
+
+        Raises:
+            UnlistedMethodError: a method of it has no row in `methods.METHODS`.
+        """
+        registered = _Registered()
+        register(servicer, registered)
+        service = descriptor_pool.Default().FindServiceByName(service_name)
+        for method in service.methods:
+            path = f"/{service_name}/{method.name}"
+            handler = registered.find(path)
+            if handler is not None:
+                counter = getattr(servicer, "call_errors", None)
+                self._admission.add(path, handler, method.input_type, counter)
         self._service_names.append(service_name)
 
     def add_handler(self, handler: grpc.GenericRpcHandler) -> None:
@@ -228,7 +226,8 @@ class RpcServer:
         Raises:
             AddressInUseError: the address is taken, not ours, or malformed.
         """
-        reflection.enable_server_reflection(self._service_names, self._server)
+        servicer = reflection.aio.ReflectionServicer([*self._service_names, reflection.SERVICE_NAME])
+        self.add(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer, reflection.SERVICE_NAME)
         check_free(listen)
         host, _ = split_address(listen)
         try:
@@ -249,6 +248,29 @@ class RpcServer:
         self.health.hold("readiness", "stopping", "it stops")
         self._health_servicer.close()
         await self._server.stop(grace_seconds)
+
+
+class _Registered:
+    """Stands for the server while generated code registers a servicer, and keeps the handlers."""
+
+    def __init__(self) -> None:
+        self._handlers: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._handlers.extend(handlers)
+
+    def add_registered_method_handlers(self, service_name: str, handlers: Any) -> None:
+        """The same handlers once more, which gRPC would look for first."""
+
+    def find(self, path: str) -> Any:
+        details = _Details(path)
+        return next((found for handler in self._handlers if (found := handler.service(details)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Details(grpc.HandlerCallDetails):
+    method: str
+    invocation_metadata: tuple[()] = ()
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -283,10 +305,17 @@ def check_free(listen: str) -> None:
 
 
 def _channel_options(limits: RpcLimits) -> Sequence[tuple[str, int]]:
+    connections = (("grpc.max_allowed_incoming_connections", limits.max_connections),) if limits.max_connections else ()
     return (
-        ("grpc.max_send_message_length", limits.max_message_bytes),
-        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        *connections,
+        ("grpc.max_send_message_length", limits.max_answer_bytes),
+        ("grpc.max_receive_message_length", limits.max_request_bytes),
+        # Batches have a compression of their own; a message that gRPC inflates is a thousand times what was sent.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
+        # Calls whose headers came and that `admission` has not seen yet: above 1,000 gRPC would end some by chance.
+        ("grpc.server.max_pending_requests", 8_192),
+        ("grpc.server.max_pending_requests_hard_limit", 16_384),
         ("grpc.max_metadata_size", limits.max_metadata_bytes),
         ("grpc.so_reuseport", 0),
         # Who connects and does not finish the handshake is cut off.

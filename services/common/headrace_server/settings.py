@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -155,6 +156,24 @@ def _read_overrides(overrides: Mapping[str, object] | Sequence[str]) -> dict[str
             raise SettingsError(f"{item!r} is not of the form name=value", action="Write --set name=value.")
         values[name.strip()] = value
     return values
+
+
+def check_advertised_address(listen: str, advertised_address: str) -> None:
+    """Refuse to publish an address that nobody can connect to; `__post_init__` of a service's settings calls it.
+
+    Raises:
+        ValueError: `listen` is every address of the machine (0.0.0.0, [::]), and `advertised_address` is empty.
+    """
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        everywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return  # A name, or malformed: then binding it fails.
+    if everywhere and not advertised_address:
+        raise ValueError(
+            f"listen is {listen}, to which no client can connect, and advertised_address is empty: set "
+            "advertised_address to the host and port at which clients reach this process"
+        )
 
 
 def _describe_error(detail: Mapping[str, Any], origins: Mapping[str, str], environ_prefix: str) -> str:

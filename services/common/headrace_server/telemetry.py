@@ -79,3 +79,38 @@ def set_log_level(level: LogLevel) -> None:
     _level = level
     if calls_are_traced() != (level == "debug"):
         trace_calls(level == "debug")
+
+
+class LogInterval:
+    """When to log again that something goes on: at once, then after 1, 2, 4, ... and at most 60 seconds.
+
+    A process that waits for hours for another one writes a line a minute. Owned by one task.
+    """
+
+    MAX_MS = 60_000
+
+    def __init__(self, monotonic_ms: Callable[[], int]) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._since_ms: int | None = None
+        self._next_ms = 0
+        self._interval_ms = 0
+
+    @property
+    def for_seconds(self) -> int:
+        """Seconds since the first line."""
+        return 0 if self._since_ms is None else (self._monotonic_ms() - self._since_ms) // 1_000
+
+    def is_due(self) -> bool:
+        """Return whether to log now; then the next line waits for twice as long."""
+        now_ms = self._monotonic_ms()
+        if self._since_ms is None:
+            self._since_ms, self._next_ms, self._interval_ms = now_ms, now_ms, 1_000
+        if now_ms < self._next_ms:
+            return False
+        self._next_ms = now_ms + self._interval_ms
+        self._interval_ms = min(2 * self._interval_ms, self.MAX_MS)
+        return True
+
+    def end(self) -> None:
+        """Note that it is over: the next line is a first one."""
+        self._since_ms = None

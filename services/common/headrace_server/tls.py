@@ -57,10 +57,20 @@ class TlsIdentity:
         self.use = use
         self._files = files
         self._mutual = mutual
+        self._apart_from: TlsIdentity | None = None
         self._stamps = stamps_of(files.paths)
         self.current = read_certificates(files, mutual=mutual)
         self.refused = False
         """Whether the files have changed since into something that cannot be used."""
+
+    def keep_apart(self, other: TlsIdentity) -> None:
+        """Refuse authorities that `other` trusts, too, now and when files change.
+
+        Raises:
+            TlsFilesError: both trust one authority now.
+        """
+        _check_apart(self.current, other.current, self._files.ca_file)
+        self._apart_from, other._apart_from = other, self
 
     def look(self) -> None:
         """Put changed files in force, if they are good."""
@@ -69,6 +79,8 @@ class TlsIdentity:
             return
         try:
             found = read_certificates(self._files, mutual=self._mutual)
+            if self._apart_from is not None:
+                _check_apart(found, self._apart_from.current, self._files.ca_file)
         except TlsFilesError as error:
             if stamps_of(self._files.paths) != stamps:
                 return  # They were just being replaced.
@@ -149,11 +161,25 @@ def read_tls(settings: TlsSettings) -> ServiceTls:
         TlsFilesError: something of it cannot be used.
     """
     clients, internal, etcd = settings.clients_files, settings.internal_files, settings.etcd_files
-    return ServiceTls(
+    tls = ServiceTls(
         None if clients is None else TlsIdentity("clients", clients),
         None if internal is None else TlsIdentity("internal", internal, mutual=True),
         None if etcd is None else TlsIdentity("etcd", etcd),
     )
+    if settings.trusts_internal_authority and tls.internal is not None and tls.clients is not None:
+        tls.internal.keep_apart(tls.clients)
+    return tls
+
+
+def _check_apart(found: Certificates, other: Certificates, path: str) -> None:
+    shared = {each.public_key for each in found.trusted} & {each.public_key for each in other.trusted}
+    if shared:
+        names = ", ".join(each.subject for each in found.trusted if each.public_key in shared)
+        raise TlsFilesError(
+            f"{path} trusts {names}, which signs for clients and for brokers alike: a client's certificate would be "
+            "taken for a broker's",
+            action="Set internal_tls_allowed_names, or give brokers and coordinators an authority of their own.",
+        )
 
 
 @contextlib.asynccontextmanager

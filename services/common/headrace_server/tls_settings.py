@@ -61,6 +61,11 @@ class TlsSettings:
             raise ValueError("TLS is on, and brokers and coordinators check each other: set internal_tls_ca_file")
 
     @property
+    def trusts_internal_authority(self) -> bool:
+        """Whether every certificate that the internal authority has signed is taken for a broker's or coordinator's."""
+        return False
+
+    @property
     def clients_files(self) -> TlsFiles | None:
         """For the client listener; None: no TLS there."""
         if not self.tls_cert_file:

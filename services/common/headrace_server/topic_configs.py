@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from headrace.wire.compression import Codec
 from headrace.wire.errors import InvalidConfigError
 
 from headrace_server.settings import nearest_name
 
 INT64_MAX = 2**63 - 1
 DAY_MS = 86_400_000
+CENTURY_MS = 36_525 * DAY_MS
+CODECS = tuple(codec.name.lower() for codec in Codec)
 
 
 class Durability(StrEnum):
@@ -28,13 +31,20 @@ class Durability(StrEnum):
     ASYNC = "async"
 
 
+class Validation(StrEnum):
+    """What a leader checks of a batch before it appends it."""
+
+    COLUMNS = "columns"
+    HEADER = "header"
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigDefinition:
     """One row of the table."""
 
     name: str
     kind: str
-    """`integer` or `choice`."""
+    """`integer`, `choice`, or `choices`: some of them, separated by commas."""
     default: int | str
     minimum: int = 0
     maximum: int = INT64_MAX
@@ -51,6 +61,11 @@ class ConfigDefinition:
             if text not in self.choices:
                 raise self._error(text, f"is not one of {', '.join(self.choices)}")
             return text
+        if self.kind == "choices":
+            given = {part.strip() for part in text.split(",")}
+            if not given <= set(self.choices):
+                raise self._error(text, f"is not a list of some of {', '.join(self.choices)}")
+            return ",".join(each for each in self.choices if each in given)
         try:
             value = int(text)
         except ValueError:
@@ -63,6 +78,8 @@ class ConfigDefinition:
         """The range as a person reads it."""
         if self.kind == "choice":
             return ", ".join(self.choices)
+        if self.kind == "choices":
+            return f"some of {', '.join(self.choices)}"
         return f"{self.minimum} .. {'2^63 - 1' if self.maximum == INT64_MAX else self.maximum}"
 
     def _error(self, text: str, problem: str) -> InvalidConfigError:
@@ -120,9 +137,9 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
         "64 KiB of room for header and columns.",
     ),
     ConfigDefinition(
-        "timestamp_before_max_ms", "integer", INT64_MAX, 0,
+        "timestamp_before_max_ms", "integer", CENTURY_MS, 0,
         documentation="Milliseconds by which a record's timestamp may lie before the broker's clock; older ones are "
-        "refused, never changed.",
+        "refused, never changed. The default is 100 years. Times before the year 1 or after 9999 are always refused.",
     ),
     ConfigDefinition(
         "timestamp_after_max_ms", "integer", 3_600_000, 0,
@@ -132,6 +149,18 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ConfigDefinition(
         "file_delete_delay_ms", "integer", 60_000, 0,
         documentation="Milliseconds between a segment's removal from the log and the deletion of its files.",
+    ),
+    ConfigDefinition(
+        "validate", "choice", Validation.COLUMNS.value, choices=tuple(Validation),
+        documentation="What the leader checks of a batch. columns: all that a reader needs to decode it; a compressed "
+        "batch is inflated for it, in a thread. header: checksums and header only; a batch that no reader can decode "
+        "is stored then, and readers deal with it as their `on_corrupt_batch` says.",
+    ),
+    ConfigDefinition(
+        "allowed_codecs", "choices", ",".join(CODECS), choices=CODECS,
+        documentation="Codecs that producers may use, separated by commas; batches of others are refused with "
+        "UNSUPPORTED_CODEC. Readers without extras can decode none and gzip. none is always among them: a payload that "
+        "does not shrink is stored uncompressed.",
     ),
 )  # fmt: skip
 
@@ -152,9 +181,11 @@ class TopicConfig:
     flush_ms: int = INT64_MAX
     min_insync_replicas: int = 0
     max_batch_bytes: int = (1 << 20) + (1 << 16)
-    timestamp_before_max_ms: int = INT64_MAX
+    timestamp_before_max_ms: int = CENTURY_MS
     timestamp_after_max_ms: int = 3_600_000
     file_delete_delay_ms: int = 60_000
+    validate: Validation = Validation.COLUMNS
+    allowed_codecs: str = ",".join(CODECS)
 
     @property
     def counts_flushed(self) -> bool:
@@ -189,16 +220,22 @@ def parse_topic_config(configs: Mapping[str, str]) -> TopicConfig:
         values[name] = config_definition(name).parse(configs[name])
     if "durability" in values:
         values["durability"] = Durability(values["durability"])
+    if "validate" in values:
+        values["validate"] = Validation(values["validate"])
     config = TopicConfig(**values)
     _check_relations(config)
     return config
+
+
+RETENTION = ("retention_ms", "retention_bytes")
+"""Settings that remove records; -1: they do not."""
 
 
 def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, tuple[str, ...]]:
     """What a broker applies: the settings that this release understands, and the names that it does not.
 
     For values out of etcd, which a newer release may have written: one setting that cannot be used must not stop a
-    partition. A setting left out has its default; the caller logs the names.
+    partition. A setting left out has its default, but retention: where that cannot be read nothing is removed by it.
     """
     usable: dict[str, str] = {}
     skipped: list[str] = []
@@ -209,10 +246,11 @@ def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, t
             skipped.append(name)
         else:
             usable[name] = configs[name]
+    usable |= {name: "-1" for name in skipped if name in RETENTION}
     try:
         return parse_topic_config(usable), tuple(skipped)
     except InvalidConfigError:
-        return TopicConfig(), tuple(sorted(configs))
+        return parse_topic_config({name: "-1" for name in configs if name in RETENTION}), tuple(sorted(configs))
 
 
 def normalise_topic_configs(configs: Mapping[str, str]) -> dict[str, str]:
@@ -303,6 +341,11 @@ def _check_relations(config: TopicConfig) -> None:
         raise InvalidConfigError(
             f"segment_bytes = {config.segment_bytes} is less than max_batch_bytes = {config.max_batch_bytes}",
             action="Raise segment_bytes or lower max_batch_bytes: a batch must fit into a segment.",
+        )
+    if "none" not in config.allowed_codecs.split(","):
+        raise InvalidConfigError(
+            f"allowed_codecs = {config.allowed_codecs} has no none, as which a payload that does not shrink is stored",
+            action=f"Set allowed_codecs=none,{config.allowed_codecs}.",
         )
     if config.durability is Durability.FSYNC:
         for name in ("flush_messages", "flush_ms"):

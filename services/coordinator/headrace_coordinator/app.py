@@ -17,7 +17,9 @@ from headrace.v1 import cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.clock import Clock, SystemClock
+from headrace_server.clock_watch import ClockExchange, ClockWatch
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.descriptors import raise_limit, report, share_out
 from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
@@ -27,10 +29,11 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, M
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.etcd_status import effective_quota_bytes
 from headrace_server.metastore.view import PrefixView
+from headrace_server.places import PlaceLimits
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer
 from headrace_server.supervision import Supervision, supervised
-from headrace_server.telemetry import configure_logging
+from headrace_server.telemetry import LogInterval, configure_logging
 from headrace_server.tls import ServiceTls, watched_tls
 from prometheus_client import CollectorRegistry
 
@@ -50,6 +53,7 @@ from headrace_coordinator.runtime.group_lag import BrokerChannels, GroupLag
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_rounds import GroupRounds
 from headrace_coordinator.runtime.group_view import GroupView
+from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.partition_store import PartitionStore
 from headrace_coordinator.runtime.positions import ReportedPositions
 from headrace_coordinator.runtime.producer_ids import ProducerIds
@@ -63,7 +67,9 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 1.0
 STOP_GRACE_SECONDS = 5.0
-ETCD_LOOK_SECONDS = 15.0
+MAX_REQUEST_BYTES = 4 << 20
+"""No call to a coordinator carries records."""
+ETCD_LOOK_SECONDS = 1.0
 FIRST_RELEASE = (3, 5)
 """Before it etcd may answer what this cluster relies on otherwise: it is not started on at all."""
 FIRST_PRODUCTION_RELEASES = {(3, 5): 28, (3, 6): 9}
@@ -130,6 +136,7 @@ async def _serve(
 
 async def _reach(metastore: Metastore, settings: CoordinatorSettings) -> tuple[ClusterIdentity, MetastoreStatus]:
     """Read who the cluster is and which etcd this is, waiting for etcd as long as it takes."""
+    waiting = LogInterval(SystemClock().monotonic_ms)
     while True:
         try:
             status = await metastore.status()
@@ -137,7 +144,13 @@ async def _reach(metastore: Metastore, settings: CoordinatorSettings) -> tuple[C
         except MetastoreRolledBackError:
             raise
         except MetastoreUnavailableError as error:
-            log.warning("metastore_not_reached", etcd_endpoints=settings.etcd_endpoints, cause=error.message)
+            if waiting.is_due():
+                log.warning(
+                    "metastore_not_reached",
+                    etcd_endpoints=settings.etcd_endpoints,
+                    cause=error.message,
+                    for_seconds=waiting.for_seconds,
+                )
             await asyncio.sleep(RETRY_SECONDS)
         else:
             check_etcd(status.version)
@@ -197,8 +210,19 @@ class _Coordinator:
         self._clock: Clock = SystemClock()
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
         self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
+        limit = raise_limit()
+        shares = share_out(limit, max_connections=settings.max_connections)
+        report(limit, shares)
+        self._limits = MetadataLimits(
+            GroupBounds(settings.max_groups, settings.max_group_members, settings.max_group_bytes)
+        )
         self._server = RpcServer(
-            RpcLimits(max_concurrent_calls=settings.max_concurrent_calls), health=supervision.health
+            RpcLimits(
+                max_request_bytes=MAX_REQUEST_BYTES,
+                max_connections=shares.clients,
+                places=PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer)),
+            ),
+            health=supervision.health,
         )
 
     async def run(self, stop: StopRequest) -> None:
@@ -233,7 +257,15 @@ class _Coordinator:
                 tls=self._tls,
             ),
         )
-        keeper = self._serve_groups(view)
+        clocks = ClockExchange(
+            ClockWatch(self._clock),
+            f"coordinator-{self._settings.coordinator_id}",
+            view,
+            self._metastore,
+            self._clock,
+            self._metrics.common.clock_in_doubt,
+        )
+        keeper = self._serve_groups(view, clocks)
         clients = self._tls.clients
         credentials = None if clients is None else clients.server_credentials(self._settings.tls_client_auth)
         address = await self._server.start(self._settings.listen, credentials)
@@ -247,6 +279,7 @@ class _Coordinator:
             self._clock,
             max_inflight=self._settings.max_inflight_writes,
             orphan_grace_ms=self._settings.orphan_grace_ms,
+            deleted_topics_retention_ms=self._settings.deleted_topics_retention_ms,
             leader_rebalance_interval_ms=self._settings.leader_rebalance_interval_ms,
         )
         lag = GroupLag(
@@ -267,6 +300,7 @@ class _Coordinator:
                     for name, coroutine in (
                         ("view", self._prefix_view.run()),
                         ("generation", watch_generation(view)),
+                        ("clocks", clocks.run()),
                         ("groups_view", self._groups_view.run()),
                         ("groups", keeper.run()),
                         ("session", session.run()),
@@ -305,7 +339,7 @@ class _Coordinator:
         servicer = ClusterServicer(
             self._metastore,
             view,
-            topics=TopicRequests(store, view, answers, self._settings),
+            topics=TopicRequests(store, view, answers, self._settings, self._limits),
             partitions=PartitionRequests(
                 PartitionChanges(PartitionStore(writes, view), store, view, answers),
                 store,
@@ -324,12 +358,13 @@ class _Coordinator:
         )
         self._server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
 
-    def _serve_groups(self, view: ClusterView) -> GroupKeeper:
+    def _serve_groups(self, view: ClusterView, clocks: ClockExchange) -> GroupKeeper:
         """Serve consumer groups; what looks after them is to be run."""
         source, metrics, clock = self._groups_view, self._metrics, self._clock
         groups = self._group_view = GroupView(view.keyspace, source)
         topics = AssignableTopics(view)
-        rounds = GroupRounds(self._metastore, source, groups, topics.get, metrics, clock)
+        self._limits.follow(groups)
+        rounds = GroupRounds(self._metastore, source, groups, topics, metrics, clock)
         offsets = GroupOffsets(self._metastore, source, groups, metrics, clock)
         servicer = GroupServicer(
             self._metastore,
@@ -341,6 +376,7 @@ class _Coordinator:
             answers=Answers(source, metrics, default_timeout_ms=self._settings.default_timeout_ms),
             metrics=metrics,
             clock=clock,
+            limits=self._limits,
         )
         self._server.add(groups_pb2_grpc.add_GroupServiceServicer_to_server, servicer, GROUP_SERVICE_NAME)
         return GroupKeeper(
@@ -353,6 +389,7 @@ class _Coordinator:
             clock,
             coordinator_id=self._settings.coordinator_id,
             offsets_retention_ms=self._settings.offsets_retention_ms,
+            clock_doubt=clocks.look,
         )
 
     def _make_session(self, address: str) -> CoordinatorSession:
@@ -398,6 +435,10 @@ class _Coordinator:
         metrics = self._metrics
         while True:
             reached = [found for found in await self._metastore.describe_members() if not found.error]
+            was_reserve = self._limits.is_reserve
+            self._limits.look_at(reached)
+            if self._limits.is_reserve != was_reserve:
+                log.warning("etcd_reserve", is_reached=self._limits.is_reserve)
             metrics.etcd_members_reached.set(len(reached))
             metrics.etcd_has_leader.set(any(found.has_leader for found in reached))
             if reached:
@@ -408,4 +449,5 @@ class _Coordinator:
 
     def _on_beat(self, view: ClusterView) -> None:
         self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)
+        self._metrics.common.metadata_undecodable.set(len(view.undecodable))
         self._metrics.topics.set(len(view.topics))

@@ -53,7 +53,7 @@ class CoordinatorMetrics:
         )
         self.elections = counter("elections", "Leaders elected by this controller in place of dead ones")
         self.leadership_moves = counter(
-            "leadership_moves", "Leaderships taken by this controller from a living broker and given to another"
+            "leadership_moves", "Hand-overs of leaderships that this controller asked living leaders for"
         )
         self.in_sync_shrinks = counter(
             "in_sync_shrinks", "In-sync sets from which this controller took a dead or stopping broker"

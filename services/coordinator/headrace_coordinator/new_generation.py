@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -20,16 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from headrace.wire.errors import InvalidConfigError
-from headrace_server.cluster_identity import FORMAT_VERSION, ClusterIdentity, read_or_create
+from headrace_server.cluster_identity import FORMAT_VERSION, SECRET_BYTES, ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import (
+    ClockKey,
+    ControllerKey,
     CoordinatorKey,
+    DeletedTopicKey,
     DrainKey,
+    EndedKey,
     GroupKey,
     GroupOffsetKey,
     Keyspace,
     LiveKey,
     PartitionKey,
+    ProducerIdsKey,
     SessionKey,
     TopicIdKey,
     TopicKey,
@@ -77,6 +83,7 @@ def read_inventory(path: Path) -> tuple[str, Inventory]:
             int(found["generation"]),
             bytes.fromhex(found["storage_id"]),
             bytes.fromhex(found["storage_era"]),
+            int(found["directory_version"]),
             logs,
             damaged,
         )
@@ -106,7 +113,7 @@ async def begin_generation(
         inventories = [_check_inventory(identity, cluster_id, inventory) for cluster_id, inventory in read]
         backup = await _read_backup(metastore, identity)
         _check_complete(backup, inventories, lost)
-        plan = plan_partitions(backup.names, backup.states, inventories, 1, _now_ms())
+        plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, 1, _now_ms())
         if apply:
             await _wait_until_alone(metastore, identity.keyspace)
             plan = await _write(metastore, identity, backup, inventories)
@@ -150,6 +157,8 @@ class _Backup:
     """Keys, of the new generation, and values that stay as they are."""
     groups: tuple[tuple[str, bytes], ...]
     """Keys and values of groups, of the new generation."""
+    deleted: frozenset[bytes]
+    """Topics that were deleted before: logs of them do not come back."""
 
 
 async def _read_backup(metastore: Metastore, identity: ClusterIdentity) -> _Backup:
@@ -159,6 +168,7 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity) -> _Back
     brokers: set[int] = set()
     copied: list[tuple[str, bytes]] = []
     groups: list[tuple[str, bytes]] = []
+    deleted: set[bytes] = set()
     for key_value in (await metastore.range(old.prefix)).key_values:
         renamed = new.prefix + key_value.key[len(old.prefix) :]
         match old.parse(key_value.key):
@@ -170,10 +180,21 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity) -> _Back
                 copied.append((renamed, key_value.value))
             case TopicKey():
                 copied.append((renamed, key_value.value))
-            case DrainKey() if not key_value.lease_id:
+            case DeletedTopicKey(topic_id):
+                deleted.add(topic_id)
                 copied.append((renamed, key_value.value))
+            case DrainKey():
+                if not key_value.lease_id:
+                    copied.append((renamed, key_value.value))
             case SessionKey(broker_id):
                 brokers.add(broker_id)
+            case LiveKey() | CoordinatorKey() | ControllerKey() | ClockKey() | ProducerIdsKey() | EndedKey():
+                pass  # Of processes that have ended, or of this generation alone.
+            case _:
+                raise NotBegunError(
+                    f"the backup holds {key_value.key}, which this release does not know",
+                    action="Use the release that wrote it: what is left out here would be gone.",
+                )
     for key_value in (await metastore.range(old.groups_prefix)).key_values:
         renamed = new.groups_prefix + key_value.key[len(old.groups_prefix) :]
         match old.parse(key_value.key):
@@ -181,7 +202,7 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity) -> _Back
                 groups.append((renamed, encode_group(empty_group(decode_group(key_value.value), _now_ms()))))
             case GroupOffsetKey():
                 groups.append((renamed, key_value.value))
-    return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups))
+    return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups), frozenset(deleted))
 
 
 def _check_complete(backup: _Backup, inventories: Sequence[Inventory], lost: Sequence[int]) -> None:
@@ -224,28 +245,33 @@ async def _write(
     old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
     meta = (await metastore.get(meta_key(identity.cluster))).key_value
     assert meta is not None, "it was read a moment ago"
-    await metastore.txn([], [DeletePrefix(new.prefix), DeletePrefix(new.groups_prefix)])
+    await metastore.txn(
+        [], [DeletePrefix(prefix) for prefix in (new.prefix, new.groups_prefix, new.directories_prefix)]
+    )
     sessions = [Put(new.session(one.broker_id), _session(one)) for one in inventories]
     # What the brokers register now continues these sessions, whose epoch is this revision.
     broker_epoch = (await metastore.txn([], sessions)).revision
-    plan = plan_partitions(backup.names, backup.states, inventories, broker_epoch, _now_ms())
+    plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, broker_epoch, _now_ms())
     topics = [
         (key, topic.SerializeToString())
         for topic in plan.recovered_topics
         for key in (new.topic_by_id(topic.topic_id), new.topic(topic.name))
     ]
     partitions = [(new.partition(*key), encode(state)) for key, state in plan.states.items()]
-    for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups]):
+    versions = [(new.directory(one.broker_id), _directory_version(one)) for one in inventories]
+    for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups, *versions]):
         await metastore.txn([], chunk)
-    value = metadata_pb2.ClusterMeta(
+    after = metadata_pb2.ClusterMeta(
         cluster_id=identity.cluster_id, generation=new.generation, format_version=FORMAT_VERSION
-    ).SerializeToString()
+    )
+    ended = after.SerializeToString()  # Readable by every client: without the secret.
+    after.secret = secrets.token_bytes(SECRET_BYTES)  # The backup, and so the old one, may have been in many hands.
     result = await metastore.txn(
         [
             ModRevisionIs(meta_key(identity.cluster), meta.mod_revision),
             *(VersionIs(old.live(broker_id), 0) for broker_id in sorted(backup.brokers)),
         ],
-        [Put(meta_key(identity.cluster), value), Put(old.ended(), value)],
+        [Put(meta_key(identity.cluster), after.SerializeToString()), Put(old.ended(), ended)],
     )
     if not result.succeeded:
         raise NotBegunError("something was started meanwhile", action="Stop all brokers and coordinators first.")
@@ -256,6 +282,13 @@ def _session(inventory: Inventory) -> bytes:
     """Of nobody: the directory goes on, and whether all that was written is there its era says."""
     return metadata_pb2.BrokerSession(
         storage_id=inventory.storage_id, storage_era=inventory.storage_era
+    ).SerializeToString()
+
+
+def _directory_version(inventory: Inventory) -> bytes:
+    """Of the directory as it was looked at: an older copy of it does not go on."""
+    return metadata_pb2.DirectoryVersion(
+        storage_id=inventory.storage_id, version=inventory.directory_version
     ).SerializeToString()
 
 

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from headrace_server.settings import CommaList
+from headrace_server.descriptors import MaxConnections
+from headrace_server.settings import CommaList, check_advertised_address
 from headrace_server.telemetry import LogFormat, LogLevel
 from headrace_server.tls_settings import TlsSettings
 from pydantic import Field
@@ -101,6 +102,14 @@ class CoordinatorSettings(TlsSettings):
         int,
         Field(ge=100, description="Milliseconds after which the controller clears away a topic that was half created."),
     ] = 60_000
+    deleted_topics_retention_ms: Annotated[
+        int,
+        Field(
+            ge=1_000,
+            description="Milliseconds for which etcd keeps that a topic was deleted. A broker that was away for longer "
+            "keeps its logs of the topic as unclaimed.",
+        ),
+    ] = 604_800_000
     leader_rebalance_interval_ms: Annotated[
         int,
         Field(
@@ -129,13 +138,32 @@ class CoordinatorSettings(TlsSettings):
         int,
         Field(ge=1, le=1_000_000, description="Producer ids taken from etcd at once; those left at a stop are lost."),
     ] = 1_000
+    max_connections: MaxConnections = 0
     max_concurrent_calls: Annotated[
         int, Field(ge=2, description="Calls at once; more are refused. Each member of a group holds one.")
     ] = 16_384
+    max_calls_per_peer: Annotated[
+        int,
+        Field(ge=1, description="Calls at once from one client address; raise it where clients share a proxy."),
+    ] = 2_048
+    max_groups: Annotated[
+        int,
+        Field(ge=1, le=1_000_000, description="Groups, and readers that report their positions, of the cluster."),
+    ] = 10_000
+    max_group_members: Annotated[int, Field(ge=1, le=1_000_000, description="Members of all groups together.")] = 50_000
+    max_group_bytes: Annotated[
+        int,
+        Field(
+            ge=1 << 20,
+            le=1 << 30,
+            description="Bytes of all groups' keys in etcd, offsets included; each coordinator keeps them in memory.",
+        ),
+    ] = 64 << 20
 
     def __post_init__(self) -> None:
         """Refuse what the types cannot say."""
         self.check_tls()
+        check_advertised_address(self.listen, self.advertised_address)
         if not _COORDINATOR_ID.match(self.coordinator_id):
             raise ValueError(
                 f"coordinator_id {self.coordinator_id!r} is not 1 to 63 letters, digits, dots, underscores and dashes"

@@ -54,7 +54,8 @@ class ServiceProcess:
         self.spec = spec
         self.name = spec.name
         self.log_file = spec.directory / f"{spec.name}.log"
-        self._ready_file = spec.directory / f"{spec.name}.ready.json"
+        self.ready_file = spec.directory / f"{spec.name}.ready.json"
+        """What the process says of itself while it serves."""
         self.metrics_address = ""
         """host:port of its Prometheus endpoint since it was last ready; empty where it has none."""
         self.internal_address = ""
@@ -92,11 +93,11 @@ class ServiceProcess:
         if self._port:
             check_port_is_free(self._port, self.name)
         self.spec.directory.mkdir(parents=True, exist_ok=True)
-        self._ready_file.unlink(missing_ok=True)
+        self.ready_file.unlink(missing_ok=True)
         self._paused = self._terminated = False
         settings = {
             "listen": f"127.0.0.1:{self._port}",
-            "ready_file": str(self._ready_file),
+            "ready_file": str(self.ready_file),
             **self.spec.settings,
         }
         command = [sys.executable, "-m", self.spec.module]
@@ -122,14 +123,14 @@ class ServiceProcess:
         """
         assert self._process is not None, f"{self.name} was not launched"
         deadline = time.monotonic() + timeout_seconds
-        while not self._ready_file.exists():
+        while not self.ready_file.exists():
             if self._process.poll() is not None:
                 raise self._start_error(f"ended with exit code {self._process.returncode}")
             if time.monotonic() > deadline:
                 self.kill()
                 raise self._start_error(f"was not ready within {timeout_seconds:g} s")
             time.sleep(POLL_SECONDS)
-        ready = json.loads(self._ready_file.read_text())
+        ready = json.loads(self.ready_file.read_text())
         self._port = int(str(ready["address"]).rpartition(":")[2])
         self.metrics_address = str(ready.get("metrics_address", ""))
         self.internal_address = str(ready.get("internal_address", ""))

@@ -23,7 +23,7 @@ from headrace_broker.core.messages import (
     Ticked,
 )
 from headrace_broker.core.replica import JOIN_RETRY_MS, Role
-from headrace_server.partition_state import PartitionState, Replica, change, join, leave, leave_failed
+from headrace_server.partition_state import PartitionState, Replica, change, join, leave, leave_failed, note_committed
 
 from tests.unit.broker.three_replicas import LAG_MAX_MS, ThreeReplicas
 
@@ -180,7 +180,7 @@ def test_a_follower_joins_at_the_high_watermark(offset: int) -> None:
     leading.fetch(FOLLOWER, 3)
     assert leading.replica.high_watermark == 3
     proposal = leading.proposed(leading.fetch(THIRD, offset))
-    assert proposal.state == join(leading.partition.state, leading.session(THIRD))
+    assert proposal.state == note_committed(join(leading.partition.state, leading.session(THIRD)), 3)
     assert proposal.base_revision == leading.partition.key_revision
     assert proposal.sessions == (leading.session(LEADER), leading.session(THIRD)), "H17: compared in the write"
 
@@ -348,7 +348,8 @@ def test_the_key_says_durable_once_every_member_is() -> None:
     assert leading.tick(200) == [], "the follower has not flushed it"
     leading.fetch(FOLLOWER, 1)
     proposal = leading.proposed(leading.tick(300))
-    assert proposal.state == change(leading.partition.state, leader=state.leader, in_sync=state.in_sync, durable=True)
+    promised = change(leading.partition.state, leader=state.leader, in_sync=state.in_sync, durable=True)
+    assert proposal.state == note_committed(promised, 1)
     leading.node.handle(leading.partition.apply(proposal))
     assert leading.tick(400) == []
 

@@ -33,6 +33,7 @@ class Table:
             Offset(offset),
             Offset(offset if durable is None else durable),
             at_ms,
+            log_start_offset=0,
             log_end_offset=Offset(end),
             flushed_only=self.flushed_only,
         )

@@ -35,7 +35,7 @@ from headrace_broker.core.replica_fetch import (
     next_step,
 )
 from headrace_broker.storage.errors import LogDamagedError
-from headrace_server.partition_state import Replica, change
+from headrace_server.partition_state import Replica, change, note_committed
 
 from tests.unit.broker.three_replicas import Node, ThreeReplicas
 
@@ -444,6 +444,48 @@ def test_committed_records_are_not_cut(verdict: object) -> None:
     with pytest.raises(StorageOfflineError, match="unclean"):
         node.take(answer_to(asked(partition), verdict=verdict))
     assert node.log.log_end_offset == 2
+
+
+def restarted_member(committed: int) -> ThreeReplicas:
+    """The follower of `follower_with(2)` lost power and its checkpoint; the key has it in sync again."""
+    partition = follower_with(2)
+    partition.write(note_committed(partition.state, committed))
+    partition.restart(FOLLOWER)
+    assert partition[FOLLOWER].replica.high_watermark == 0
+    assert partition.sweep()
+    partition.see_all()
+    return partition
+
+
+@pytest.mark.parametrize("verdict", [Diverged(1, 1), Diverged(0, 0), Restart(1, 0)])
+def test_a_restarted_member_cuts_nothing_that_the_key_calls_committed(verdict: object) -> None:
+    """I18: its own high watermark went with the power; what the leader wrote into the key holds for members."""
+    partition = restarted_member(2)
+    node = partition[FOLLOWER]
+    with pytest.raises(StorageOfflineError, match="unclean"):
+        node.take(answer_to(asked(partition), verdict=verdict))
+    assert (node.log.log_end_offset, node.replica.lacks_committed) == (2, False)
+
+
+def test_a_member_that_ends_below_what_the_key_calls_committed_lacks_it() -> None:
+    """I3: whatever shortened its log; after an unclean election nobody is measured by what was committed before."""
+    partition = restarted_member(3)
+    node = partition[FOLLOWER]
+    assert (node.replica.high_watermark, node.replica.lacks_committed) == (2, True)
+    leader = partition.session_of(FOLLOWER)
+    partition.write(change(partition.state, leader=leader, in_sync=[leader], unclean=True))
+    node.see()
+    assert (partition.state.high_watermark, node.replica.lacks_committed) == (0, False)
+
+
+def test_the_keys_high_watermark_is_not_for_those_who_are_no_members() -> None:
+    """A log that left may part from the leader's anywhere above what it knows itself."""
+    partition = follower_with(2)
+    leader = partition.session_of(LEADER)
+    partition.write(note_committed(change(partition.state, leader=leader, in_sync=[leader]), 2))
+    partition.restart(FOLLOWER)
+    partition.see_all()
+    assert (partition[FOLLOWER].replica.high_watermark, partition[FOLLOWER].replica.lacks_committed) == (0, False)
 
 
 def after_an_unclean_election(log_start: int) -> ThreeReplicas:

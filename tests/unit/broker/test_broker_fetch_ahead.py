@@ -17,7 +17,7 @@ from headrace.wire.errors import CorruptBatchError, HeadraceError
 from headrace_broker.core.messages import StateSeen
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, Restart
-from headrace_broker.runtime.leader_link import LeaderLink
+from headrace_broker.runtime.leader_link import MAX_FETCHES, LeaderLink
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.storage.errors import storage_full
 from headrace_server.internal_v1 import replication_pb2
@@ -48,12 +48,18 @@ def slices(count: int) -> list[bytes]:
     return made
 
 
+def introduce(challenge: bytes) -> replication_pb2.FollowerIdentity:
+    """Say who follows, as any leader of these tests takes it."""
+    assert challenge == b"challenge"
+    return replication_pb2.FollowerIdentity(broker_id=ME.broker_id)
+
+
 class Follower:
     """A partition that follows broker 2 by a link without a connection; its large writes stop at a gate."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.link = LeaderLink(LEADER.broker_id, cast(ClusterView, None), lambda: None, lambda: None)
+        self.link = LeaderLink(LEADER.broker_id, cast(ClusterView, None), introduce, lambda: None)
         host = cast(Any, partition)._host
         host.follow = lambda partition, _leader: self.link.add(partition)
         host.fetch = self.link.fetch
@@ -212,28 +218,38 @@ def test_a_throttled_copy_asks_for_nothing_ahead(tmp_path: Path) -> None:
 
 
 class Stream:
-    """A stream to a leader whose messages a test puts in; `taken` counts those that the link has read."""
+    """A stream to a leader whose messages a test puts in; `taken` counts those that the link has read.
+
+    The first one is the leader's challenge, which does not count, and neither does the request that it answers.
+    """
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[Envelope] = asyncio.Queue()
+        self.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(challenge=b"challenge"), []))
         self.taken = 0
         self.has_read = asyncio.Event()
         self.sent: asyncio.Queue[replication_pb2.ReplicaFetchRequest] = asyncio.Queue()
+        self._is_open = False
 
     def stream_stream(self, *_: Any, **__: Any) -> Any:
         return lambda: self
 
     async def read(self) -> Envelope:
         envelope = await self.messages.get()
-        self.taken += 1
+        self.taken += not (isinstance(envelope, Envelope) and envelope.message.challenge)
         self.has_read.set()
         return envelope
 
     async def write(self, request: replication_pb2.ReplicaFetchRequest) -> None:
-        self.sent.put_nowait(request)
+        if self._is_open:
+            self.sent.put_nowait(request)
+        self._is_open = True
 
     def cancel(self) -> None:
         pass
+
+    def done(self) -> bool:
+        return False
 
     async def next_fetch(self) -> replication_pb2.PartitionReplicaFetch:
         while True:
@@ -257,9 +273,7 @@ def test_one_message_is_read_while_one_is_written(tmp_path: Path) -> None:
         async with following(tmp_path) as follower:
             first, second = slices(2)
             stream = Stream()
-            talking = asyncio.create_task(
-                follower.link._talk(cast(Any, stream), replication_pb2.FollowerIdentity(broker_id=1))
-            )
+            talking = asyncio.create_task(follower.link._talk(cast(Any, stream)))
             stream.answer(await stream.next_fetch(), first, 1)
             ahead = await stream.next_fetch()
             await asyncio.wait_for(follower.writing.wait(), 20)
@@ -287,9 +301,7 @@ def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(tmp_path: Pat
             first, second = slices(2)
             follower.failure = storage_full("here")
             stream = Stream()
-            talking = asyncio.create_task(
-                follower.link._talk(cast(Any, stream), replication_pb2.FollowerIdentity(broker_id=1))
-            )
+            talking = asyncio.create_task(follower.link._talk(cast(Any, stream)))
             stream.answer(await stream.next_fetch(), first, 1)
             stream.answer(await stream.next_fetch(), second, 0)
             stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
@@ -307,3 +319,33 @@ def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(tmp_path: Pat
             await asyncio.wait([talking])
 
     asyncio.run(scenario())
+
+
+class Followed:
+    """A partition that may always be fetched, as a link sees it."""
+
+    class replica:
+        leader_epoch, flushed_offset, high_watermark, log_start_offset, state = 1, 0, 0, 0, None
+
+    class open_log:
+        class end:
+            offset, epoch, crc = 0, -1, 0
+
+    def may_fetch(self) -> bool:
+        return True
+
+    def begin_fetch(self, _offset: int) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_a_message_of_a_follower_is_bounded() -> None:
+    """Neither end is busy with one message for long: what is over the bound goes by the next one, at once."""
+    link = LeaderLink(LEADER.broker_id, cast(ClusterView, None), lambda: None, lambda: None)
+    link._due = {(b"t" * 16, number): cast(Partition, Followed()) for number in range(MAX_FETCHES + 500)}
+    asked = []
+    for expected, wakes in ((MAX_FETCHES, True), (500, False)):
+        (topic,) = link._make_request().topics
+        assert (len(topic.partitions), link._wake.is_set()) == (expected, wakes)
+        asked += [part.partition for part in topic.partitions]
+        link._wake.clear()
+    assert asked == list(range(MAX_FETCHES + 500))

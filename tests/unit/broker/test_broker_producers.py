@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from headrace.wire.errors import FencedProducerError, Outcome, OutOfOrderSequenceError, UnknownProducerError
+from headrace.wire.errors import (
+    FencedProducerError,
+    Outcome,
+    OutOfOrderSequenceError,
+    ThrottledError,
+    UnknownProducerError,
+)
 from headrace_broker.core.producers import WINDOW_RANGES, Duplicate, ProducerWindows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +17,8 @@ from hypothesis import strategies as st
 SEQUENCES = 2**31
 
 
-def windows(max_producers: int = 100, expiry_ms: int = 1000) -> ProducerWindows:
-    return ProducerWindows(max_producers=max_producers, expiry_ms=expiry_ms)
+def windows(max_producers: int = 100, expiry_ms: int = 1000, retry_window_ms: int = 0) -> ProducerWindows:
+    return ProducerWindows(max_producers=max_producers, expiry_ms=expiry_ms, retry_window_ms=retry_window_ms)
 
 
 def fill(target: ProducerWindows, count: int, *, size: int = 1, producer: int = 1, epoch: int = 0) -> None:
@@ -105,6 +111,38 @@ def test_producers_are_bounded_and_expire() -> None:
         target.check(2, 0, 1, 1)
     assert target.expire(102) == 1
     assert target.check(3, 0, 1, 1) is None
+
+
+def test_no_flood_of_ids_makes_a_retry_new() -> None:
+    """H49: who wrote within the retry window is not forgotten for a new id, which is refused and may come again."""
+    target = windows(max_producers=3, expiry_ms=10_000, retry_window_ms=500)
+    target.record(7, 0, 0, 2, base_offset=0, at_ms=1_000)
+    for flood in (100, 101):
+        assert target.check(flood, 0, 0, 1, at_ms=1_499) is None
+        target.record(flood, 0, 0, 1, base_offset=flood, at_ms=1_499)
+    for flood in range(102, 150):
+        with pytest.raises(ThrottledError) as caught:
+            target.check(flood, 0, 0, 1, at_ms=1_499)
+        error = caught.value
+        assert (error.retriable, error.outcome, error.retry_after_ms) == (True, Outcome.NOT_APPLIED, 1)
+    assert target.check(7, 0, 0, 2, at_ms=1_499) == Duplicate(0, 2), "the retry of the first batch"
+    assert target.check(7, 0, 2, 1, at_ms=1_499) is None, "and what it sends next"
+    assert target.check(7, 1, 0, 1, at_ms=1_499) is None, "a new epoch of a known producer needs no room"
+    assert target.check(200, 0, 0, 1, at_ms=1_500) is None
+    target.record(200, 0, 0, 1, base_offset=200, at_ms=1_500)
+    with pytest.raises(UnknownProducerError):
+        target.check(7, 0, 2, 1, at_ms=1_500)
+    with pytest.raises(ThrottledError):
+        target.check(7, 0, 0, 2, at_ms=1_500)
+
+
+def test_retry_window_ends_with_the_expiry() -> None:
+    """A producer that has expired is in nobody's way, whatever the window says."""
+    target = windows(max_producers=1, expiry_ms=100, retry_window_ms=500)
+    target.record(1, 0, 0, 1, base_offset=0, at_ms=1_000)
+    with pytest.raises(ThrottledError):
+        target.check(2, 0, 0, 1, at_ms=1_099)
+    assert target.check(2, 0, 0, 1, at_ms=1_100) is None
 
 
 def test_a_snapshot_restores_everything_and_a_broken_one_nothing() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from headrace.wire.errors import InvalidConfigError
 from headrace_broker.runtime import registration as module
-from headrace_broker.runtime.registration import Registration, StorageRecord
+from headrace_broker.runtime.registration import Registration
 from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import MetastoreUnknownOutcomeError, Put
 from headrace_server.metastore.memory import MemoryLeaseRenewer, MemoryMetastore
+from structlog.testing import capture_logs
 
 KEYS = Keyspace("c", 1)
 TTL_MS = 10_000
@@ -39,6 +42,32 @@ class FaultyMetastore:
         return result
 
 
+class FakeStorage:
+    """A data directory; `copy` is what a snapshot of its volume holds."""
+
+    def __init__(
+        self, storage_id: bytes, era: bytes = b"", clean_broker_epoch: int | None = None, version: int = 0
+    ) -> None:
+        self.storage_id, self.era, self.clean_broker_epoch = storage_id, era, clean_broker_epoch
+        self.version = version
+        self.broker_epoch: int | None = None
+        self.notes: list[int] = []
+        self.before_note: Callable[[], Awaitable[None]] | None = None
+
+    def copy(self) -> FakeStorage:
+        return FakeStorage(self.storage_id, self.era, self.clean_broker_epoch, self.version)
+
+    async def note_session(self, version: int, broker_epoch: int | None = None) -> None:
+        if self.before_note is not None:
+            await self.before_note()
+        assert version >= self.version
+        self.version, self.broker_epoch = version, broker_epoch
+        self.notes.append(version)
+
+    async def become_another(self) -> None:
+        self.storage_id, self.clean_broker_epoch = b"another" + self.storage_id[7:], None
+
+
 class Bench:
     """One etcd, and processes that register there."""
 
@@ -46,6 +75,7 @@ class Bench:
         self.clock = ManualClock()
         self.memory = MemoryMetastore(clock=self.clock)
         self.made: list[Registration] = []
+        self.directories: dict[int, FakeStorage] = {}
 
     def registration(
         self,
@@ -55,12 +85,15 @@ class Bench:
         *,
         era: bytes = b"",
         clean_broker_epoch: int | None = None,
+        directory: FakeStorage | None = None,
     ) -> Registration:
+        held = directory or self.directories.setdefault(storage, FakeStorage(bytes([storage]) * 16))
+        held.era, held.clean_broker_epoch = era, clean_broker_epoch
         made = Registration(
             FaultyMetastore(self.memory, faults or []),
             KEYS,
             metadata_pb2.BrokerLive(broker_id=1, boot_id=bytes([boot]) * 16, address=f"boot-{boot}"),
-            StorageRecord(bytes([storage]) * 16, era, clean_broker_epoch),
+            held,
             lease_ttl_ms=TTL_MS,
             clock=self.clock,
             make_renewer=lambda: MemoryLeaseRenewer(self.memory, asyncio.get_running_loop()),
@@ -116,6 +149,29 @@ def test_the_own_registration_on_the_same_lease_is_adopted(monkeypatch: pytest.M
         put = await bench.memory.txn([], [Put(KEYS.live(1), value, lease.lease_id)])
         assert await made._put(lease.lease_id) == put.revision
         assert (await bench.live())[1:] == (put.revision, lease.lease_id)
+
+    run(scenario, monkeypatch)
+
+
+def test_second_broker_with_an_id_in_use_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits as long as a dead process could keep the id, three times over, and leaves the first one registered."""
+
+    async def scenario(bench: Bench) -> None:
+        first = await bench.registration(1, storage=1).register()
+        lease_id = (await bench.live())[2]
+        second = asyncio.create_task(bench.registration(2, storage=2).register())
+        with capture_logs() as lines:
+            for _ in range(4 * TTL_MS // 500):
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                bench.clock.advance(500)
+                await bench.memory.renew_lease(lease_id)
+        with pytest.raises(InvalidConfigError, match="broker id 1 is registered by the broker at boot-1"):
+            await second
+        assert (await bench.live())[1] == first
+        waits = [line["for_seconds"] for line in lines if line["event"] == "registration_waits"]
+        assert waits[:3] == [0, 1, 3]
+        assert len(waits) < 8
 
     run(scenario, monkeypatch)
 
@@ -186,6 +242,121 @@ def test_a_registration_whose_answer_was_lost_keeps_what_it_continues(monkeypatc
         await made.register()
         live, _, _ = await bench.live()
         assert (live.resumes, live.clean) == (before, True)
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("taken", ["before the session", "in the session"])
+def test_an_older_copy_of_the_directory_is_another_storage(monkeypatch: pytest.MonkeyPatch, taken: str) -> None:
+    """H16: a volume that was put back lacks what the session had written; it continues nothing, now and later."""
+
+    async def scenario(bench: Bench) -> None:
+        first = bench.registration(1)
+        oldest = await first.register()
+        directory = bench.directories[1]
+        if taken == "before the session":
+            copy = directory.copy()
+            await first.end(revoke=True)
+            served = bench.registration(2, directory=directory)
+            await served.register()
+        else:
+            served, copy = first, directory.copy()
+            assert await served.announce_version()
+        await served.end(revoke=True)
+        again = bench.registration(3, directory=copy)
+        restored = await again.register()
+        assert (again._live.storage_since, again._live.resumes, again._live.clean) == (0, 0, False)
+        await again.end(revoke=True)
+        later = bench.registration(4, directory=copy)
+        await later.register()
+        assert (later._live.storage_since, later._live.resumes) == (restored, restored)
+        assert restored > oldest
+        assert copy.storage_id != bytes([1]) * 16
+
+    run(scenario, monkeypatch)
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("went_back", [False, True])
+@pytest.mark.parametrize("dies_at", ["first note", "transaction", "second note"])
+def test_a_start_that_ends_half_way_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, dies_at: str, went_back: bool
+) -> None:
+    """Between directory and etcd a process may die at any point: a directory that is current stays so, one that went
+    back never becomes what it was.
+    """
+
+    async def scenario(bench: Bench) -> None:
+        first = bench.registration(1)
+        oldest = await first.register()
+        directory = bench.directories[1]
+        copy = directory.copy()
+        assert await first.announce_version()
+        await first.end(revoke=True)
+        used = copy if went_back else directory
+
+        async def die() -> None:
+            notes.append(1)
+            if len(notes) == {"first note": 1, "second note": 2}.get(dies_at):
+                raise Killed
+
+        notes: list[int] = []
+        used.before_note = die
+        half = bench.registration(2, directory=used)
+        if dies_at == "transaction":
+            half._metastore.txn = Mock(side_effect=Killed)  # type: ignore[method-assign]
+        with pytest.raises(Killed):
+            await half.register()
+        used.before_note = None
+        for key_value in (await bench.memory.range(KEYS.live_prefix())).key_values:
+            await bench.memory.revoke_lease(key_value.lease_id)
+        after = bench.registration(3, directory=used)
+        await after.register()
+        assert (after._live.storage_since == oldest) is not went_back
+        assert (after._live.resumes > 0) == (not went_back or dies_at == "second note")
+
+    run(scenario, monkeypatch)
+
+
+def test_a_clone_does_not_end_the_session_of_its_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H42: both have one storage id and a lock of their own; the one that etcd has seen to be newer serves on."""
+
+    async def scenario(bench: Bench) -> None:
+        original = bench.registration(1)
+        epoch = await original.register()
+        clone = bench.directories[1].copy()
+        assert await original.announce_version()
+        waiting = asyncio.create_task(bench.registration(2, directory=clone).register())
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert (await bench.live())[1] == epoch
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"]])
+def test_the_version_in_etcd_is_never_above_the_directory(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
+    """The disk has it first: whatever becomes of the write, the directory is not taken for an older copy of itself."""
+
+    async def scenario(bench: Bench) -> None:
+        made = bench.registration(1)
+        await made.register()
+        metastore = made._metastore
+        assert isinstance(metastore, FaultyMetastore)
+        metastore.faults = list(faults)
+        for _ in range(4):
+            await made.announce_version()
+            found = (await bench.memory.get(KEYS.directory(1))).key_value
+            assert found is not None
+            version = metadata_pb2.DirectoryVersion.FromString(found.value).version
+            assert version <= bench.directories[1].version
+        assert version == bench.directories[1].version
+        assert bench.directories[1].broker_epoch == (await bench.live())[1]
 
     run(scenario, monkeypatch)
 

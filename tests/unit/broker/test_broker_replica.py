@@ -26,16 +26,21 @@ from headrace_broker.core.messages import (
     AcknowledgementAwaited,
     AcknowledgementDropped,
     Action,
+    AnnounceLogStart,
     Appended,
     DurabilityChanged,
     EpochPersisted,
     Event,
     Flushed,
+    FollowerFetched,
     HighWatermarkAdvanced,
     LeadershipEnded,
     LeadershipStarted,
+    LogStartAwaited,
     LogStartRaised,
+    LogStartWanted,
     PersistEpoch,
+    RaiseLogStart,
     SessionLost,
     SessionStarted,
     StateGone,
@@ -284,6 +289,35 @@ def test_the_log_start_bounds_reads() -> None:
     driver.replica.check_read(3)
     with pytest.raises(OffsetOutOfRangeError):
         driver.replica.check_read(2)
+
+
+def test_records_are_deleted_once_every_in_sync_replica_has_done_so() -> None:
+    """I18: followers first, then the leader, then the answer; a log start that only the leader knows is told nobody."""
+    driver, follower = Driver(log_end=5, high_watermark=5), Replica(OTHER, 7)
+    driver.lead(in_sync=(Replica(ME, EPOCH), follower))
+    assert driver(LogStartWanted(Offset(3))) == [AnnounceLogStart()]
+    assert driver(LogStartAwaited(1, Offset(3), LeaderEpoch(0))) == []
+    assert driver(FollowerFetched(follower, Offset(5), Offset(5), 0, True, 0)) == []
+    assert driver(FollowerFetched(follower, Offset(5), Offset(5), 0, True, 3)) == [RaiseLogStart(Offset(3))]
+    assert driver(FollowerFetched(follower, Offset(5), Offset(5), 0, True, 3)) == []
+    assert driver.replica.known_log_start == 0
+    assert driver(LogStartRaised(Offset(3))) == [Acknowledge(1)]
+    assert driver.replica.known_log_start == 3
+    assert driver(LogStartAwaited(2, Offset(2), LeaderEpoch(0))) == [Acknowledge(2)]
+
+
+def test_a_deletion_ends_unknown_where_leadership_does() -> None:
+    """H52: the next leader may begin there or not; and who asks at an old leader, or in an old epoch, is told so."""
+    driver, follower = Driver(log_end=5, high_watermark=5), Replica(OTHER, 7)
+    driver.lead(in_sync=(Replica(ME, EPOCH), follower))
+    driver(LogStartWanted(Offset(3)))
+    driver(LogStartAwaited(1, Offset(3), LeaderEpoch(0)))
+    (abandoned,) = [each for each in driver.see(follower, 1) if isinstance(each, Abandon)]
+    assert (abandoned.token, abandoned.error.outcome) == (1, Outcome.UNKNOWN)
+    for epoch in (0, 1):
+        (refused,) = driver(LogStartAwaited(2, Offset(3), LeaderEpoch(epoch)))
+        assert isinstance(refused, Abandon)
+    assert driver(LogStartWanted(Offset(4))) == []
 
 
 def test_an_offline_replica_stays_offline() -> None:

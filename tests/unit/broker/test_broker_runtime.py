@@ -51,6 +51,9 @@ class Host:
     def start_epoch(self, partition: Partition, leader_epoch: int) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(partition.persist_epoch(leader_epoch)))
 
+    def raise_log_start(self, partition: Partition, offset: Offset) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(partition.raise_log_start(offset)))
+
     def leave_in_sync(self, partition: Partition, *, damaged: bool) -> None:
         self.left.append(partition)
 
@@ -289,11 +292,31 @@ class Watched:
 def test_waiting_fetches_are_bounded_and_leave_nothing_behind() -> None:
     """Issue 2, 5: beyond the bound nobody waits; a stop wakes all."""
     waiters, partition = FetchWaiters(1, BrokerMetrics(CollectorRegistry())), Watched()
-    event = waiters.try_enter([partition])
+    event = waiters.try_enter([partition], "a")
     assert event is not None
-    assert waiters.try_enter([partition]) is None
+    assert waiters.try_enter([partition], "a") is None
     waiters.close()
     assert event.is_set()
     waiters.leave(event, [partition])
     assert not partition.watchers
-    assert waiters.try_enter([partition]) is None
+    assert waiters.try_enter([partition], "a") is None
+
+
+def test_waiting_places_are_shared_between_callers() -> None:
+    """F11: one caller leaves half of them, two leave a third, and what one leaves is there again."""
+    waiters, partition = FetchWaiters(12, BrokerMetrics(CollectorRegistry())), Watched()
+
+    def enter_all(peer: str) -> list[asyncio.Event]:
+        entered = []
+        while (event := waiters.try_enter([partition], peer)) is not None:
+            entered.append(event)
+        return entered
+
+    first = enter_all("a")
+    assert len(first) == 6
+    assert len(enter_all("b")) == 4
+    assert len(enter_all("c")) == 2
+    for event in first:
+        waiters.leave(event, [partition])
+        waiters.leave(event, [partition])
+    assert len(enter_all("d")) == 3

@@ -80,7 +80,7 @@ def test_a_fetch_names_the_log_of_one_moment(tmp_path: Path) -> None:
         async with leading_partition(tmp_path) as partition:
             partition.append_now([batch(b"a")], -1, committed=False)
             await committed(partition, 1)
-            link = LeaderLink(OTHER.broker_id, cast(ClusterView, None), lambda: None, lambda: None)
+            link = LeaderLink(OTHER.broker_id, cast(ClusterView, None), lambda _challenge: None, lambda: None)
             async with append_in_thread(partition, b"b"):
                 follow_other(partition)
                 link.add(partition)

@@ -37,7 +37,7 @@ class FakeService:
         self.answer = self.whole_log
         self.lease_error = None
 
-    async def locate(self, request):
+    async def locate(self, request, peer):
         self.asked.append(request)
         return await self.answer()
 
@@ -100,10 +100,19 @@ class Bench:
         self.host, _, port = (await self.server.start("127.0.0.1:0")).rpartition(":")
         self.port = int(port)
 
-    async def connect(self, preface=PREFACE):
-        reader = Reader(await asyncio.open_connection(self.host, self.port))
+    async def connect(self, preface=PREFACE, from_address="127.0.0.1"):
+        local = (from_address, 0)
+        reader = Reader(await asyncio.open_connection(self.host, self.port, local_addr=local))
         self.readers.append(reader)
         reader.sending.write(preface)
+        return reader
+
+    async def keep_busy(self):
+        """A connection whose request is never answered."""
+        self.service.answer = self.service.never
+        reader, asked = await self.connect(), len(self.service.asked)
+        reader.sending.write(REQUEST_HEAD.pack(0))
+        await self.until(lambda: len(self.service.asked) > asked)
         return reader
 
     async def until(self, condition):
@@ -250,15 +259,76 @@ def test_one_connection_too_many_is_closed(run):
     """Its client goes on over gRPC; when another one has left there is room again."""
 
     async def scenario(bench):
-        reader = await bench.connect()
-        await reader.ask()
+        reader = await bench.keep_busy()
         assert await (await bench.connect()).ended()
         assert bench.metric("transfer_refused_total") == 1
         await reader.close()
         await bench.until(lambda: bench.metric("transfer_connections") == 0)
+        bench.service.answer = bench.service.whole_log
         assert (await (await bench.connect()).ask())[0] == ANSWER
 
     run(scenario, max_connections=1)
+
+
+def test_a_silent_connection_makes_room_for_one_that_comes(run):
+    """F16: places held by silence are given to whoever comes; a connection with a request keeps its own."""
+
+    async def scenario(bench):
+        busy = await bench.keep_busy()
+        silent = [await bench.connect(b"") for _ in range(6)]
+        bench.service.answer = bench.service.whole_log
+        honest = await bench.connect()
+        assert (await honest.ask())[0] == ANSWER
+        assert await silent[0].ended()
+        assert not busy.receiving.at_eof()
+
+    run(scenario, max_connections=4)
+
+
+def test_an_address_has_its_share_of_the_places(run):
+    """F16: the busy connections of one address leave room for another one's."""
+
+    async def scenario(bench):
+        for _ in range(2):
+            await bench.keep_busy()
+        assert await (await bench.connect()).ended()
+        bench.service.answer = bench.service.whole_log
+        assert (await (await bench.connect(from_address="127.0.0.2")).ask())[0] == ANSWER
+
+    run(scenario, max_connections=4)
+
+
+def test_a_request_that_trickles_is_cut_off(run, monkeypatch):
+    """F16: its time is that of the whole request."""
+    monkeypatch.setattr(transfer, "REQUEST_SECONDS", 0.1)
+
+    async def scenario(bench):
+        reader = await bench.connect()
+        reader.sending.write(REQUEST_HEAD.pack(1000))
+        with contextlib.suppress(ConnectionError):
+            while not reader.receiving.at_eof():
+                reader.sending.write(b"x")
+                await reader.sending.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.receiving.read(1), 0.02)
+        assert bench.service.asked == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("request_bytes", [b"\x2a\x00" * (1 << 19), b"\x2a\x02\x12\x00" * (1 << 18), b"\xff\xff"])
+def test_a_request_over_the_limits_is_refused_unlocated(run, request_bytes):
+    """F16: a mebibyte of empty topics never reaches the event loop, and the connection goes on."""
+
+    async def scenario(bench):
+        reader = await bench.connect()
+        kind, body, _ = await reader.ask(request_bytes)
+        assert kind == REFUSAL
+        assert isinstance(from_detail(errors_pb2.ErrorDetail.FromString(body)), InvalidRequestError)
+        assert bench.service.asked == []
+        assert (await reader.ask())[0] == ANSWER
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(("tell_seconds", "told"), [(60.0, 1), (0.0, 3)])
@@ -267,7 +337,7 @@ def test_that_connections_are_refused_is_said_now_and_then(run, monkeypatch, tel
     monkeypatch.setattr(transfer, "TELL_SECONDS", tell_seconds)
 
     async def scenario(bench):
-        await (await bench.connect()).ask()
+        await bench.keep_busy()
         for _ in range(3):
             assert await (await bench.connect()).ended()
         assert bench.metric("transfer_refused_total") == 3

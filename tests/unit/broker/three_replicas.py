@@ -212,6 +212,7 @@ class Node:
             last_crc=self.log.last_crc,
             high_watermark=self.replica.high_watermark,
             partition_epoch=0 if self.replica.state is None else self.replica.state.partition_epoch,
+            log_start_offset=self.replica.log_start_offset,
         )
 
     def answer(self, request: FetchRequest, max_bytes: int = 1 << 20) -> FetchAnswer:
@@ -223,7 +224,12 @@ class Node:
         may_join = self.partition.is_live(request.follower)
         self.handle(
             FollowerFetched(
-                request.follower, Offset(request.offset), Offset(request.durable_offset), self.partition.at_ms, may_join
+                request.follower,
+                Offset(request.offset),
+                Offset(request.durable_offset),
+                self.partition.at_ms,
+                may_join,
+                request.log_start_offset,
             )
         )
         end_offset = self.replica.log_end_offset

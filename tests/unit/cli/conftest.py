@@ -28,6 +28,7 @@ from headrace.client.admin_rpc import (
     PartitionDescription,
     TopicDescription,
 )
+from headrace.client.call_counts import CallStats
 from headrace.client.delivery import ProducerStats
 from headrace.client.errors import DeliveryError
 from headrace.client.records import Record
@@ -65,6 +66,8 @@ class FakeTopics:
     # Raised by dump alone, which is how etcd is asked.
     etcd_failure: HeadraceError | None = None
     drained: set[int] = field(default_factory=set)
+    # Ids of topics that brokers keep unclaimed logs of.
+    unclaimed: list[bytes] = field(default_factory=list)
     # Log ends of replicas that lack records: (partition, broker id) -> offset.
     log_ends: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
     # Why a broker has taken a replica offline.
@@ -78,6 +81,8 @@ class FakeTopics:
     changes: list[tuple[str, Any]] = field(default_factory=list)
     # Settings of every object made.
     settings: list[dict[str, Any]] = field(default_factory=list)
+    corrupt_batches: int = 0
+    """Those that a consumer has passed."""
 
     def add(self, name: str, partitions: int = 2, replicas: tuple[int, ...] = (1,), minimum: int = 1) -> None:
         parts = tuple(
@@ -160,6 +165,10 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         self.held.require(name)
         if not validate_only:
             del self.held.topics[name]
+
+    def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool) -> None:
+        if not validate_only:
+            self.held.unclaimed.remove(topic_id)
 
     def describe_topic(self, name: str) -> TopicDescription:
         return self.held.require(name)
@@ -401,6 +410,10 @@ class FakeProducer(FakeContext):
 
 
 class FakeConsumer(FakeContext):
+    def calls(self) -> CallStats:
+        """As many batches were passed as the cluster was told to have."""
+        return CallStats((), 0.0, {}, 0, self.held.corrupt_batches)
+
     def assign(self, partitions: Mapping[TopicPartition, int]) -> None:
         self.positions = dict(partitions)
         self.paused: set[TopicPartition] = set()

@@ -112,6 +112,20 @@ def test_delete_asks_on_a_terminal(headrace: Any, held: Any, answer: bytes) -> N
     assert "clicks" not in held.topics
 
 
+def test_unclaimed_logs_are_deleted_by_the_id_of_their_topic(headrace: Any, held: Any) -> None:
+    """On purpose only: it asks, it can be tried dry, and it takes ids, so that no topic goes by mistake."""
+    topic_id = bytes(range(16))
+    held.unclaimed.append(topic_id)
+    assert headrace("topic", "delete", "--unclaimed", topic_id.hex(), stdin=b"n\n", terminal=True).code
+    dry = headrace("topic", "delete", "--unclaimed", topic_id.hex(), "--dry-run")
+    assert dry.out == f"would delete the unclaimed logs of {topic_id.hex()}\n"
+    assert held.unclaimed == [topic_id]
+    assert "32 hexadecimal digits" in headrace("topic", "delete", "--unclaimed", "clicks").err
+    done = headrace("topic", "delete", "--unclaimed", topic_id.hex(), "--yes")
+    assert done.out == f"deleted the unclaimed logs of {topic_id.hex()}\n"
+    assert held.unclaimed == []
+
+
 def test_if_not_exists_and_if_exists(headrace: Any, held: Any) -> None:
     """Repeatable scripts: what is done already is fine."""
     held.add("clicks")

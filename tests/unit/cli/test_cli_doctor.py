@@ -22,7 +22,7 @@ from headrace_devcluster.certificates import Authority
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
 GIB = 1 << 30
-DISK = DiskDescription("/data", "ext4", 100 * GIB, 50 * GIB, 128 << 20, 256 << 20, 2_000, 0)
+DISK = DiskDescription("/data", "ext4", 100 * GIB, 50 * GIB, 128 << 20, 256 << 20, 2_000, 0, 0, ())
 ETCD = EtcdMemberDescription("e1:2379", "", "3.5.29", 1_000, 50 << 20, 40 << 20, 2 * GIB, True, False, ())
 HOST = HostFacts("here", 100_000, True, 8 * GIB, disk=DISK)
 
@@ -88,6 +88,10 @@ def test_a_cluster_that_is_well_has_no_findings_but_good_ones():
         ({"disk": replace(DISK, filesystem="nfs4")}, {"filesystem": Status.FAILURE}),
         ({"disk": replace(DISK, filesystem="tmpfs")}, {"filesystem": Status.WARNING}),
         ({"disk": replace(DISK, offline_logs=2)}, {"offline_logs": Status.FAILURE}),
+        (
+            {"disk": replace(DISK, unclaimed_logs=9, unclaimed_topic_ids=(bytes(16),) * 5)},
+            {"unclaimed_logs": Status.FAILURE},
+        ),
         ({"certificates": (certificate(29),)}, {"certificate": Status.WARNING}),
         ({"certificates": (certificate(0),)}, {"certificate": Status.FAILURE}),
         ({"certificates": (certificate(30), certificate(-3))}, {"certificate": Status.FAILURE}),

@@ -179,6 +179,25 @@ def test_each_offset_form_reads_its_records(
     assert (ended.code, ended.out.split()) == (0, [f"p0-{index}" for index in expected])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "policy"),
+    [
+        ((), {"on_corrupt_batch": "fail"}),
+        (("--on-corrupt-batch", "skip"), {"on_corrupt_batch": "skip"}),
+        (("--dead-letter-topic", "dead"), {"on_corrupt_batch": "dead_letter", "dead_letter_topic": "dead"}),
+    ],
+)
+def test_batches_that_cannot_be_decoded_are_passed_where_told(
+    headrace: Any, ten: Any, arguments: tuple[str, ...], policy: dict[str, str]
+) -> None:
+    """The options are the consumer's settings, and how many were passed is said once, beside the records."""
+    ten.corrupt_batches = 2 if arguments else 0
+    ended = headrace("consume", "clicks", "-p", "0", "-e", *arguments)
+    assert (ended.code, len(ended.out.split())) == (0, 10)
+    assert policy.items() <= ten.settings[-1].items()
+    assert ("2 batches could not be decoded and were passed" in ended.err) == bool(arguments)
+
+
 def test_last_takes_the_youngest_over_all_partitions(headrace: Any, ten: Any) -> None:
     """`--last 3` is three records in all, oldest first, where -o -3 is three a partition."""
     assert headrace("consume", "clicks", "--last", "3").out.split() == ["p1-8", "p0-9", "p1-9"]

@@ -60,7 +60,7 @@ class FakePartition:
         """Largest epoch that is not above `last_epoch`, and its end, where that is not a prefix of this log."""
         ends = [(header.leader_epoch, header.end_offset) for header, _ in self.batches]
         epoch, end = max((entry for entry in ends if entry[0] <= last_epoch), default=(-1, 0))
-        return None if epoch == last_epoch and end >= offset else (epoch, end)
+        return None if epoch < 0 or (epoch == last_epoch and end >= offset) else (epoch, end)
 
     def append(self, batch: bytes) -> int:
         header = check_batch(batch, max_batch_bytes=2**26, max_records=10**6, max_payload_bytes=2**27)

@@ -13,7 +13,7 @@ from headrace.client.config import AdminConfig, build
 from headrace.client.errors import ConfigError
 from headrace.client.steps import drive
 from headrace.v1 import broker_pb2, cluster_pb2
-from headrace.wire.errors import ConflictError, TransportError, UnknownBrokerError, to_detail
+from headrace.wire.errors import ConflictError, TransportError, UnknownBrokerError, UnknownTopicIdError, to_detail
 
 MOVE = {TopicPartition("t", 1): (4, 2, 3)}
 
@@ -201,3 +201,23 @@ def test_both_classes_have_the_same_methods():
         if not name.startswith("_"):
             twin = inspect.signature(getattr(headrace.aio.Admin, name)).parameters
             assert inspect.signature(method).parameters.keys() == twin.keys(), name
+
+
+def test_records_are_deleted_in_the_topic_in_which_the_end_was_looked_up(servers):
+    """The topic is created again between the look-up and the deletion: nothing of the new one is deleted."""
+    ids = iter([b"o" * 16, b"n" * 16])
+
+    def perform(step):
+        if step.method != "GetMetadata":
+            return servers(step)
+        answer = servers(step)
+        topic = answer.topics.add(name="t", topic_id=next(ids))
+        topic.partitions.add(partition=0, leader_id=1, leader_epoch=0)
+        return answer
+
+    offsets = broker_pb2.ListOffsetsResponse()
+    offsets.topics.add(topic_id=b"o" * 16).partitions.add(partition=0, offset=100)
+    servers.answers["ListOffsets"] = offsets
+    with pytest.raises(UnknownTopicIdError, match="created again"):
+        drive(servers.steps.delete_records("t", {0: -1}, 5.0), perform)
+    assert [step.method for step in servers.asked] == ["ListOffsets"]

@@ -3,12 +3,21 @@
 import grpc
 import pytest
 from headrace.client import cluster_calls
+from headrace.client.admin_rpc import by_name
 from headrace.client.cluster_calls import METADATA_PROBE_S, ClusterCalls, error_of_call
 from headrace.client.config import ClientConfig
 from headrace.client.errors import NoBrokersAvailableError
 from headrace.client.steps import drive
 from headrace.v1 import cluster_pb2, errors_pb2
-from headrace.wire.errors import STATUS_DETAILS_KEY, ConflictError, Outcome, to_detail
+from headrace.wire.errors import (
+    STATUS_DETAILS_KEY,
+    ConflictError,
+    MetastoreUnavailableError,
+    Outcome,
+    UnknownTopicError,
+    from_detail,
+    to_detail,
+)
 
 
 class Failure(grpc.RpcError):
@@ -98,3 +107,101 @@ def test_what_never_left_was_not_applied_and_what_a_server_cancelled_may_go_agai
         assert error_of_call(failure).outcome == Outcome.UNKNOWN
         assert error_of_call(failure).retriable
     assert not error_of_call(Failure(grpc.StatusCode.PERMISSION_DENIED, "no")).retriable
+
+
+def test_metadata_from_a_foreign_grpc_server_names_it_and_the_ports(monkeypatch):
+    """A client that is pointed at etcd learns that, and what to name, and not that the cluster may be down."""
+    servers = Servers(monkeypatch, etcd=Failure(grpc.StatusCode.UNIMPLEMENTED, "unknown service headrace.v1.Cluster"))
+    with pytest.raises(NoBrokersAvailableError, match="neither a broker nor a coordinator") as caught:
+        servers.metadata()
+    assert "7170" in caught.value.action
+    assert not caught.value.retriable
+
+
+def metadata_of(revision, topics, *, cluster="c", generation=1, coordinators=()):
+    """An answer about topic `t`: `topics` maps names to ids; empty: there is no `t`."""
+    response = cluster_pb2.GetMetadataResponse(
+        cluster_id=cluster, generation=generation, revision=revision, coordinators=coordinators
+    )
+    for name, topic_id in topics.items():
+        response.topics.add(name=name, topic_id=topic_id)
+    if not topics:
+        response.topics.add(name="t", error=to_detail(UnknownTopicError("there is no topic named 't'")))
+    return response
+
+
+OLD, NEW = {"t": b"o" * 16}, {"t": b"n" * 16}
+
+
+def ask(servers, *names):
+    request = cluster_pb2.GetMetadataRequest(topics=[by_name(name) for name in names])
+    return drive(servers.calls.metadata(request, 30.0), servers.perform)
+
+
+@pytest.mark.parametrize("stale", [metadata_of(90, {}), metadata_of(90, OLD)])
+def test_another_server_is_asked_where_an_answer_is_older_than_what_is_known(monkeypatch, stale):
+    """A server that etcd does not reach answers with what it last read; one that knows more is asked in its place."""
+    servers = Servers(monkeypatch, a=metadata_of(95, NEW), b=metadata_of(96, NEW))
+    assert ask(servers, "t").revision == 95
+    servers.answers["a:1"] = stale
+    assert ask(servers, "t").revision == 96
+    servers.asked.clear()
+    assert ask(servers, "t").revision == 96
+    assert [address for address, _ in servers.asked] == ["b:1"]  # From now on first.
+
+
+def test_where_all_answers_are_older_what_they_refute_is_an_error_that_a_retry_may_mend(monkeypatch):
+    servers = Servers(monkeypatch, a=metadata_of(95, NEW), b=metadata_of(90, {}))
+    ask(servers, "t")
+    servers.answers["a:1"] = metadata_of(91, OLD)
+    (topic,) = ask(servers, "t").topics
+    error = from_detail(topic.error)
+    assert isinstance(error, MetastoreUnavailableError)
+    assert error.retriable
+    assert "revision 91" in str(error)
+    assert "revision 95" in str(error)
+
+
+def test_an_older_list_of_all_topics_hides_none(monkeypatch):
+    servers = Servers(monkeypatch, a=metadata_of(95, {**NEW, "u": b"u" * 16}), b=metadata_of(90, {"u": b"u" * 16}))
+    ask(servers)
+    servers.answers["a:1"] = REFUSED
+    listed = {topic.name: topic for topic in ask(servers).topics}
+    assert listed["t"].HasField("error")
+    assert not listed["u"].HasField("error")
+    servers.answers["b:1"] = metadata_of(96, {"u": b"u" * 16})
+    assert [topic.name for topic in ask(servers).topics] == ["u"]
+
+
+def test_an_older_answer_that_refutes_nothing_is_taken_at_once(monkeypatch):
+    """Revisions of servers that are all up to date differ: that alone costs no further question."""
+    servers = Servers(monkeypatch, a=metadata_of(95, NEW), b=metadata_of(90, NEW))
+    ask(servers, "t")
+    servers.answers["a:1"] = REFUSED
+    servers.asked.clear()
+    assert ask(servers, "t").revision == 90
+    assert [address for address, _ in servers.asked] == ["a:1", "b:1"]
+
+
+def test_a_restored_cluster_is_believed_and_another_cluster_only_where_no_server_is_left_of_the_known_one(monkeypatch):
+    servers = Servers(monkeypatch, a=metadata_of(5_000, OLD), b=metadata_of(5_000, OLD))
+    ask(servers, "t")
+    servers.answers.update({"a:1": metadata_of(40, NEW, generation=2), "b:1": metadata_of(6_000, OLD)})
+    assert ask(servers, "t").generation == 2
+    servers.answers["a:1"] = metadata_of(9_000, NEW, cluster="d")
+    servers.answers["b:1"] = metadata_of(41, NEW, generation=2)
+    assert ask(servers, "t").cluster_id == "c"
+    servers.answers["b:1"] = REFUSED
+    assert ask(servers, "t").cluster_id == "d"
+
+
+def test_an_older_answer_names_no_coordinators(monkeypatch):
+    servers = Servers(
+        monkeypatch,
+        a=metadata_of(95, NEW, coordinators=["new:1"]),
+        b=metadata_of(90, NEW, coordinators=["old:1"]),
+    )
+    ask(servers, "t")
+    servers.answers["a:1"] = REFUSED
+    ask(servers, "t")
+    assert servers.calls.coordinators == ("new:1",)

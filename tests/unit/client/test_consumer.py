@@ -394,6 +394,65 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_an_error(clicks, consume):
         consumer.poll(30)
 
 
+def make_anew(fake, count):
+    """Delete the topic and create it again under its name, with other records."""
+    old = fake.topics["clicks"].topic_id
+    with fake.lock:
+        new = fake.create_topic("clicks", 2).topic_id
+    fill(fake, count)
+    return old, new
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning(clicks, consume, caplog):
+    """Another topic id is a lost position, reset as auto_offset_reset says: no record of the new life is skipped."""
+    fill(clicks, 100)
+    consumer = consume("clicks")
+    assert len(take(consumer, 100)) == 100
+    old, new = make_anew(clicks, 150)
+    assert [record.offset for record in take(consumer, 150)] == list(range(150))
+    (told,) = [message for message in caplog.messages if message.startswith("clicks-0: the topic was deleted")]
+    assert old.hex() in told
+    assert new.hex() in told
+
+
+def test_with_latest_a_topic_made_anew_is_read_from_its_end(clicks, consume):
+    fill(clicks, 100)
+    consumer = consume(auto_offset_reset="latest")
+    consumer.assign({P0: 0})
+    assert len(take(consumer, 100)) == 100
+    make_anew(clicks, 30)
+    while consumer.position(P0) == 100:
+        assert len(consumer.poll(0.02)) == 0
+    assert consumer.position(P0) == 30
+
+
+def test_a_topic_made_anew_is_an_error_where_asked(clicks, consume):
+    """With auto_offset_reset error the application learns both ids; a seek goes on in the new life."""
+    fill(clicks, 100)
+    consumer = consume(auto_offset_reset="error")
+    consumer.assign({P0: 0})
+    take(consumer, 100)
+    old, new = make_anew(clicks, 150)
+    for _ in range(2):  # Again and again, until the position is moved.
+        with pytest.raises(headrace.TopicRecreatedError) as caught:
+            take(consumer, 1)
+        assert (caught.value.old_topic_id, caught.value.new_topic_id) == (old, new)
+        assert (caught.value.partition, caught.value.position) == (P0, 100)
+    consumer.seek(P0, 0)
+    assert [record.offset for record in take(consumer, 150)] == list(range(150))
+
+
+def test_a_seek_by_time_or_edge_is_of_the_life_that_was_looked_at(clicks, consume):
+    """The look-up finds the new life before the background does: its offset counts, and is reset no more."""
+    fill(clicks, 100)
+    consumer = consume("clicks", auto_offset_reset="latest")
+    consumer.seek_to_beginning()
+    take(consumer, 100)
+    make_anew(clicks, 20)
+    consumer.seek_to_beginning()
+    assert [record.offset for record in take(consumer, 20)] == list(range(20))
+
+
 def test_an_unreachable_cluster_lists_every_address():
     """The error names each bootstrap address with its own cause."""
     with pytest.raises(headrace.NoBrokersAvailableError) as caught:

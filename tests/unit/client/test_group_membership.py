@@ -296,6 +296,7 @@ class _Coordinators:
                 leaving=leaving,
                 live=self.live,
                 topics=self.topics,
+                deleted=(),
                 stored={member_id: value for member_id, (_, value) in self.stored.items()},
                 begun={},
                 overdue=(),

@@ -576,16 +576,16 @@ def test_batches_of_a_topic_that_is_gone_end_and_one_that_flies_does_not(created
     assert list(sending.dispatcher.unresolved) == [flying, unfinished]
 
 
-def test_a_topic_that_is_not_known_for_another_reason_is_waited_for():
+def test_an_error_that_says_nothing_of_a_topics_life_ends_no_batch():
+    """Only the absence of a topic is evidence against it: its known leader is sent to as before."""
     sending = Sending()
     sending.add()
     away = cluster_pb2.GetMetadataResponse()
     away.topics.add(name="t", error=to_detail(LeaderNotAvailableError("not yet")))
     sending.routes.update(away)
     assert sending.dispatcher.metadata_changed() == []
-    assert not sending.send()
-    assert sending.dispatcher.needs_metadata
     assert sending.dispatcher.waiting_topics() == ["t"]
+    assert sending.send()
 
 
 def test_abandoning_ends_all_and_doubts_what_flies():

@@ -4,8 +4,14 @@ import random
 
 import pytest
 from headrace.client.config import ConsumerConfig
-from headrace.client.errors import LogTruncationError
-from headrace.client.positions import FETCHES_BEHIND, FETCHES_PER_BROKER, PARTITIONS_BEHIND, Positions
+from headrace.client.errors import LogTruncationError, TopicRecreatedError
+from headrace.client.positions import (
+    FETCHES_BEHIND,
+    FETCHES_PER_BROKER,
+    MAX_THROTTLE_MS,
+    PARTITIONS_BEHIND,
+    Positions,
+)
 from headrace.client.read_position import (
     DAMAGE_PATIENCE_MS,
     DAMAGED_COPIES,
@@ -77,8 +83,8 @@ class Reading:
         plan = self.fetch()
         return (plan.broker_id, plan.request.topics[0].partitions[0]) if plan else None
 
-    def answer(self, plan, *batches, error=None, diverged=None, preferred=-1, high_watermark=1000):
-        response = broker_pb2.FetchResponse()
+    def answer(self, plan, *batches, error=None, diverged=None, preferred=-1, high_watermark=1000, throttle_ms=0):
+        response = broker_pb2.FetchResponse(throttle_ms=throttle_ms)
         entry = response.topics.add(topic_id=TOPIC_ID).partitions.add(
             partition=0, high_watermark=high_watermark, preferred_replica=preferred
         )
@@ -198,13 +204,59 @@ def test_a_leader_from_before_what_was_read_is_not_asked():
     assert reading.asks()[0] == 2
 
 
-def test_epochs_of_another_life_of_the_topic_are_forgotten():
-    """A topic that was created again counts epochs from the start: nothing is compared across its lives."""
+OTHER_ID = b"d" * 16
+
+
+def test_a_position_of_another_life_of_the_topic_is_lost():
+    """Offsets and epochs of a topic say nothing about the one that was created again under its name."""
     reading = Reading()
     reading.read(0)
-    reading.routes.update(metadata(epoch=0, topic_id=b"d" * 16))
-    _, entry = reading.asks()
-    assert not entry.HasField("last_epoch")
+    reading.routes.update(metadata(epoch=0, topic_id=OTHER_ID))
+    assert reading.asks() is None
+    assert reading.positions.resets() == [WHERE]
+    assert reading.positions.replaced(WHERE) == (TOPIC_ID, OTHER_ID)
+    reading.positions.seek(WHERE, 0, OTHER_ID)
+    assert reading.positions.resets() == []
+    assert reading.positions.replaced(WHERE) is None
+    plan = reading.fetch()
+    assert plan.request.topics[0].topic.topic_id == OTHER_ID
+    assert not plan.request.topics[0].partitions[0].HasField("last_epoch")
+
+
+def test_what_was_fetched_of_the_old_life_is_delivered_before_the_position_is_lost():
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0))
+    reading.routes.update(metadata(topic_id=OTHER_ID))
+    assert reading.asks() is None
+    assert reading.positions.resets() == []
+    reading.deliver()
+    assert reading.positions.resets() == [WHERE]
+
+
+def test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it():
+    """A look-up may find a new life before the background does: only a later answer can say that it is gone, too."""
+    reading = Reading()
+    reading.positions.assign(WHERE, 5, topic_id=OTHER_ID)
+    assert reading.asks() is None
+    assert reading.positions.stale_topics == {"clicks"}
+    assert reading.positions.resets() == []
+    reading.routes.update(metadata(epoch=0, topic_id=OTHER_ID))
+    assert reading.asks()[1].offset == 5
+    reading = Reading()
+    reading.positions.assign(WHERE, 5, topic_id=OTHER_ID)
+    assert reading.asks() is None
+    reading.routes.update(metadata(topic_id=b"e" * 16))
+    assert reading.asks() is None
+    assert reading.positions.replaced(WHERE) == (OTHER_ID, b"e" * 16)
+
+
+def test_a_seek_after_the_loss_goes_on_in_the_new_life():
+    reading = Reading()
+    reading.read(0)
+    reading.routes.update(metadata(epoch=0, topic_id=OTHER_ID))
+    assert reading.asks() is None
+    reading.positions.seek(WHERE, 3)
+    assert reading.fetch().request.topics[0].topic.topic_id == OTHER_ID
 
 
 # --- leaders that move ---
@@ -779,3 +831,44 @@ def test_an_answer_for_a_topic_that_was_forgotten_meanwhile_is_taken_in():
     reading.routes.update(gone)
     assert reading.answer(plan, batch(0))
     assert reading.deliver(10).where == WHERE
+
+
+# --- throttling ---
+
+
+def test_a_reader_that_is_told_to_wait_waits():
+    """F11: a broker without a place to wait says for how long; nothing is fetched before, then as usual."""
+    reading = Reading()
+    reading.answer(reading.fetch(), throttle_ms=125)
+    assert reading.fetch() is None
+    assert reading.positions.next_retry_ms(reading.now_ms) == 125
+    reading.later(124)
+    assert reading.fetch() is None
+    reading.later(1)
+    reading.answer(reading.fetch())
+    assert reading.fetch() is not None
+
+
+def test_what_came_with_a_throttle_is_followed_by_a_fetch_at_once():
+    """Only a partition that brought nothing waits, and a newer leader ends its wait."""
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0), throttle_ms=125)
+    reading.deliver(10)
+    reading.answer(reading.fetch(), throttle_ms=10**9)
+    assert reading.positions.next_retry_ms(reading.now_ms) == MAX_THROTTLE_MS
+    reading.routes.update(metadata(leader=2, epoch=4))
+    assert reading.fetch().broker_id == 2
+
+
+def test_an_error_found_before_a_seek_is_not_raised_after_it():
+    """It was about the position that the application has left; errors of other partitions are raised."""
+    first, second = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
+    positions = Positions(ConsumerConfig(), Backoff(50, 1000, random.Random(1)))
+    positions.assign(first, 100)
+    positions.assign(second, 0)
+    positions.fail(first, TopicRecreatedError(first, 100, b"old", b"new"), 0)
+    positions.fail(second, UnknownTopicError("gone"), 0)
+    positions.seek(first, 0)
+    with pytest.raises(UnknownTopicError):
+        positions.pop(0)
+    assert positions.pop(0) is None

@@ -144,3 +144,18 @@ def test_unknown_topics_and_partitions(clicks, read):
         read(partitions=[2])
     with pytest.raises(UnknownTopicError):
         headrace.Reader("nothing", bootstrap_servers=clicks.address)
+
+
+def test_a_topic_made_anew_ends_the_reading(clicks, read):
+    """A Reader reads one life of its topic: what follows under the name is not in its range."""
+    reader = read(prefetch_bytes=1, partition_fetch_max_bytes=1, partitions=[0])
+    records = iter(reader)
+    next(records)
+    old = clicks.topics["clicks"].topic_id
+    with clicks.lock:
+        new = clicks.create_topic("clicks", 2).topic_id
+    clicks.append("clicks", encode_batch([b"new"] * 40, base_timestamp_ms=1))
+    with pytest.raises(headrace.TopicRecreatedError) as caught, reader:
+        for record in records:
+            assert record.value != b"new"
+    assert (caught.value.old_topic_id, caught.value.new_topic_id) == (old, new)

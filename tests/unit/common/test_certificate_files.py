@@ -3,11 +3,13 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from headrace_broker.settings import BrokerSettings
 from headrace_devcluster.certificates import Authority
 from headrace_server.certificate_files import TlsFilesError, read_certificates
 from headrace_server.settings import SettingsError, load_settings
-from headrace_server.tls import TlsIdentity
+from headrace_server.tls import TlsIdentity, read_tls
 from headrace_server.tls_settings import TlsFiles, TlsSettings
+from structlog.testing import capture_logs
 
 DAY = timedelta(days=1)
 
@@ -90,3 +92,53 @@ class CheckedSettings(TlsSettings):
 
     def __post_init__(self):
         self.check_tls()
+
+
+def separate(authority, clients_authority, **names):
+    """The settings of a broker whose clients and internal listener have these authorities."""
+    own = authority.issue("broker-1")
+    return BrokerSettings(
+        broker_id=1,
+        data_dir="unused",
+        tls_cert_file=str(own.cert_file),
+        tls_key_file=str(own.key_file),
+        tls_client_auth="required",
+        tls_ca_file=str(clients_authority),
+        internal_tls_ca_file=str(own.ca_file),
+        **names,
+    )
+
+
+def test_one_authority_for_clients_and_brokers_is_refused_without_names(authority, tmp_path):
+    """Else a client's certificate is served as a broker's: also where the file is a copy, or one of several in it."""
+    customers = Authority(tmp_path / "customers", "customers").issue("c").ca_file
+    read_tls(separate(authority, customers))
+    own = authority.issue("b").ca_file
+    copy = tmp_path / "copy.pem"
+    copy.write_bytes(customers.read_bytes() + own.read_bytes())
+    for path in (own, copy):
+        with pytest.raises(TlsFilesError, match="taken for a broker's"):
+            read_tls(separate(authority, path))
+        read_tls(separate(authority, path, internal_tls_allowed_names=("broker-1",)))
+
+
+def test_an_authority_that_becomes_common_is_not_put_in_force(authority, tmp_path):
+    """While a broker runs neither file may come to trust the other's authority."""
+    clients_file = tmp_path / "clients.pem"
+    clients_file.write_bytes(Authority(tmp_path / "customers", "customers").issue("c").ca_file.read_bytes())
+    tls = read_tls(separate(authority, clients_file))
+    before = tls.clients.current
+    clients_file.write_bytes(clients_file.read_bytes() + authority.issue("b").ca_file.read_bytes())
+    tls.clients.look()
+    assert tls.clients.refused
+    assert tls.clients.current is before
+
+
+def test_a_private_key_that_all_can_read_is_warned_of(authority):
+    """It is used all the same: volumes of some platforms have no other modes."""
+    paths = authority.issue("broker")
+    with capture_logs() as lines:
+        read_certificates(files_of(paths))
+        paths.key_file.chmod(0o644)
+        read_certificates(files_of(paths))
+    assert [(line["event"], line["mode"]) for line in lines] == [("private_key_readable_by_all", "0644")]

@@ -2,13 +2,14 @@
 
 import json
 import socket
+import threading
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from headrace_server.health import Health
-from headrace_server.http_endpoint import MAX_CONNECTIONS, DetailCollector, serve_http
+from headrace_server.http_endpoint import MAX_HEADS_OF_PEER, MAX_PAGES_OF_PEER, DetailCollector, serve_http
 from headrace_server.rpc import AddressInUseError
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import GaugeMetricFamily
@@ -62,16 +63,76 @@ def test_health_says_why(parts):
     assert "/health/readiness" in body.splitlines()
 
 
-def test_connections_are_bounded(parts):
-    """Callers that say nothing fill the room; one more is closed at once and not queued."""
-    endpoint, _, _ = parts
+def connect(endpoint):
     host, _, port = endpoint.address.rpartition(":")
-    idle = [socket.create_connection((host, int(port)), timeout=10) for _ in range(MAX_CONNECTIONS)]
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def test_silent_connections_make_room_for_a_probe(parts, monkeypatch):
+    """F9: callers that send no request take each other's places, and health is answered beside any number of them."""
+    endpoint, _, _ = parts
+    monkeypatch.setattr("headrace_server.http_endpoint.HEAD_SECONDS", 600)
+    idle = [connect(endpoint) for _ in range(MAX_HEADS_OF_PEER * 4)]
     try:
-        with closing(socket.create_connection((host, int(port)), timeout=10)) as late:
-            assert late.recv(1) == b""
+        for _ in range(20):
+            assert ask(endpoint, "/health/liveness")[0] == 200
+        assert idle[0].recv(1) == b""
+        assert ask(endpoint, "/metrics")[0] == 200
     finally:
         for each in idle:
+            each.close()
+
+
+def test_a_head_that_trickles_is_cut_off(parts, monkeypatch):
+    """F9: the limit is on the whole head, and a byte now and then does not extend it."""
+    endpoint, _, _ = parts
+    monkeypatch.setattr("headrace_server.http_endpoint.HEAD_SECONDS", 0.2)
+    with closing(connect(endpoint)) as slow, pytest.raises(ConnectionError):
+        slow.settimeout(0.02)
+        while True:
+            slow.sendall(b"x")
+            with suppress(TimeoutError):
+                if slow.recv(1) == b"":
+                    raise ConnectionResetError
+
+
+@pytest.mark.parametrize("head", [b"\r\n\r\n", b"GET /\r\n\r\n", bytes(40_000), b"\x16\x03\x01\r\n\r\n"])
+def test_what_is_no_request_is_closed(parts, head):
+    """Junk and heads that are too long end their connection and nothing else."""
+    endpoint, _, _ = parts
+    with closing(connect(endpoint)) as junk, suppress(ConnectionResetError):
+        junk.sendall(head)
+        assert junk.recv(1) == b""
+    assert ask(endpoint, "/health/liveness")[0] == 200
+
+
+def test_pages_of_metrics_are_bounded_and_health_does_not_wait_for_them(parts):
+    """F9: while one caller's pages are made, its next ones are refused, and health is answered."""
+    endpoint, _, detail = parts
+    gate, making = threading.Event(), threading.Event()
+
+    def stuck():
+        making.set()
+        gate.wait(60)
+        return iter(())
+
+    detail.source = stuck
+    slow = [connect(endpoint) for _ in range(MAX_PAGES_OF_PEER)]
+    try:
+        for each in slow:
+            each.sendall(b"GET /metrics/detail HTTP/1.1\r\n\r\n")
+        assert making.wait(60)
+        while ask(endpoint, "/health/liveness")[0] == 200 and ask(endpoint, "/metrics/nothing")[0] == 404:
+            with closing(connect(endpoint)) as more:
+                more.sendall(b"GET /metrics/detail HTTP/1.1\r\n\r\n")
+                more.settimeout(0.1)
+                with suppress(TimeoutError):
+                    assert more.recv(12) == b"HTTP/1.1 503"
+                    break
+        assert ask(endpoint, "/health/liveness")[0] == 200
+    finally:
+        gate.set()
+        for each in slow:
             each.close()
 
 

@@ -7,8 +7,11 @@ from headrace.wire.errors import InvalidConfigError
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import (
     KEY_TABLE,
+    ClockKey,
     ControllerKey,
     CoordinatorKey,
+    DeletedTopicKey,
+    DirectoryKey,
     DrainKey,
     EndedKey,
     GroupAssignmentKey,
@@ -37,8 +40,10 @@ BUILT = [
     (KEYS.ended(), "ended", EndedKey(), "ended"),
     (KEYS.controller(), "ctl", ControllerKey(), "ctl"),
     (KEYS.coordinator("a"), "coord/a", CoordinatorKey("a"), "coord"),
+    (KEYS.clock("broker-3"), "clock/broker-3", ClockKey("broker-3"), "clock"),
     (KEYS.topic("page.views"), "topic/page.views", TopicKey("page.views"), "topic"),
     (KEYS.topic_by_id(TOPIC_ID), f"tid/{TOPIC_ID.hex()}", TopicIdKey(TOPIC_ID), "tid"),
+    (KEYS.deleted_topic(TOPIC_ID), f"deleted/{TOPIC_ID.hex()}", DeletedTopicKey(TOPIC_ID), "deleted"),
     (KEYS.partition(TOPIC_ID, 7), f"part/{TOPIC_ID.hex()}/7", PartitionKey(TOPIC_ID, 7), "part"),
     (KEYS.drained(3), "drain/3", DrainKey(3), "drain"),
     (KEYS.producer_ids(), "pid", ProducerIdsKey(), "pid"),
@@ -66,6 +71,15 @@ def test_keys_go_there_and_back(key, tail, parsed, family):
     assert KEYS.family(key).name == family
 
 
+def test_the_version_of_a_directory_stands_apart():
+    """It is written every few seconds, and no view sees it."""
+    key = KEYS.directory(3)
+    assert key == "/headrace/test/directories/2/3"
+    assert not key.startswith((KEYS.prefix, KEYS.groups_prefix))
+    assert (KEYS.parse(key), KEYS.family(key).name) == (DirectoryKey(3), "directory")
+    assert KEYS.parse(KEYS.directories_prefix + "x") is None
+
+
 @pytest.mark.parametrize(("key", "tail", "parsed", "family"), GROUP_BUILT)
 def test_keys_of_groups_stand_apart(key, tail, parsed, family):
     """No view of the brokers' prefix sees them."""
@@ -77,7 +91,7 @@ def test_keys_of_groups_stand_apart(key, tail, parsed, family):
 
 def test_every_family_is_built_here():
     """No row of the table lacks a builder."""
-    assert {family for *_, family in (*BUILT, *GROUP_BUILT)} | {"meta"} == {row.name for row in KEY_TABLE}
+    assert {family for *_, family in (*BUILT, *GROUP_BUILT)} | {"meta", "directory"} == {row.name for row in KEY_TABLE}
     assert KEYS.family(meta_key("test")).name == "meta"
 
 

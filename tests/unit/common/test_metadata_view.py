@@ -5,6 +5,7 @@ from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     ErrorCode,
     InvalidRequestError,
+    MetastoreUnavailableError,
     UnknownTopicError,
     UnknownTopicIdError,
 )
@@ -14,7 +15,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import KeyValue
 from headrace_server.partition_state import PartitionState, Replica, encode
 
-IDENTITY = ClusterIdentity("test", "cluster-1", 1)
+IDENTITY = ClusterIdentity("test", "cluster-1", 1, b"s" * 32)
 KEYS = IDENTITY.keyspace
 CLICKS_ID, VIEWS_ID = b"c" * 16, b"v" * 16
 
@@ -147,6 +148,28 @@ def test_a_value_that_cannot_be_read_is_left_out_and_listed(source):
     assert 7 in view.brokers
 
 
+def test_a_topic_whose_value_cannot_be_read_is_not_called_absent(source):
+    """By name, by id and in the list of all: the error may pass, so no client takes the topic for deleted."""
+    view = ClusterView(IDENTITY, source)
+    clicks(source)
+    source.write(**{KEYS.topic("clicks"): b"\xff\xff\xff"})
+    for reference in (topics_pb2.TopicRef(name="clicks"), topics_pb2.TopicRef(topic_id=CLICKS_ID)):
+        with pytest.raises(MetastoreUnavailableError) as caught:
+            view.resolve(reference)
+        assert caught.value.retriable
+    (listed,) = metadata(view).topics
+    assert (listed.name, listed.error.code) == ("clicks", ErrorCode.METASTORE_UNAVAILABLE)
+    with pytest.raises(UnknownTopicError):
+        view.resolve(topics_pb2.TopicRef(name="nothing"))
+
+
+def test_an_answer_says_how_new_it_is(source):
+    """Generation and revision order answers of different servers."""
+    answer = metadata(ClusterView(IDENTITY, source))
+    assert (answer.cluster_id, answer.generation) == (IDENTITY.cluster_id, IDENTITY.generation)
+    assert answer.revision == source.revision
+
+
 def test_a_setting_of_a_newer_release_does_not_stop_a_topic(source):
     """A stored setting that this release does not know is skipped; the others apply."""
     view = ClusterView(IDENTITY, source)
@@ -164,3 +187,31 @@ def test_callbacks_see_the_view_after_the_change(source):
     end()
     source.write(**{KEYS.topic("clicks"): None})
     assert seen == [(2, 4, True)]
+
+
+def test_what_is_kept_follows_every_change(source):
+    """F17: topics are described once and not for each call; a new leader, setting, size, or end of a topic is seen."""
+    view = ClusterView(IDENTITY, source)
+    clicks(source)
+
+    def told():
+        assert metadata(view) == metadata(ClusterView(IDENTITY, source))
+        return list(metadata(view).topics)
+
+    assert [part.leader_id for part in told()[0].partitions] == [1, 1]
+    told()[0].partitions[0].leader_id = 9  # What a caller does to its answer changes no other.
+    source.write(**{KEYS.partition(CLICKS_ID, 1): led_by(2, 7)})
+    assert [part.leader_id for part in told()[0].partitions] == [1, 2]
+    source.write(**{KEYS.topic("clicks"): topic("clicks", CLICKS_ID, 1, max_batch_bytes="2000000")})
+    assert (len(told()[0].partitions), told()[0].max_batch_bytes) == (1, 2_000_000)
+    source.write(**{KEYS.topic("clicks"): None, KEYS.partition(CLICKS_ID, 0): None, KEYS.partition(CLICKS_ID, 1): None})
+    assert told() == []
+
+
+def test_a_topic_is_described_once_for_many_calls(source, monkeypatch):
+    """F17: the second answer is a copy."""
+    clicks(source)
+    view = ClusterView(IDENTITY, source)
+    metadata(view)
+    monkeypatch.setattr("headrace_server.metadata_view._partition_metadata", None)
+    assert len(metadata(view).topics[0].partitions) == 2

@@ -1,8 +1,10 @@
 """A view of a prefix applies every change once, in the order of revisions (H80, I19)."""
 
+import asyncio
+
 import pytest
 from headrace_server.clock import SystemClock
-from headrace_server.metastore.api import KeyValue, MetastoreRolledBackError, PutEvent, RangeResult, WatchEvents
+from headrace_server.metastore.api import KeyValue, MetastoreRolledBackError, Put, PutEvent, RangeResult, WatchEvents
 from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.metastore.view import PrefixView
 
@@ -32,3 +34,37 @@ def test_a_list_of_the_past_is_refused():
     found = view.get("p/a")
     assert found is not None
     assert (found.value, view.revision) == (b"new", 5)
+
+
+def test_a_key_of_the_past_is_refused():
+    """H81: a restore with --bump-revision raises etcd's revision, and leaves the keys at theirs."""
+    view = PrefixView(MemoryMetastore(), "p/", SystemClock())
+    view._take_list(RangeResult((_key(b"new", 5),), 5, CLUSTER))
+    with pytest.raises(MetastoreRolledBackError, match="of revision 4, but 5"):
+        view._take_list(RangeResult((_key(b"old", 4),), 1_000_000, CLUSTER))
+    found = view.get("p/a")
+    assert found is not None
+    assert (found.value, view.revision) == (b"new", 5)
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+def test_a_broken_watch_is_resumed_only_where_the_newest_key_is(has_key):
+    """A watch goes on over an etcd that was restored with a raised revision; the key that it lacks tells."""
+
+    async def scenario():
+        before, restored = MemoryMetastore(), MemoryMetastore()
+        for etcd in (before, restored):
+            await etcd.txn([], [Put("p/old", b"")])
+        await before.txn([], [Put("p/new", b"")])
+        view = PrefixView(before, "p/", SystemClock())
+        await view.load()
+        assert await view._is_continued()
+        for _ in range(5):
+            await restored.txn([], [Put("p/old", b"")])
+        if has_key:
+            await restored.txn([], [Put("p/new", b"")])
+        view._metastore = restored
+        view._cluster_id = (await restored.get("p/old")).cluster_id
+        assert await view._is_continued() == has_key
+
+    asyncio.run(scenario())

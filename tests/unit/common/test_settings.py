@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import pytest
 from headrace.wire.errors import ErrorCode
+from headrace_broker.settings import BrokerSettings
+from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.settings import CommaList, SettingsError, describe_settings, load_settings
 from pydantic import Field
 
@@ -109,3 +111,14 @@ def test_the_reference_shows_every_setting():
     assert table[5].startswith("| `fence_on_lease_loss` | boolean | `false` |  |")
     assert table[6].startswith("| `log_format` | `console` or `json` | `console` |")
     assert len(table) == 2 + 7
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7181", "[::]:7181"])
+@pytest.mark.parametrize("settings", [BrokerSettings, CoordinatorSettings])
+def test_listening_everywhere_takes_an_advertised_address(settings, listen):
+    """Else clients would be told 0.0.0.0; with an address to tell, and on one address of the machine, it is taken."""
+    own = {"broker_id": 1, "data_dir": "d"} if settings is BrokerSettings else {"coordinator_id": "a"}
+    with pytest.raises(SettingsError, match="set advertised_address"):
+        load_settings(settings, overrides={**own, "listen": listen})
+    load_settings(settings, overrides={**own, "listen": listen, "advertised_address": "log.example.org:7181"})
+    load_settings(settings, overrides={**own, "listen": "127.0.0.1:7181"})

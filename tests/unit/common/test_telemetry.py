@@ -9,7 +9,8 @@ import pytest
 import structlog
 from headrace.wire.errors import REQUEST_ID_KEY
 from headrace_server.calls import CURRENT_CALL, calls_are_traced
-from headrace_server.telemetry import configure_logging, log_level, set_log_level
+from headrace_server.clock import ManualClock
+from headrace_server.telemetry import LogInterval, configure_logging, log_level, set_log_level
 
 
 @pytest.fixture
@@ -58,3 +59,20 @@ def test_a_line_inside_a_call_has_the_callers_request_id(logged, sent, written):
     inside, outside = logged()
     assert inside.get("request_id") == written
     assert "request_id" not in outside
+
+
+def test_log_interval_doubles_up_to_a_minute_and_begins_again_after_the_end():
+    """An hour of waiting is 65 lines, the first of them at once; the next wait begins with a line again."""
+    clock = ManualClock()
+    interval = LogInterval(clock.monotonic_ms)
+    lines = []
+    for _ in range(2 * 3_600):
+        if interval.is_due():
+            lines.append(interval.for_seconds)
+        clock.advance(500)
+    assert lines[:8] == [0, 1, 3, 7, 15, 31, 63, 123]
+    assert len(lines) == 65
+    assert not interval.is_due()
+    interval.end()
+    assert interval.is_due()
+    assert interval.for_seconds == 0

@@ -41,6 +41,9 @@ def test_defaults_and_types():
         ({"flush_messages": "100", "durability": "fsync"}, ["flush_messages"]),
         ({"segment_bytes": "65536"}, ["segment_bytes = 65536 is less than max_batch_bytes"]),
         ({"segment_ms": str(INT64_MAX + 1)}, ["segment_ms", "2^63 - 1"]),
+        ({"validate": "all"}, ["validate = 'all'", "columns, header"]),
+        ({"allowed_codecs": "none,snappy"}, ["allowed_codecs = 'none,snappy'", "some of none, lz4, zstd, gzip"]),
+        ({"allowed_codecs": "zstd"}, ["has no none", "Set allowed_codecs=none,zstd"]),
     ],
 )
 def test_bad_values_are_named(configs, words):
@@ -55,6 +58,8 @@ def test_only_what_differs_is_stored():
     """Defaults and odd spellings do not reach etcd."""
     stored = normalise_topic_configs({"retention_ms": "604800000", "segment_ms": " 5_000 ", "durability": "async"})
     assert stored == {"durability": "async", "segment_ms": "5000"}
+    assert normalise_topic_configs({"allowed_codecs": "gzip, none,gzip"}) == {"allowed_codecs": "none,gzip"}
+    assert normalise_topic_configs({"allowed_codecs": "gzip,zstd,none,lz4"}) == {}
 
 
 def test_alter_sets_and_unsets():
@@ -78,8 +83,16 @@ def test_a_broker_reads_what_a_newer_release_wrote():
     assert config == TopicConfig(retention_ms=5_000)
     assert skipped == ("segment_ms", "tiering")
     config, skipped = read_stored_topic_config({"flush_ms": "100", "retention_ms": "5000"})
-    assert config == TopicConfig()
+    assert config == TopicConfig(retention_ms=-1)
     assert skipped == ("flush_ms", "retention_ms")
+
+
+@pytest.mark.parametrize("name", ["retention_ms", "retention_bytes"])
+def test_retention_that_cannot_be_read_removes_nothing(name):
+    """A default would remove what a topic that keeps its records for ever, in a later release's words, has."""
+    config, skipped = read_stored_topic_config({name: "for ever"})
+    assert getattr(config, name) == -1
+    assert skipped == (name,)
 
 
 def test_describe_tells_defaults_apart():

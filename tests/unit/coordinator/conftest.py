@@ -13,9 +13,10 @@ from headrace_server.clock import SystemClock
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import Delete, MetastoreUnknownOutcomeError, Put
+from headrace_server.metastore.api import Delete, MetastoreUnknownOutcomeError, ModRevisionIs, Put
 from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.metastore.view import PrefixView
+from headrace_server.partition_state import ask_hand_over, encode, hand_over
 from prometheus_client import CollectorRegistry
 
 SECONDS = 20
@@ -90,6 +91,40 @@ class Parts:
         finally:
             unsubscribe()
 
+    @contextlib.asynccontextmanager
+    async def leaders(self, *, yield_leadership=True):
+        """Leaders that do at once what they are asked: hand over, or not, and say so."""
+        changed = asyncio.Event()
+        unsubscribe = self.view.subscribe(lambda revision, keys: changed.set())
+
+        async def serve():
+            while True:
+                await changed.wait()
+                changed.clear()
+                for topic in list(self.view.topics.values()):
+                    for partition in list(self.view.partitions(topic.topic_id)):
+                        await self._obey(topic.topic_id, partition, yield_leadership=yield_leadership)
+
+        task = asyncio.create_task(serve())
+        try:
+            yield
+        finally:
+            unsubscribe()
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _obey(self, topic_id, partition, *, yield_leadership):
+        state = partition.state
+        if not state.successors:
+            return
+        key = self.keyspace.partition(topic_id, partition.partition)
+        after = ask_hand_over(state, ())
+        if yield_leadership:
+            after = hand_over(
+                state, state.successors[0], leaves=self.view.brokers[state.leader.broker_id].live.draining
+            )
+        await self.memory.txn([ModRevisionIs(key, partition.mod_revision)], [Put(key, encode(after))])
+
     def metric(self, name):
         return getattr(self.metrics, name)._value.get()
 
@@ -97,7 +132,7 @@ class Parts:
 @contextlib.asynccontextmanager
 async def make_parts():
     metastore = LossyMetastore(MemoryMetastore())
-    identity = ClusterIdentity("test", "cluster-id", 3)
+    identity = ClusterIdentity("test", "cluster-id", 3, b"s" * 32)
     prefix_view = PrefixView(metastore, identity.keyspace.prefix, SystemClock())
     await prefix_view.load()
     view = ClusterView(identity, prefix_view)
@@ -107,8 +142,7 @@ async def make_parts():
             yield Parts(metastore, view, prefix_view)
     finally:
         following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+        await asyncio.wait([following])
 
 
 @pytest.fixture

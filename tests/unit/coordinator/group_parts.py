@@ -15,9 +15,11 @@ from headrace_coordinator.runtime.group_keeper import AssignableTopics, GroupKee
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_rounds import GroupRounds
 from headrace_coordinator.runtime.group_view import GroupView
+from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.positions import ReportedPositions
 from headrace_server.clock import ManualClock, SystemClock
-from headrace_server.metastore.api import Delete, DeletePrefix
+from headrace_server.clock_watch import ClockWatch
+from headrace_server.metastore.api import Delete, DeletePrefix, Put
 from headrace_server.metastore.view import PrefixView
 
 from tests.unit.coordinator.conftest import SECONDS, LossyMetastore
@@ -37,23 +39,18 @@ class Context:
         return self._seconds
 
 
-class JumpingClock(ManualClock):
-    """Wall time may be set; the others go on as they were."""
-
-    def jump(self, by_ms):
-        self._now_ms += by_ms
-
-
 class Coordinator:
     """One coordinator's share of the groups, with answers of etcd that get lost and a view that may stand still."""
 
     def __init__(self, parts, name):
         self.parts = parts
         self.metastore = LossyMetastore(parts.memory)
-        self.clock = JumpingClock()
+        self.clock = ManualClock()
+        self.clock_watch = ClockWatch(self.clock)
         self.source = PrefixView(self.metastore, parts.keyspace.groups_prefix, SystemClock())
         self.following = None
         self.name = name
+        self.bounds = GroupBounds(groups=1_000, members=1_000, key_bytes=64 << 20)
 
     async def start(self):
         await self.source.load()
@@ -61,8 +58,9 @@ class Coordinator:
         self.groups = GroupView(keyspace, self.source)
         topics = AssignableTopics(self.parts.view)
         arguments = (self.metastore, self.source, self.groups)
-        self.rounds = GroupRounds(*arguments, topics.get, metrics, self.clock, round_seconds=0)
+        self.rounds = GroupRounds(*arguments, topics, metrics, self.clock, round_seconds=0)
         self.offsets = GroupOffsets(*arguments, metrics, self.clock)
+        self.limits = MetadataLimits(self.bounds, self.groups)
         self.servicer = GroupServicer(
             self.metastore,
             self.parts.view,
@@ -73,6 +71,7 @@ class Coordinator:
             answers=Answers(self.source, metrics, default_timeout_ms=SECONDS * 1000),
             metrics=metrics,
             clock=self.clock,
+            limits=self.limits,
         )
         self.keeper = GroupKeeper(
             self.parts.view,
@@ -84,6 +83,7 @@ class Coordinator:
             self.clock,
             coordinator_id=self.name,
             offsets_retention_ms=RETENTION_MS,
+            clock_doubt=self.clock_watch.doubt,
         )
         self.follow()
         return self
@@ -215,6 +215,7 @@ async def delete_topic(parts, topic_id, name="t"):
             Delete(keyspace.topic(name)),
             Delete(keyspace.topic_by_id(topic_id)),
             DeletePrefix(keyspace.partition_prefix(topic_id)),
+            Put(keyspace.deleted_topic(topic_id), b""),
         ],
     )
     await parts.prefix_view.wait_for(result.revision, SECONDS)

@@ -8,7 +8,7 @@ import pytest
 from headrace_coordinator.core.control import Step, change_partition, is_under_replicated, new_sessions
 from headrace_coordinator.core.election import Session, carry_over, electable, is_session, sessions_of
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.partition_state import PartitionState, Replica, check_shape, check_step
+from headrace_server.partition_state import PartitionState, Replica, check_shape, check_step, hand_over
 from headrace_server.topic_configs import effective_min_insync_replicas
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -55,6 +55,8 @@ def settle(found, sessions, minimum=0, *, rebalance=False):
         check_step(found, decision.after)
         steps.append(decision.step)
         found = decision.after
+        if found.successors:
+            found = hand_over(found, found.successors[0], leaves=sessions[found.leader.broker_id].stopping)
         assert len(steps) < 20, f"no rest: {steps}"
     return steps, found
 
@@ -100,17 +102,22 @@ def test_an_eligible_entry_in_doubt_is_dropped_while_the_leader_lives():
 
 @pytest.mark.parametrize("how", ["stopping", "drained"])
 def test_leadership_leaves_a_draining_broker(how):
-    """H24: to a member of the in-sync set, with the next epoch."""
-    step, after = decide(state(), live(A, B, C, **{how: [1]}))
-    assert (step, after.leader, after.leader_epoch, after.unclean) == (Step.RELIEVE, B, 6, False)
+    """H24: the leader is asked, once, and leads on until it hands over; a stopping one leaves the in-sync set, too."""
+    sessions = live(A, B, C, **{how: [1]})
+    step, asked = decide(state(), sessions)
+    assert (step, asked.leader, asked.leader_epoch, asked.successors) == (Step.RELIEVE, A, 5, (B, C))
+    assert new_sessions(state(), asked) == ()
+    assert decide(asked, sessions) == (None, None)
+    assert decide(asked, sessions, rebalance=True) == (None, None)
+    _, after = settle(state(), sessions)
+    assert (after.leader, after.leader_epoch, after.unclean, after.successors) == (B, 6, False, ())
     assert after.in_sync == ((B, C) if how == "stopping" else (A, B, C))
-    assert new_sessions(state(), after) == (B,)
 
 
 def test_a_stopping_leader_stays_in_sync_where_the_minimum_needs_it():
     """Never below min_insync_replicas by the controller's wish."""
     before = state(in_sync=(A, B))
-    _, after = decide(before, live(A, B, C, stopping=[1]))
+    _, after = settle(before, live(A, B, C, stopping=[1]))
     assert (after.leader, after.in_sync) == (B, (A, B))
 
 
@@ -123,14 +130,26 @@ def test_leadership_stays_where_nobody_is_better():
 def test_a_stopping_leader_is_followed_by_a_drained_one_where_no_other_is():
     """What ends soon is worse than what is out of service."""
     _, after = decide(state(), live(A, B, C, stopping=[1], drained=[2, 3]))
-    assert after.leader == B
+    assert after.successors == (B, C)
+
+
+def test_a_leader_is_asked_for_nobody_who_bears_more_than_it_does():
+    """What speaks against a successor by now counts; one that left the in-sync set is asked for no more."""
+    asked = state(leader=B, successors=(A,))
+    assert decide(asked, live(A, B, C)) == (None, None)
+    step, after = decide(asked, live(A, B, C, drained=[1]))
+    assert (step, after.leader, after.successors) == (Step.RELIEVE, B, ())
+    _, after = decide(asked, live(B, C))
+    assert (after.in_sync, after.successors) == ((B, C), ())
+    step, after = decide(asked, live(A, B, C, drained=[2]))
+    assert (step, after.successors) == (Step.RELIEVE, (A, C))
 
 
 def test_suspicion_orders_equals_and_moves_nobody():
     """It changes no in-sync set, and takes leadership from nobody."""
     assert decide(state(), live(A, B, C, suspected=[1])) == (None, None)
     assert decide(state(), live(B, C, suspected=[2]))[1].leader == C
-    assert decide(state(), live(A, B, C, drained=[1], suspected=[2]))[1].leader == C
+    assert decide(state(), live(A, B, C, drained=[1], suspected=[2]))[1].successors == (C, B)
     assert decide(state(), live(B, C, suspected=[2, 3]))[1].leader == B
 
 
@@ -216,7 +235,9 @@ def test_the_first_replica_leads_again_when_asked_for():
     before = state(leader=B)
     assert decide(before, live(A, B, C)) == (None, None)
     step, after = decide(before, live(A, B, C), rebalance=True)
-    assert (step, after.leader, after.leader_epoch, after.in_sync) == (Step.PREFER, A, 6, (A, B, C))
+    assert (step, after.leader, after.leader_epoch, after.successors) == (Step.PREFER, B, 5, (A,))
+    assert decide(after, live(A, B, C), rebalance=True) == (None, None)
+    assert settle(before, live(A, B, C), rebalance=True)[1].leader == A
     assert decide(state(leader=B, in_sync=(B, C)), live(A, B, C), rebalance=True) == (None, None)
     assert decide(before, live(A, B, C, drained=[1]), rebalance=True) == (None, None)
     assert decide(before, live(A, B, C, suspected=[1]), rebalance=True) == (None, None)
@@ -306,7 +327,7 @@ def check_decision(before, sessions, setting, decision):
     if after.unclean and not before.unclean:
         assert len(before.replicas) == 1
     if decision.step in (Step.RELIEVE, Step.PREFER):
-        assert after.leader in before.in_sync
+        assert (after.leader, after.in_sync) == (before.leader, before.in_sync)
     gone = {entry.broker_id for entry in before.in_sync} - {entry.broker_id for entry in after.in_sync}
     alive = {entry.broker_id for entry in before.in_sync if is_session(entry, sessions)}
     if decision.step in (Step.LEAVE, Step.RELIEVE, Step.FINISH_MOVE):
@@ -330,16 +351,17 @@ def check_decision(before, sessions, setting, decision):
 
 
 @settings(max_examples=500)
-@given(situations())
+@given(situations(), st.booleans())
 @example(
     (
         PartitionState((4, 1), A, 0, (D, A), (), 1, adding=(4,), removing=(1,)),
         {1: Session(10), 4: Session(40, drained=True)},
         0,
         True,
-    )
+    ),
+    True,
 )
-def test_whatever_the_key_the_controller_comes_to_rest_and_breaks_nothing(situation):
+def test_whatever_the_key_the_controller_comes_to_rest_and_breaks_nothing(situation, hands_over):
     """I3, I4, I11, I12, and no flapping: at rest after at most one write a member and a few more."""
     found, sessions, setting, rebalance = situation
     for _ in range(2 * len(found.replicas) + 6):
@@ -348,6 +370,8 @@ def test_whatever_the_key_the_controller_comes_to_rest_and_breaks_nothing(situat
             break
         check_decision(found, sessions, setting, decision)
         found = decision.after
+        if found.successors and hands_over:
+            found = hand_over(found, found.successors[-1], leaves=sessions[found.leader.broker_id].stopping)
     else:
         pytest.fail(f"no rest: {found}")
     if found.leader is None:

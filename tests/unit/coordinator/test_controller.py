@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 from headrace.v1 import topics_pb2
-from headrace_coordinator.core.orphans import Orphan, find_orphans, ripe_orphans
+from headrace_coordinator.core.orphans import Orphan, TopicIdEntry, find_orphans, nameless_topics, ripe_orphans
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.session import CoordinatorSession
@@ -40,6 +40,7 @@ async def coordinator(parts, name="a", rebalance_ms=0, clock=None):
         clock or SystemClock(),
         max_inflight=4,
         orphan_grace_ms=60_000,
+        deleted_topics_retention_ms=60_000,
         leader_rebalance_interval_ms=rebalance_ms,
     )
     tasks = [asyncio.create_task(session.run()), asyncio.create_task(controller.run())]
@@ -210,7 +211,7 @@ def test_leadership_leaves_a_drained_broker_and_comes_back_when_it_is_undrained(
 
     async def scenario(parts):
         topic_id, _ = await three_in_sync(parts, 3)
-        async with coordinator(parts, rebalance_ms=1):
+        async with coordinator(parts, rebalance_ms=1), parts.leaders():
             await elected(parts)
             await put(parts, parts.keyspace.drained(1))
             await parts.shows(lambda: led_by(parts, topic_id, 2))
@@ -248,7 +249,7 @@ def test_preferred_leaders_lead_again_once_in_each_interval(run_with_parts):
                 await asyncio.sleep(0)
             assert led_by(parts, topic_id, 2)
 
-        async with coordinator(parts, rebalance_ms=60_000, clock=clock):
+        async with coordinator(parts, rebalance_ms=60_000, clock=clock), parts.leaders():
             await elected(parts)
             await led_by_second()
             await stays()
@@ -267,14 +268,14 @@ def test_a_stopping_broker_leaves_at_once(run_with_parts):
 
     async def scenario(parts):
         topic_id, epochs = await three_in_sync(parts, 3)
-        async with coordinator(parts):
+        async with coordinator(parts), parts.leaders():
             await elected(parts)
             live = metadata_pb2.BrokerLive(broker_id=1, draining=True)
             await put(parts, parts.keyspace.live(1), live.SerializeToString())
             await parts.shows(lambda: led_by(parts, topic_id, 2))
         for state in states(parts, topic_id):
             assert [entry.broker_id for entry in state.in_sync] == [2, 3]
-            assert state.partition_epoch == 1
+            assert state.partition_epoch == 2
         assert parts.view.brokers[1].broker_epoch == epochs[0]
 
     run_with_parts(scenario)
@@ -407,24 +408,43 @@ def test_a_broker_that_dies_is_replaced_everywhere_by_one_write_a_partition(run_
     run_with_parts(scenario)
 
 
-A_ID, B_ID = b"a" * 16, b"b" * 16
+A_ID, B_ID, DELETED_ID = b"a" * 16, b"b" * 16, b"d" * 16
+
+
+def tid(revision, partitions):
+    return TopicIdEntry(revision, partitions)
 
 
 @pytest.mark.parametrize(
     ("visible", "tids", "partitions", "expected"),
     [
-        ({A_ID: 2}, {A_ID: 5}, [(A_ID, 0), (A_ID, 1)], []),
-        ({A_ID: 1}, {A_ID: 5}, [(A_ID, 0), (A_ID, 2), (A_ID, 1)], [Orphan(A_ID, 5, True, (1, 2))]),
-        ({}, {B_ID: 7}, [(B_ID, 0)], [Orphan(B_ID, 7, False, (0,))]),
-        ({}, {B_ID: 7}, [], [Orphan(B_ID, 7, False, ())]),
-        ({}, {}, [(A_ID, 3)], [Orphan(A_ID, 0, False, (3,))]),
+        ({A_ID: 2}, {A_ID: tid(5, 2)}, [(A_ID, 0), (A_ID, 1)], []),
+        ({A_ID: 1}, {A_ID: tid(5, 1)}, [(A_ID, 0), (A_ID, 2), (A_ID, 1)], [Orphan(A_ID, 5, True, (1, 2))]),
+        ({}, {B_ID: tid(7, 0)}, [(B_ID, 0)], [Orphan(B_ID, 7, False, (0,))]),
+        ({}, {B_ID: tid(7, 0)}, [], [Orphan(B_ID, 7, False, ())]),
+        ({}, {}, [(DELETED_ID, 3)], [Orphan(DELETED_ID, 0, False, (3,))]),
         ({A_ID: 1}, {}, [(A_ID, 4)], []),
+        ({}, {}, [(A_ID, 3)], []),
+        ({}, {A_ID: tid(5, 2)}, [(A_ID, 0), (A_ID, 1), (A_ID, 2)], []),
+        ({A_ID: 1}, {A_ID: tid(5, 3)}, [(A_ID, 0), (A_ID, 1), (A_ID, 2)], []),
     ],
-    ids=["whole", "too many", "reserved with partitions", "reserved", "no tid", "visible without tid is left alone"],
+    ids=[
+        "whole",
+        "too many",
+        "reserved with partitions",
+        "reserved",
+        "partitions of a deleted topic",
+        "visible without tid is left alone",
+        "neither there nor deleted is left alone",
+        "a topic that lost its name is left alone",
+        "partitions that tid says to be visible are left alone",
+    ],
 )
-def test_orphans_are_what_belongs_to_no_visible_topic(visible, tids, partitions, expected):
-    """Only what no visible topic claims; a visible topic is never taken apart."""
-    assert find_orphans(visible, tids, partitions) == expected
+def test_orphans_are_what_is_known_to_be_a_remainder(visible, tids, partitions, expected):
+    """A creation that ended early, or a deleted topic. What only lacks a key is never taken apart (H26)."""
+    assert find_orphans(visible, tids, partitions, {DELETED_ID}) == expected
+    nameless = [A_ID] if A_ID in tids and A_ID not in visible else []
+    assert nameless_topics(visible, tids) == nameless
 
 
 def test_orphans_ripen_only_while_nothing_moves():
@@ -438,7 +458,7 @@ def test_orphans_ripen_only_while_nothing_moves():
     assert seen == {}
 
 
-def test_partitions_of_nobody_are_ripe_at_once():
+def test_partitions_of_a_deleted_topic_are_ripe_at_once():
     """Without `tid/` no attempt can be under way: each compares it."""
     orphan = Orphan(A_ID, 0, False, (1,))
     assert ripe_orphans([orphan], {}, 0, 100) == [orphan]

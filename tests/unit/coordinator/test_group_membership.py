@@ -16,11 +16,12 @@ from headrace.wire.errors import (
     UnknownMemberError,
 )
 from headrace_coordinator.core import group_transition
-from headrace_coordinator.core.group_state import encode_group
+from headrace_coordinator.core.group_state import Group, begin_epochs, encode_group
 from headrace_coordinator.runtime.group_rounds import ROUND_SECONDS
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.metastore.api import Put
+from headrace_server.metastore.api import Delete, Put
 
+from tests.unit.coordinator.conftest import SECONDS
 from tests.unit.coordinator.group_parts import (
     GROUP,
     Caller,
@@ -111,9 +112,9 @@ def test_a_join_whose_lease_has_ended_does_not_stop_the_group(run):
         one, two = Caller(1), Caller(2)
 
         async def end_lease(compares, operations):
-            a.metastore.before_txn = None
             for put in operations:
                 if isinstance(put, Put) and put.lease_id and one.id.hex() in put.key:
+                    a.metastore.before_txn = None
                     await parts.memory.revoke_lease(put.lease_id)
 
         a.metastore.before_txn = end_lease
@@ -310,20 +311,20 @@ def test_coordinators_clocks_may_be_days_apart(run):
     """Each counts the rebalance timeout on its own monotonic clock; one that takes over begins to count anew."""
 
     async def scenario(parts, a, b):
-        a.clock.jump(-86_400_000)
-        b.clock.jump(86_400_000)
+        a.clock.set_wall(-86_400_000)
+        b.clock.set_wall(86_400_000)
         one, two = Caller(1), Caller(2)
         await one.beat(a)
         await two.beat(a)
         await one.beat(a)
         assert not a.keeper._needs_a_round(GROUP)
         a.clock.advance(50_000)
-        a.clock.jump(86_400_000)
+        a.clock.set_wall(86_400_000)
         await b.see()
         await two.beat(b)
         assert not a.keeper._needs_a_round(GROUP)
         assert not b.keeper._needs_a_round(GROUP)
-        b.clock.jump(-100 * 86_400_000)
+        b.clock.set_wall(-100 * 86_400_000)
         b.clock.advance(59_999)
         assert not b.keeper._needs_a_round(GROUP)
         b.clock.advance(1)
@@ -402,21 +403,41 @@ def test_topics_that_come_grow_and_go_are_followed(run):
     run(scenario)
 
 
-def test_a_topic_that_a_coordinator_has_not_heard_of_is_not_dropped(run):
-    """Its view of topics is behind: the compare in the transaction says so, and the owner keeps what it has."""
+@pytest.mark.parametrize("why", ["behind", "undecodable", "lost"])
+def test_a_topic_that_is_only_absent_keeps_its_owners(run, why):
+    """H72: a view may be behind or unable to decode; what etcd does not say to be deleted is still there."""
 
     async def scenario(parts, a, b):
         one = Caller(1)
         await one.beat(a)
         await b.see()
-        b.rounds._topics = dict
-        before = parts.metric("group_conflicts")
-        b.rounds.look(GROUP)
-        await until(lambda: parts.metric("group_conflicts") > before)
-        assert len(a.group.owned_by(one.id)) == 4
-        await b.rounds.stop()
+        key = parts.keyspace.topic("t")
+        match why:
+            case "behind":
+                b.rounds._topics = AbsentTopics()
+            case "undecodable":
+                written = await parts.memory.txn([], [Put(key, b"\xff of a later release")])
+                await parts.prefix_view.wait_for(written.revision, SECONDS)
+            case "lost":
+                written = await parts.memory.txn([], [Delete(key), Delete(parts.keyspace.topic_by_id(parts.topic_id))])
+                await parts.prefix_view.wait_for(written.revision, SECONDS)
+        before = b.entry().mod_revision
+        result = b.rounds._compute(b.entry(), b.group, {}, (), frozenset())
+        assert not result.changes(b.group)
+        assert len(result.group.owned_by(one.id)) == 4
+        await one.beat(b)
+        assert b.entry().mod_revision == before
 
     run(scenario)
+
+
+class AbsentTopics:
+    """Those of a coordinator that has seen none yet."""
+
+    deleted: tuple[bytes, ...] = ()
+
+    def get(self):
+        return {}
 
 
 def test_a_subscription_that_changes_is_given_up_first(run):
@@ -499,8 +520,36 @@ def test_members_that_join_at_once_share_rounds(run):
 
 
 async def _note_state(parts, operations, written):
-    if any(isinstance(each, Put) and each.key == parts.keyspace.group(GROUP) for each in operations):
+    """Note a round; what creates the key of a new group is none."""
+    if len(operations) > 1 and any(
+        isinstance(each, Put) and each.key == parts.keyspace.group(GROUP) for each in operations
+    ):
         written.append(asyncio.get_running_loop().time())
+
+
+def test_a_group_that_was_deleted_and_made_anew_goes_on_with_larger_epochs(run):
+    """A store that keeps the largest token of a partition accepts the owners of the new group (I24, I28)."""
+
+    async def scenario(parts, a, b):
+        tokens = []
+        for seed in (1, 2, 3):
+            member = Caller(seed)
+            await member.beat(a)
+            tokens += [owner.assignment_epoch for owner in a.group.owners.values()][:1]
+            assert a.group.group_epoch >= a.groups.entry(GROUP).create_revision
+            await a.rounds.leave(GROUP, member.id, parts.deadline)
+            await a.offsets.delete_group(GROUP, parts.deadline)
+            assert a.groups.entry(GROUP).is_gone
+        assert tokens == sorted(set(tokens))
+        assert len(tokens) == 3
+
+    run(scenario)
+
+
+def test_epochs_begin_above_those_of_earlier_generations():
+    """After a restore etcd's revisions repeat; the generation does not."""
+    assert begin_epochs(Group(), 2, 5).group_epoch > begin_epochs(Group(), 1, 10**9).group_epoch
+    assert begin_epochs(Group(group_epoch=7, assignment_epoch=7), 2, 5).group_epoch == 7
 
 
 def test_a_group_takes_no_more_than_fits_into_its_key(run, monkeypatch):

@@ -20,8 +20,9 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
     from_detail,
 )
+from headrace_server.clock_watch import OPERATOR
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.metastore.api import Put
+from headrace_server.metastore.api import Delete, Put
 
 from tests.unit.coordinator.conftest import SECONDS
 from tests.unit.coordinator.group_parts import (
@@ -353,7 +354,7 @@ def test_a_topic_that_is_deleted_takes_its_offsets_along(run):
         await a.commit(one, {0: 5})
         await a.keeper.expire()
         assert await a.committed() == {0: 5}
-        a.keeper._gone = lambda entry: {parts.topic_id}  # Its view is behind.
+        a.keeper._gone = lambda entry: {parts.topic_id}
         await a.keeper.expire()
         key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
         assert (await parts.memory.get(key)).key_value is not None
@@ -366,6 +367,25 @@ def test_a_topic_that_is_deleted_takes_its_offsets_along(run):
         await until(lambda: not a.entry().offsets)
         late = await a.commit(one, {0: 6})
         assert set(map(type, late.values())) <= {UnknownTopicIdError}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("keys", [["topic"], ["topic", "tid"]])
+def test_offsets_of_a_topic_that_is_only_absent_stay(run, keys):
+    """H26: keys that an etcd lacks are no evidence; it may be a backup of before the topic was made."""
+
+    async def scenario(parts, a, b):
+        one = Caller(1)
+        await one.beat(a)
+        await a.commit(one, {0: 5})
+        names = {"topic": parts.keyspace.topic("t"), "tid": parts.keyspace.topic_by_id(parts.topic_id)}
+        gone = await parts.memory.txn([], [Delete(names[key]) for key in keys])
+        await parts.prefix_view.wait_for(gone.revision, SECONDS)
+        await a.keeper.expire()
+        assert await a.offsets.forget_topics(GROUP, [parts.topic_id]) == 1
+        key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
+        assert (await parts.memory.get(key)).key_value is not None
 
     run(scenario)
 
@@ -399,16 +419,36 @@ def test_offsets_of_a_group_expire_when_it_was_empty_for_the_retention_time(run)
 
 
 def test_a_wall_clock_that_is_wrong_removes_no_group(run):
-    """H70: the coordinator that removes it has itself seen it without members for an hour, too."""
+    """H70: the coordinator that removes it has itself seen it without members for an hour, too.
+
+    By less than a day, that is: beyond that it does not believe its clock.
+    """
 
     async def scenario(parts, a, b):
         await a.commit(None, {0: 5})
-        a.clock.jump(1_000 * RETENTION_MS)
+        a.clock.set_wall(20 * RETENTION_MS)
         await a.keeper.expire()
         a.clock.advance(RETENTION_MS - 1)
         await a.keeper.expire()
         assert await a.committed() == {0: 5}
         a.clock.advance(1)
+        await a.keeper.expire()
+        assert a.groups.groups == {}
+
+    run(scenario)
+
+
+def test_no_group_expires_while_the_clock_is_in_doubt(run):
+    """H70, H43: not for an hour, but until the clock is right again or somebody says that it is."""
+
+    async def scenario(parts, a, b):
+        await a.commit(None, {0: 5})
+        a.clock.set_wall(1_000 * RETENTION_MS)
+        for _ in range(50):
+            await a.keeper.expire()
+            a.clock.advance(RETENTION_MS)
+        assert await a.committed() == {0: 5}
+        a.clock_watch.note(OPERATOR, a.clock.now_ms(), doubtful=False)
         await a.keeper.expire()
         assert a.groups.groups == {}
 

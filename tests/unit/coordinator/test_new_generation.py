@@ -40,10 +40,10 @@ def end(epoch, offset, crc=1, last_epoch=None):
 def plan(ends, state=BACKUP, topic_id=TOPIC):
     """Of one partition, whose replicas end as told: by broker id, None for a disk without a log of it."""
     inventories = [
-        Inventory(broker_id, 1, b"s" * 16, b"", {} if found is None else {(topic_id, 0): found})
+        Inventory(broker_id, 1, b"s" * 16, b"", 1, {} if found is None else {(topic_id, 0): found})
         for broker_id, found in ends.items()
     ]
-    return plan_partitions({TOPIC: "topic"}, {(TOPIC, 0): state}, inventories, EPOCH, 5)
+    return plan_partitions({TOPIC: "topic"}, {(TOPIC, 0): state}, (), inventories, EPOCH, 5)
 
 
 def members(state):
@@ -103,6 +103,13 @@ def test_a_topic_that_the_backup_lacks_comes_back_under_its_id():
     assert (state.replicas, members(state), state.leader_epoch) == ((1, 2), [1], 4)
 
 
+def test_a_topic_that_was_deleted_before_the_backup_does_not_come_back():
+    """A disk that was away has a log of it still; the backup says that it is to go."""
+    inventories = [Inventory(1, 1, b"s" * 16, b"", 1, {(OTHER, 0): end(3, 7)})]
+    assert plan_partitions({}, {}, {OTHER}, inventories, EPOCH, 5).recovered_topics == []
+    assert plan_partitions({}, {}, (), inventories, EPOCH, 5).recovered_topics != []
+
+
 def test_a_group_goes_on_without_members_above_all_its_epochs():
     """Members that live join again; what one of them says of before the restore is of a member that nobody knows."""
     member = Member(b"m" * 16, member_epoch=9)
@@ -121,11 +128,19 @@ def test_a_group_goes_on_without_members_above_all_its_epochs():
 def test_an_inventory_is_read_as_it_was_written(tmp_path):
     """Damaged logs apart; what is no inventory is refused with the file's name."""
     log = {"log_start_offset": 1, "log_end_offset": 9, "last_batch_epoch": 3, "last_crc": 4, "last_epoch": 5}
-    head = {"format": 1, "cluster_id": "c", "generation": 2, "broker_id": 7, "storage_id": "ab", "storage_era": ""}
+    head = {
+        "format": 1,
+        "cluster_id": "c",
+        "generation": 2,
+        "broker_id": 7,
+        "storage_id": "ab",
+        "storage_era": "",
+        "directory_version": 6,
+    }
     logs = [{"topic_id": TOPIC.hex(), "partition": 0, **log}, {"topic_id": OTHER.hex(), "partition": 1, "damage": "x"}]
     path = tmp_path / "one.json"
     path.write_text(as_text({**head, "logs": logs}))
-    expected = Inventory(7, 2, b"\xab", b"", {(TOPIC, 0): LogEnd(3, 9, 4, 5)}, {(OTHER, 1): "x"})
+    expected = Inventory(7, 2, b"\xab", b"", 6, {(TOPIC, 0): LogEnd(3, 9, 4, 5)}, {(OTHER, 1): "x"})
     assert read_inventory(path) == ("c", expected)
     path.write_text(as_text({**head, "logs": []}))
     assert read_inventory(path)[1].logs == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from headrace.v1 import cluster_pb2, topics_pb2
+from headrace.v1 import cluster_pb2, errors_pb2, topics_pb2
 from headrace.wire.errors import (
     ErrorCode,
     InvalidRequestError,
@@ -251,13 +251,30 @@ def test_preferred_leaders_lead_again(run):
         for number in (0, 1):
             state = admin.state(number)
             await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync), number)
-        (named,) = await admin.elect(PREFERRED, 0)
-        assert (named.leader_id, named.leader_epoch, named.unchanged) == (1, 2, False)
-        every = await admin.elect(PREFERRED, topics=[])
+        async with parts.leaders():
+            (named,) = await admin.elect(PREFERRED, 0)
+            assert (named.leader_id, named.leader_epoch, named.unchanged) == (1, 2, False)
+            every = await admin.elect(PREFERRED, topics=[])
         assert [(answer.partition, answer.leader_id, answer.unchanged) for answer in every] == [
             (0, 1, True),
             (1, 1, False),
         ]
+
+    run(scenario)
+
+
+def test_a_leader_that_leads_on_is_an_error_of_that_partition(run):
+    """H24: its successor did not reach the log end in time; nothing has changed, and the answer says so."""
+
+    async def scenario(admin, parts):
+        state = admin.state()
+        await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync))
+        async with parts.leaders(yield_leadership=False):
+            first, second = await admin.elect(PREFERRED)
+        assert ErrorCode(first.error.code).name == "TIMED_OUT"
+        assert first.error.outcome == errors_pb2.OUTCOME_NOT_APPLIED
+        assert second.unchanged
+        assert admin.state().leader.broker_id == 2
 
     run(scenario)
 

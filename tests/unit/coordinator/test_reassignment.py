@@ -7,7 +7,7 @@ from headrace.wire.errors import InvalidReplicationFactorError, InvalidRequestEr
 from headrace_coordinator.core.control import change_partition
 from headrace_coordinator.core.election import Session
 from headrace_coordinator.core.reassignment import check_target, plan_cancel, plan_move
-from headrace_server.partition_state import PartitionState, Replica, change, check_shape, check_step, join
+from headrace_server.partition_state import PartitionState, Replica, change, check_shape, check_step, hand_over, join
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,6 +153,8 @@ def test_whatever_is_asked_in_whatever_order_the_last_word_is_reached(order, dat
         if decision is None and not missing:
             break
         found = join(found, entries[missing[0]]) if decision is None else decision.after
+        if found.successors:
+            found = hand_over(found, data.draw(st.sampled_from(found.successors)))
     assert set(found.replicas) == set(target)
     assert (found.adding, found.removing) == ((), ())
     assert found.leader is not None

@@ -164,3 +164,20 @@ def test_the_guide_has_every_option_beside_the_name_that_kafkas_source_has(optio
     assert cells[2] == ", ".join(kinds[use] for use in option.uses)
     assert cells[3] == option.default
     assert cells[4] == option.text
+
+
+def test_settings_that_belong_together_are_checked_together():
+    """A setting that is wrong without another one, as those of TLS and of dead letters, may be given with it."""
+    given = {
+        "subscribe": "t",
+        "headrace.bootstrap.servers": "a:1",
+        "headrace.security.protocol": "SSL",
+        "headrace.ssl.server.name": "broker",
+        "headrace.on.corrupt.batch": "dead_letter",
+        "headrace.dead.letter.topic": "dead",
+    }
+    settings = read_options(given, BATCH).settings
+    assert (settings["ssl_server_name"], settings["dead_letter_topic"]) == ("broker", "dead")
+    for missing in ("headrace.security.protocol", "headrace.dead.letter.topic"):
+        with pytest.raises(ConfigError, match=r"option headrace\."):
+            read_options({name: value for name, value in given.items() if name != missing}, BATCH)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import json
+
 import pytest
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
-from headrace_broker.storage import DataDirectory, DirectoryInUseError, LogSettings, WrongDirectoryError
+from headrace.wire.errors import InvalidConfigError, StorageFullError, StorageOfflineError
+from headrace_broker.storage import DataDirectory, DirectoryInUseError, DiskLimits, LogSettings, WrongDirectoryError
+from headrace_broker.storage.checkpoint import read_sealed, seal
 from headrace_broker.storage.directory import read_identity
+from headrace_broker.storage.memory_filesystem import MemoryFileSystem
+from headrace_broker.storage.os_filesystem import OsFileSystem
 
 OWNER = {"cluster_id": "c", "generation": 1, "broker_id": 1, "new_storage_id": b"s" * 16}
 
@@ -100,3 +107,60 @@ def test_logs_live_and_go_on_a_real_disk(tmp_path):
     assert directory.remove_deleted() == 1
     assert not list((tmp_path / "data").glob("*.deleted*"))
     directory.close(clean=True)
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_data_dir_that_is_a_file_is_a_bad_setting(tmp_path, below):
+    """The start ends with exit code 2 and names the file; it has no disk to repair."""
+    file = tmp_path / "data"
+    file.write_text("mine")
+    with pytest.raises(InvalidConfigError, match="is not a directory") as caught:
+        DataDirectory.open(str(file / "deeper" if below else file), **OWNER)
+    assert "Set data_dir to a directory" in str(caught.value)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "The broker runs as uid"),
+        (errno.EPERM, "The broker runs as uid"),
+        (errno.EROFS, "mounted read-only"),
+        (errno.ENAMETOOLONG, "another path"),
+    ],
+)
+@pytest.mark.parametrize("operation", ["make_directory", "open"])
+def test_data_dir_that_is_not_permitted_is_a_bad_setting(number, advice, operation):
+    """Each with its own next step; EACCES names who runs and whose the directory is."""
+    disk = MemoryFileSystem()
+    disk.fail(operation, number)
+    with pytest.raises(InvalidConfigError, match=advice):
+        DataDirectory.open("/data", **OWNER, filesystem=disk)
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StorageFullError), (errno.EIO, StorageOfflineError)])
+def test_data_dir_on_a_full_or_broken_disk_is_no_bad_setting(number, error):
+    """A supervisor starts the broker again: with room it starts."""
+    disk = MemoryFileSystem()
+    disk.fail("open", number, suffix="identity.tmp")
+    with pytest.raises(error):
+        DataDirectory.open("/data", **OWNER, filesystem=disk)
+
+
+def test_data_of_a_newer_release_name_the_release_to_start(tmp_path):
+    """Not "an empty directory": the data are whole, and this release is too old for them."""
+    DataDirectory.open(str(tmp_path), **OWNER).close(clean=True)
+    identity = json.loads(read_sealed(OsFileSystem(), f"{tmp_path}/identity"))
+    (tmp_path / "identity").write_bytes(seal(json.dumps(identity | {"format": 99}).encode()))
+    with pytest.raises(WrongDirectoryError, match=r"written by a newer release. Start that release"):
+        DataDirectory.open(str(tmp_path), **OWNER)
+
+
+def test_a_volume_on_which_nothing_fits_says_so():
+    """Smaller than the room that is kept free: appends could never succeed. Free and needed bytes are named."""
+    limits = DiskLimits(reserve_bytes=1_000, refuse_below_bytes=100_000, resume_above_bytes=100_000)
+    small = DataDirectory.open("/data", **OWNER, limits=limits, filesystem=MemoryFileSystem(101_000))
+    assert "has 101000 bytes" in small.lacks_room()
+    assert "101000: disk_refuse_below_bytes" in small.lacks_room()
+    large = DataDirectory.open("/data", **OWNER, limits=limits, filesystem=MemoryFileSystem(200_000))
+    assert large.lacks_room() == ""

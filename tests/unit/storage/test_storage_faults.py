@@ -6,7 +6,8 @@ import errno
 
 import pytest
 from headrace.wire.errors import Outcome, StorageFullError, StorageOfflineError
-from headrace_broker.storage import DiskLimits
+from headrace_broker.storage import DiskLimits, LogSettings, TimestampKind
+from headrace_broker.storage.errors import LogClosedError
 
 
 def test_full_disk_mid_append_leaves_no_trace(bench):
@@ -99,6 +100,22 @@ def test_failed_cut_back_takes_the_log_offline(bench):
     assert bench.log.offline
 
 
+def test_cut_back_that_is_refused_comes_before_the_next_append(bench):
+    """Half a batch that a full disk did not even let go lies behind no later batch (H35, H32)."""
+    log = bench.open()
+    bench.append()
+    bench.disk.capacity_bytes = bench.disk._used_bytes() + 150
+    bench.disk.fail("truncate", errno.ENOSPC, suffix=".log")
+    with pytest.raises(StorageFullError):
+        bench.append(size_bytes=400)
+    assert not log.offline
+    bench.disk.capacity_bytes = 1 << 30
+    bench.directory.check_space()
+    assert bench.append(size_bytes=10) == 1
+    assert len(bench.disk.content(bench.path(0))) == log.size_bytes
+    assert log.verify() == 2
+
+
 def test_flush_syncs_each_dirty_file_once_and_nothing_that_is_clean(bench):
     """Group commit: one fsync a dirty file and round, none when another round has covered the data."""
     log = bench.open()
@@ -107,3 +124,85 @@ def test_flush_syncs_each_dirty_file_once_and_nothing_that_is_clean(bench):
     assert log.flush() == 5
     assert log.flush() == 5
     assert bench.disk.calls["fsync"] - before == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_at_a_roll_is_refused_and_the_log_goes_on(bench, number):
+    """No room for the file of a new segment: the append is refused, and the next one rolls (H35)."""
+    bench.settings = LogSettings(segment_bytes=1_000)
+    log = bench.open()
+    bench.append(5)
+    assert log.segment_count == 1
+    bench.disk.fail("open", number, suffix=".log")
+    with pytest.raises(StorageFullError):
+        bench.append()
+    assert not log.offline
+    assert not bench.directory.check_space().refusing
+    assert bench.append(2) == 6
+    assert log.segment_count == 2
+    assert log.verify() == 7
+
+
+def test_closed_log_refuses_everything(bench):
+    """A call that comes late reaches neither the files of who opened the log anew nor a descriptor used again."""
+    log = bench.open()
+    bench.append(3)
+    bench.directory.close_log(log)
+    reopened = bench.directory.open_log(log.topic_id, log.partition, bench.settings)
+    before = {name: bench.disk.content(name) for name in bench.disk._names if bench.disk._names[name] is not None}
+    calls = (
+        bench.append,
+        lambda: log.append_replicated(bench.batch()[0]),
+        log.flush,
+        lambda: log.checkpoint(10**9, 3, force=True),
+        lambda: log.start_epoch(9),
+        lambda: log.store_producer_snapshot(3, b"late"),
+        lambda: log.delete_records(2, 3),
+        lambda: log.plan_retention(10**15, 3),
+        lambda: log.remove_deleted_files(1),
+        lambda: log.roll_if_due(10**15),
+        lambda: log.truncate_to(1),
+        lambda: log.reset_to(50),
+        lambda: log.read(0, 100, 3),
+        lambda: log.batch_with(0),
+        lambda: log.verify(0),
+        lambda: log.offset_for_timestamp(1, TimestampKind.APPEND),
+        log.load_producer_snapshot,
+    )
+    for call in calls:
+        with pytest.raises(LogClosedError):
+            call()
+    log.close()
+    after = {name: bench.disk.content(name) for name in bench.disk._names if bench.disk._names[name] is not None}
+    assert after == before
+    assert reopened.verify() == 3
+
+
+def test_rolled_segment_keeps_its_descriptor_until_it_is_synced(bench):
+    """An error of writing back is told to descriptors that were open, and once: none is closed before its fsync."""
+    bench.settings = LogSettings(segment_bytes=500)
+    bench.limits = DiskLimits(reserve_bytes=0, refuse_below_bytes=0, resume_above_bytes=0, max_open_files=1)
+    log = bench.open()
+    bench.append(12)
+    assert log.segment_count > 3
+    assert log.holds_files
+    opened = bench.disk.calls["open"]
+    written = {path for path, _ in bench.disk._descriptors.values() if path.endswith(".log")}
+    assert len(written) == log.segment_count
+    log.flush()
+    assert bench.disk.calls["open"] == opened
+    assert not log.holds_files
+    log.read(0, 100, 12).close()
+    kept = {path for path, _ in bench.disk._descriptors.values() if path.endswith(".log")}
+    assert len(kept) <= 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM])
+def test_look_at_the_free_space_that_fails_does_not_fail_the_append_before_it(bench, number):
+    """The batch is in the file: an error now would leave it there, and its producer would send it again."""
+    bench.limits = DiskLimits(reserve_bytes=0, refuse_below_bytes=0, resume_above_bytes=0, check_every_bytes=1)
+    log = bench.open()
+    bench.disk.fail("space", number)
+    assert bench.append(2) == 1
+    assert log.verify() == 2
+    assert not log.offline

@@ -7,7 +7,7 @@ import errno
 import random
 
 import pytest
-from headrace.wire.errors import StorageOfflineError
+from headrace.wire.errors import StorageFullError, StorageOfflineError
 from headrace_broker.storage import LogDamagedError, LogSettings, TimestampKind
 from headrace_broker.storage.memory_filesystem import Loss
 
@@ -409,3 +409,22 @@ def test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good(bench):
     crash(bench, Loss.ALL)
     assert bench.open().log_end_offset == 8
     assert bench.log.load_producer_snapshot() == (4, b"four")
+
+
+def test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot(bench):
+    """A torn write harms one slot; the next try goes over that one, so that a second tear harms no other (H37)."""
+    log = bench.open()
+    bench.append(3)
+    log.flush()
+    log.checkpoint(5_000, 2, force=True)
+    slots = bench.disk.content(f"{log.directory}/checkpoint")
+    whole = []
+    for high_watermark in (3, 3):
+        bench.disk.fail("fsync", errno.ENOSPC, suffix="checkpoint")
+        bench.disk.fail("fsync", errno.ENOSPC, suffix="checkpoint")
+        with pytest.raises(StorageFullError):
+            log.checkpoint(9_000, high_watermark, force=True)
+        now = bench.disk.content(f"{log.directory}/checkpoint")
+        whole.append([now[at : at + 4096] == slots[at : at + 4096] for at in (0, 4096)])
+    assert whole[0] == whole[1]
+    assert sorted(whole[0]) == [False, True]

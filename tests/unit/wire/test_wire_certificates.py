@@ -20,7 +20,9 @@ def test_every_certificate_in_a_file_is_read(tmp_path):
     authority = Authority(tmp_path, "authority")
     soon, far = (authority.issue(name, until=until) for name, until in (("soon", SOON), ("far", FAR)))
     pem = b"a chain:\n" + soon.cert_file.read_bytes() + far.cert_file.read_bytes()
-    assert read_facts(pem) == [CertificateFacts("CN=soon", SOON), CertificateFacts("CN=far", FAR)]
+    found = read_facts(pem)
+    assert [(each.subject, each.not_after) for each in found] == [("CN=soon", SOON), ("CN=far", FAR)]
+    assert found[0].public_key != found[1].public_key
 
 
 def test_a_subject_of_several_parts_is_read_in_order():
@@ -33,7 +35,10 @@ def test_a_subject_of_several_parts_is_read_in_order():
         .sign(key, hashes.SHA256())
         .public_bytes(serialization.Encoding.PEM)
     )
-    assert read_facts(certificate) == [CertificateFacts("O=Fünf & Söhne,CN=broker-1", FAR)]
+    public_key = key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    assert read_facts(certificate) == [CertificateFacts("O=Fünf & Söhne,CN=broker-1", FAR, public_key)]
 
 
 def test_what_is_no_certificate_is_refused(tmp_path):

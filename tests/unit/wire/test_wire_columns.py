@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from headrace.wire.batch import Codec, read_header, stamp
 from headrace.wire.columns import decode_batch, encode_batch, encode_columns
-from headrace.wire.compression import compress
+from headrace.wire.compression import compress, decompress
 from headrace.wire.encoding import ArrowBuffers, arrow_buffers
 from headrace.wire.errors import CorruptBatchError, InvalidRequestError
 
@@ -66,15 +66,37 @@ def test_false_offsets_are_refused_with_the_next_good_offset(offsets: list[int],
 
 def test_inflation_is_bounded_before_it_starts() -> None:
     """payload_bytes over the reader's limit is refused whatever is behind it."""
-    batch = encode_batch([bytes(1 << 20)], base_timestamp_ms=0, codec=Codec.ZSTD)
-    assert len(batch) < 1000
+    batch = encode_batch([bytes(1 << 20) + bytes(range(256)) * 8], base_timestamp_ms=0, codec=Codec.GZIP)
+    assert len(batch) < 2000
     with pytest.raises(CorruptBatchError, match="nothing was inflated"):
         decode_batch(batch, max_payload_bytes=1 << 19)
 
 
-def test_incompressible_payload_is_stored_as_it_is() -> None:
-    """Compression that does not shrink is not kept."""
+def test_payload_that_shrinks_too_little_or_too_much_is_stored_as_it_is() -> None:
+    """Compression that does not shrink is not kept, nor what leaders refuse as a bomb: over 1,000 times."""
     assert read_header(encode_batch([b"a"], base_timestamp_ms=0, codec=Codec.GZIP)).codec == Codec.NONE
+    assert read_header(encode_batch([bytes(1 << 20)], base_timestamp_ms=0, codec=Codec.ZSTD)).codec == Codec.NONE
+
+
+def test_record_has_at_most_a_thousand_headers() -> None:
+    """A producer refuses what leaders and readers do."""
+    encode_batch([b"a"], headers=[[("h", b"")] * 1000], base_timestamp_ms=0)
+    with pytest.raises(InvalidRequestError, match="1001 headers"):
+        encode_batch([b"a"], headers=[[("h", b"")] * 1001], base_timestamp_ms=0)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("size", [(4 << 20) - 9, (4 << 20) - 8, (4 << 20) - 7, (8 << 20) - 7, 9 << 20])
+def test_large_payload_inflates_to_its_size_and_no_other(codec: Codec, size: int) -> None:
+    """What is inflated in pieces is whole: at their edges, and with a byte more or less stated."""
+    payload = (b"%d " % size * (size // 8 + 1))[:size]
+    packed = compress(codec, payload)
+    assert bytes(decompress(codec, packed, len(payload), 1 << 26)) == payload
+    for stated in (len(payload) - 1, len(payload) + 1):
+        with pytest.raises(CorruptBatchError):
+            decompress(codec, packed, stated, 1 << 26)
+    with pytest.raises(CorruptBatchError):
+        decompress(codec, packed[:-1], len(payload), 1 << 26)
 
 
 def test_arrow_reads_in_place() -> None:

@@ -27,7 +27,7 @@ from headrace.wire.errors import (
     to_detail,
     to_status_bytes,
 )
-from headrace.wire.topic_names import check_topic_name
+from headrace.wire.topic_names import check_new_topic_name, check_topic_name
 
 
 class FailedCall(grpc.RpcError):
@@ -128,3 +128,12 @@ def test_bad_topic_names(name: str) -> None:
     """Each says what is wrong and what is allowed."""
     with pytest.raises(InvalidTopicNameError, match="Use 1 to 249"):
         check_topic_name(name)
+
+
+@pytest.mark.parametrize("name", ["__audit", "__", ".hidden", "...", "-f", "--help"])
+def test_reserved_topic_names_are_refused_for_new_topics_only(name: str) -> None:
+    """A client may read a topic of such a name, but not create one: an internal topic cannot be taken beforehand."""
+    check_topic_name(name)
+    with pytest.raises(InvalidTopicNameError, match="single '_'"):
+        check_new_topic_name(name)
+    check_new_topic_name("_" + name.strip("_.-") + "x")

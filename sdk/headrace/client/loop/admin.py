@@ -106,6 +106,12 @@ class Admin:
         """Delete a topic and all its records."""
         await self._run(self._steps.delete_topic(name, validate_only=validate_only, timeout=timeout))
 
+    async def delete_unclaimed_logs(
+        self, topic_id: bytes, *, validate_only: bool = False, timeout: float | None = None
+    ) -> None:
+        """Let brokers delete the logs that they keep of an id (16 bytes) that no topic has."""
+        await self._run(self._steps.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
+
     async def list_topics(self, *, timeout: float | None = None) -> list[str]:
         """Give the names of all topics, ascending."""
         return sorted(topic.name for topic in await self.describe_topics(timeout=timeout))

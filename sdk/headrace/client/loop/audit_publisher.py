@@ -41,8 +41,9 @@ class LoopAuditPublisher:
         if self._task is None:
             return
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
         deadline = time.monotonic() + (CLOSE_TIMEOUT_S if timeout is None else timeout)
         await self._send(max(0.0, deadline - time.monotonic()), closed=True)
         if self._producer is not None:

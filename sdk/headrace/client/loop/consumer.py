@@ -90,7 +90,7 @@ class Consumer:
 
         Args:
             timeout: in seconds; 0 only looks.
-            max_records: at most so many; None: what one fetch brought.
+            max_records: at most so many; None: what one fetch brought. Never more than `max_poll_bytes`.
 
         Raises:
             CorruptBatchError: a batch is damaged wherever it can be read; `next_offset` says where to seek to go on.

@@ -5,6 +5,7 @@ waits are awaited. The tasks belong to the engine and end with `shut`.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -13,10 +14,13 @@ import grpc
 
 from headrace.client.clock import monotonic_ms
 from headrace.client.cluster_calls import error_of_call
+from headrace.client.corrupt_batches import WriteLetters
+from headrace.client.dead_letters import producer_settings
 from headrace.client.errors import ClosedError
 from headrace.client.fetch_plan import FetchPlan
 from headrace.client.fetching import Fetcher, NextChunk, log
 from headrace.client.loop.connection import LoopConnections
+from headrace.client.loop.producer import Producer
 from headrace.client.loop.transfer import LoopTransfers
 from headrace.client.position_reports import INTERVAL_S, PositionReports
 from headrace.client.read_position import Chunk
@@ -52,7 +56,15 @@ class LoopFetcher(Fetcher):
         """Do one step, and give what came of it."""
         if isinstance(step, NextChunk):
             return await self.wait_chunk(step.timeout, is_held=step.is_held)
+        if isinstance(step, WriteLetters):
+            return await self._write_letters_async(step)
         return await self._channels.perform(step)
+
+    async def _write_letters_async(self, step: WriteLetters) -> None:
+        if self._letters is None:
+            self._letters = Producer(**producer_settings(self._config))
+        for letter in step.letters:
+            await self._letters.send_and_wait(step.topic, letter.value, letter.key, headers=letter.headers)
 
     async def answer(self, call: Any) -> Any:
         """Await a call that was only started."""
@@ -98,6 +110,9 @@ class LoopFetcher(Fetcher):
             await asyncio.wait(self._tasks)
         self._loop_transfers.close()
         await self._channels.close()
+        if self._letters is not None:
+            with contextlib.suppress(HeadraceError):  # Each letter was waited for.
+                await self._letters.close(0)
 
     def _wake_engine(self) -> None:
         self._work_there.set()

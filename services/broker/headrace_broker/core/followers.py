@@ -23,6 +23,7 @@ class Follower:
     fetched_ms: int
     caught_up_ms: int  # at that time it had acknowledged all there was
     log_end_at_fetch: Offset  # this log's end when it fetched last
+    log_start_offset: int  # where its log begins, also after a loss of power
     join_after_ms: int = 0  # a proposal to take it in was refused: not again before
 
     def acknowledged(self, flushed_only: bool) -> Offset:
@@ -57,16 +58,17 @@ class FollowerTable:
         durable_offset: Offset,
         at_ms: int,
         *,
+        log_start_offset: int,
         log_end_offset: Offset,
         flushed_only: bool,
     ) -> Follower:
-        """Take in a verified fetch."""
+        """Take in a verified fetch: `log_start_offset` is the follower's, `log_end_offset` this log's."""
         known = self._followers.get(replica.broker_id)
         if known is None or known.replica != replica:
             since_ms = self.started_ms if known is None else known.caught_up_ms
-            known = Follower(replica, offset, durable_offset, at_ms, since_ms, log_end_offset)
+            known = Follower(replica, offset, durable_offset, at_ms, since_ms, log_end_offset, log_start_offset)
             self._followers[replica.broker_id] = known
-        known.offset, known.durable_offset = offset, durable_offset
+        known.offset, known.durable_offset, known.log_start_offset = offset, durable_offset, log_start_offset
         acknowledged = known.acknowledged(flushed_only)
         if acknowledged >= log_end_offset:
             known.caught_up_ms = at_ms

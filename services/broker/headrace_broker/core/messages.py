@@ -88,8 +88,24 @@ class AcknowledgementDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class LogStartWanted:
+    """Retention, or DeleteRecords, wants the records below `offset` gone; at most the high watermark."""
+
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartAwaited:
+    """`token` is to be answered once every in-sync replica of `leader_epoch` begins at `offset` or behind."""
+
+    token: int
+    offset: Offset
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
 class LogStartRaised:
-    """Retention or DeleteRecords moved the log start."""
+    """The log begins at `log_start_offset` from now on, also after a loss of power."""
 
     log_start_offset: Offset
 
@@ -103,6 +119,7 @@ class FollowerFetched:
     durable_offset: Offset
     at_ms: int  # monotonic
     may_join: bool  # it is registered in this session and does not stop (KIP-841)
+    log_start_offset: int = 0  # where its log begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +129,14 @@ class Ticked:
     at_ms: int  # monotonic
     heard_ms: Mapping[Replica, int]  # when each follower gave its last sign of life
     may_join: Collection[Replica]  # registered sessions of brokers that do not stop (KIP-841)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseOver:
+    """`LimitPause` number `number` was `HAND_OVER_MS` ago."""
+
+    number: int
+    at_ms: int  # monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +216,12 @@ Event = (
     | Flushed
     | AcknowledgementAwaited
     | AcknowledgementDropped
+    | LogStartWanted
+    | LogStartAwaited
     | LogStartRaised
     | FollowerFetched
     | Ticked
+    | PauseOver
     | ProposalSucceeded
     | ProposalFailed
     | ProposalUnanswered
@@ -238,15 +266,27 @@ class HighWatermarkAdvanced:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnounceLogStart:
+    """Answer the followers' fetches that wait: they take up a new log start."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseLogStart:
+    """Every in-sync replica begins at `offset` or behind: make the log begin there, then report `LogStartRaised`."""
+
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Answer a waiting produce: its records are committed."""
+    """Answer a waiting call: its records are committed, or deleted at every in-sync replica."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Answer a waiting produce with an error; its outcome is unknown."""
+    """Answer a waiting call with an error; its outcome is unknown."""
 
     token: int
     error: HeadraceError
@@ -263,6 +303,13 @@ class Propose:
     state: PartitionState
     base_revision: int
     sessions: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPause:
+    """Appends stop for a hand-over: report `PauseOver` with the same number in `hand_over.HAND_OVER_MS`."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +337,12 @@ Action = (
     | LeadershipStarted
     | LeadershipEnded
     | HighWatermarkAdvanced
+    | AnnounceLogStart
+    | RaiseLogStart
     | Acknowledge
     | Abandon
     | Propose
+    | LimitPause
     | Follow
     | Unfollow
     | LeaveInSync

@@ -12,12 +12,19 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from headrace.wire.batch import BatchHeader, sequence_after, sequence_distance
-from headrace.wire.errors import FencedProducerError, OutOfOrderSequenceError, UnknownProducerError
+from headrace.wire.errors import (
+    FencedProducerError,
+    Outcome,
+    OutOfOrderSequenceError,
+    ThrottledError,
+    UnknownProducerError,
+)
 from headrace.wire.ids import Offset
 
 WINDOW_RANGES = 64
 """Ranges remembered a producer: the client has at most as many batches in flight (H48)."""
 
+RETRY_AFTER_MS = 1_000
 _VERSION = 1
 _HEAD = struct.Struct("<HI")  # version, number of producers
 _PRODUCER = struct.Struct("<qiqiqI")  # id, epoch, last_at_ms, next sequence, forgotten end, ranges
@@ -59,22 +66,29 @@ class _Producer:
 class ProducerWindows:
     """All producers of one partition; at most `max_producers`, the least recently used forgotten first.
 
-    `check` decides and changes nothing; `record` is called for what was appended.
+    `check` decides and changes nothing; `record` is called for what was appended. One that may still send a batch again
+    is never forgotten for another: while all have written within `retry_window_ms`, a new one is refused.
     """
 
-    def __init__(self, *, max_producers: int, expiry_ms: int) -> None:
+    def __init__(self, *, max_producers: int, expiry_ms: int, retry_window_ms: int = 0) -> None:
         self._max_producers = max_producers
         self._expiry_ms = expiry_ms
+        self._retry_window_ms = min(retry_window_ms, expiry_ms)
         self._producers: OrderedDict[int, _Producer] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._producers)
 
-    def check(self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int) -> Duplicate | None:
+    def check(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, at_ms: int = 0
+    ) -> Duplicate | None:
         """None: the batch is the next one and may be appended; `Duplicate`: it was appended before.
+
+        `at_ms` is the time now; only looked at where there is no room for one producer more.
 
         Raises:
             UnknownProducerError, FencedProducerError, OutOfOrderSequenceError: definite, nothing may be appended.
+            ThrottledError: there is no room for a new producer now.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -82,6 +96,7 @@ class ProducerWindows:
                 raise UnknownProducerError(
                     f"producer {producer_id} is not known here, and its sequence {base_sequence} is not 0"
                 )
+            self._check_room(at_ms)
             return None
         if producer_epoch < producer.epoch:
             raise FencedProducerError(
@@ -101,6 +116,20 @@ class ProducerWindows:
                 f"expected {producer.next_sequence}"
             )
         return _find_duplicate(producer, base_sequence, record_count)
+
+    def _check_room(self, at_ms: int) -> None:
+        """Refuse a new producer where the one that would be forgotten for it may still send again (H49)."""
+        if len(self._producers) < self._max_producers:
+            return
+        silent_ms = at_ms - next(iter(self._producers.values())).last_at_ms
+        if silent_ms < self._retry_window_ms:
+            raise ThrottledError(
+                f"{len(self._producers)} producers have written here within {self._retry_window_ms} ms, and no more "
+                "are remembered",
+                outcome=Outcome.NOT_APPLIED,
+                retry_after_ms=min(RETRY_AFTER_MS, self._retry_window_ms - silent_ms),
+                action="Keep producers open in place of making new ones, or raise max_producers of the brokers.",
+            )
 
     def record_batch(self, header: BatchHeader) -> None:
         """Remember a batch as its header in the log tells it, if a producer numbered it; see `record`."""

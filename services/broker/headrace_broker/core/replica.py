@@ -31,16 +31,28 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
 )
 from headrace.wire.ids import BrokerId, LeaderEpoch, Offset
-from headrace_server.partition_state import PartitionState, Replica, change, check_shape, join, leave
+from headrace_server.partition_state import (
+    PartitionState,
+    Replica,
+    ask_hand_over,
+    change,
+    check_shape,
+    hand_over,
+    join,
+    leave,
+    note_committed,
+)
 
 from headrace_broker.core.acknowledgements import Acknowledgements
 from headrace_broker.core.followers import Follower, FollowerTable
+from headrace_broker.core.hand_over import HandOver
 from headrace_broker.core.messages import (
     Abandon,
     Acknowledge,
     AcknowledgementAwaited,
     AcknowledgementDropped,
     Action,
+    AnnounceLogStart,
     Appended,
     BatchesReplicated,
     DurabilityChanged,
@@ -54,13 +66,19 @@ from headrace_broker.core.messages import (
     LeadershipEnded,
     LeadershipStarted,
     LeaveInSync,
+    LimitPause,
     LogCut,
     LogRestarted,
+    LogStartAwaited,
     LogStartRaised,
+    LogStartWanted,
+    PauseOver,
     PersistEpoch,
     ProposalFailed,
     ProposalSucceeded,
     ProposalUnanswered,
+    Propose,
+    RaiseLogStart,
     SessionLost,
     SessionStarted,
     StateGone,
@@ -126,13 +144,18 @@ class PartitionReplica:
         self.producers = producers
         self.lag_max_ms = lag_max_ms
         self.join_retry_ms = join_retry_ms
+        self.stops = False  # the broker is about to end
         self.offline_reason = ""
         self._damaged = False
         self.followers = FollowerTable(0)
         self.proposals = Proposals()
+        self._hand_over = HandOver()
+        self.wanted_log_start = log_start_offset  # while it leads: where all logs are to begin
+        self._replicated_log_start = Offset(-1)  # while it leads: where every in-sync replica begins, or behind
+        self.raising_to = Offset(-1)  # while it leads: the log is being made to begin there
+        self._deletions = Acknowledgements()  # who waits until records are deleted, by the log start that answers them
         # The high watermark when unflushed records stopped counting: it never falls.
         self._seen_unflushed = Offset(0)
-        self._replicas_since: dict[int, int] = {}
         self._acknowledgements = Acknowledgements()
         self._fetches = 0  # the token of the last fetch
         self._awaited: int | None = None  # the token of the fetch whose answer may be used (H6)
@@ -155,6 +178,17 @@ class PartitionReplica:
         if self.role is not Role.LEADING:
             raise self._not_leading()
         self._check_epoch(known_epoch)
+
+    def check_appending(self, known_epoch: int) -> None:
+        """As `check_leading`, for appends: LeaderNotAvailableError, too, while this replica hands over."""
+        self.check_leading(known_epoch)
+        if self._hand_over.paused:
+            raise LeaderNotAvailableError("this broker hands the partition over", outcome=Outcome.NOT_APPLIED)
+
+    def counts_append(self, leader_epoch: int) -> bool:
+        """Whether an append of `leader_epoch` that was under way may be acknowledged: no successor may lack it."""
+        leads = self.role is Role.LEADING and self.leader_epoch == leader_epoch
+        return leads and self._hand_over.proposal is None
 
     def check_serving(self, known_epoch: int) -> None:
         """As `check_leading`, for readers that take a follower, too (KIP-392)."""
@@ -181,12 +215,12 @@ class PartitionReplica:
             )
 
     def check_batch(
-        self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int
+        self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, at_ms: int = 0
     ) -> Duplicate | None:
         """As `ProducerWindows.check`; None for a batch without a producer."""
         if producer_id < 0:
             return None
-        return self.producers.check(producer_id, producer_epoch, base_sequence, record_count)
+        return self.producers.check(producer_id, producer_epoch, base_sequence, record_count, at_ms)
 
     def check_read(self, offset: int) -> None:
         """Raise where a consumer may not read at `offset`.
@@ -194,11 +228,14 @@ class PartitionReplica:
         At or above the high watermark, up to the log end, there is nothing yet: that is no error (H10).
 
         Raises:
-            OffsetNotAvailableError: above the log end while the high watermark is below this epoch's start; retriable.
+            OffsetNotAvailableError: above the log end while the high watermark is below this epoch's start, or below
+                a log start that `check_earliest` refuses; retriable.
             OffsetOutOfRangeError: outside log start .. log end.
         """
         if self.log_start_offset <= offset <= self.log_end_offset:
             return
+        if offset < self.log_start_offset and self.role is Role.LEADING:
+            self.check_earliest()
         if offset > self.log_end_offset and (self.role is Role.FOLLOWING or self.high_watermark < self.start_offset):
             raise OffsetNotAvailableError(f"offset {offset} cannot be judged here yet")
         raise OffsetOutOfRangeError(
@@ -209,6 +246,21 @@ class PartitionReplica:
         """Raise OffsetNotAvailableError until the high watermark has reached this epoch's start (H10)."""
         if self.high_watermark < self.start_offset:
             raise OffsetNotAvailableError("the high watermark is not known yet: the leader has just started")
+
+    def check_earliest(self) -> None:
+        """Raise OffsetNotAvailableError until every in-sync replica begins where this leader does, or behind (I18).
+
+        A leader elected while a log start was on its way may begin behind others: should one of those lead next, the
+        log start of the partition would fall.
+        """
+        if self._replicated_log_start < self.log_start_offset:
+            raise OffsetNotAvailableError("the log start is not known yet: the leader has just started")
+
+    @property
+    def known_log_start(self) -> Offset:
+        """The log start to tell clients; -1: `check_earliest` refuses it."""
+        is_known = self.role is not Role.LEADING or self._replicated_log_start >= self.log_start_offset
+        return self.log_start_offset if is_known else Offset(-1)
 
     # --- state changes ---
 
@@ -225,7 +277,7 @@ class PartitionReplica:
         assert event.broker_epoch > self.broker_epoch, "broker epochs rise (I13)"
         self.broker_epoch = event.broker_epoch
         self.role = Role.IDLE
-        return self._follow_key()
+        return [*self._take_committed(), *self._follow_key()]
 
     def _lose_session(self, event: SessionLost) -> list[Action]:
         actions = [*self._end_leadership("the broker lost its registration"), *self._unfollow()]
@@ -241,29 +293,45 @@ class PartitionReplica:
             self._fence_replicas(self.state, event.state)
         self.state, self.revision = event.state, event.revision
         self.proposals.clear()
+        self._hand_over.end()  # The key has moved on: the followers' next fetches begin anew, where it is still asked.
         if self.role is Role.OFFLINE:
             # Somebody has chosen it meanwhile: its log cannot be trusted for that (H33).
             members = (*event.state.in_sync, *event.state.eligible_leaders)
             named = any(member.broker_id == self.broker_id for member in members)
             return [LeaveInSync(self._damaged)] if named else []
-        return [] if self.role is Role.FENCED else self._follow_key()
+        return [] if self.role is Role.FENCED else [*self._take_committed(), *self._follow_key()]
+
+    def _take_committed(self) -> list[Action]:
+        """Take the high watermark of a key that names this session: a member has all below it (I3)."""
+        state = self.state
+        if state is None or not self._is_member(state):
+            return []
+        committed = min(Offset(state.high_watermark), self.log_end_offset)
+        if committed <= self.high_watermark:
+            return []
+        self.high_watermark = committed
+        return [HighWatermarkAdvanced(committed)]
+
+    def _is_member(self, state: PartitionState) -> bool:
+        return self._me() in (*state.in_sync, *state.eligible_leaders)
+
+    @property
+    def lacks_committed(self) -> bool:
+        """Whether the key names this session as a member and the log ends below what was committed then (I2, I3)."""
+        state = self.state
+        if state is None or self.role in (Role.OFFLINE, Role.DELETED, Role.FENCED):
+            return False
+        return self.log_end_offset < state.high_watermark and self._is_member(state)
 
     def _fence_replicas(self, before: PartitionState, after: PartitionState) -> None:
-        """Count nothing that was fetched before a replica was added (again), or left the in-sync set.
+        """Count nothing that was fetched before a fence in the key (H17, H33).
 
-        It may have another log since, in the same session: an empty one where it was moved away and back, or where a
-        damaged one was set aside (H17, H33).
+        The replica may have another log since, in the same session: an empty one where it was moved away and back, or
+        where a damaged one was set aside.
         """
-        in_sync = {entry.broker_id for entry in after.in_sync}
-        left = {entry.broker_id for entry in before.in_sync} - in_sync
-        added = (set(after.replicas) - set(before.replicas)) | (set(after.adding) - set(before.adding))
-        for broker_id in left | added:
-            self._replicas_since[broker_id] = after.partition_epoch
-            self.followers.forget(broker_id)
-
-    def replica_since(self, broker_id: int) -> int:
-        """The partition epoch from which on a broker's fetches count."""
-        return self._replicas_since.get(broker_id, 0)
+        for fence in after.fetch_fences:
+            if fence.partition_epoch > before.partition_epoch:
+                self.followers.forget(fence.broker_id)
 
     def _see_gone(self, event: StateGone) -> list[Action]:
         actions = [*self._end_leadership("the topic was deleted"), *self._unfollow()]
@@ -313,7 +381,9 @@ class PartitionReplica:
         self.last_epoch = event.leader_epoch
         self.start_offset = self.log_end_offset = event.start_offset
         self.flushed_offset = max(self.flushed_offset, event.start_offset)
-        return [LeadershipStarted(self.leader_epoch, self.start_offset), *self._advance()]
+        self.wanted_log_start = self.log_start_offset
+        self._replicated_log_start = self.raising_to = Offset(-1)
+        return [LeadershipStarted(self.leader_epoch, self.start_offset), *self._advance(), *self._advance_log_start()]
 
     def _end_leadership(self, why: str) -> list[Action]:
         if self.role not in (Role.STARTING, Role.LEADING):
@@ -321,6 +391,8 @@ class PartitionReplica:
         actions: list[Action] = [LeadershipEnded(self.leader_epoch)] if self.role is Role.LEADING else []
         self.start_offset = Offset(-1)
         self.proposals.clear()
+        self._hand_over = HandOver()
+        actions += [Abandon(token, self._lost(why)) for token in self._deletions.take_all()]
         return [*actions, *self._abandon_all(lambda: self._lost(why))]
 
     def _append(self, event: Appended) -> list[Action]:
@@ -364,13 +436,55 @@ class PartitionReplica:
 
     def _drop(self, event: AcknowledgementDropped) -> list[Action]:
         self._acknowledgements.drop(event.token)
+        self._deletions.drop(event.token)
         return []
+
+    def _want_log_start(self, event: LogStartWanted) -> list[Action]:
+        """Have the followers begin there first: whoever leads next does not bring back what is gone here (I18)."""
+        assert event.offset <= self.high_watermark, "retention stays below the high watermark (I18)"
+        if event.offset <= self.wanted_log_start:
+            return []
+        self.wanted_log_start = event.offset
+        return [AnnounceLogStart(), *self._advance_log_start()]
+
+    def _await_log_start(self, event: LogStartAwaited) -> list[Action]:
+        if event.leader_epoch != self.leader_epoch:
+            return [Abandon(event.token, self._lost("a new leader epoch began"))]
+        self._deletions.add(event.offset, event.token)
+        return self._release_deletions()
+
+    def _refuse_log_start(self, event: LogStartAwaited) -> list[Action]:
+        return [Abandon(event.token, self._lost("leadership was lost"))]
 
     def _raise_log_start(self, event: LogStartRaised) -> list[Action]:
         assert event.log_start_offset >= self.log_start_offset, "the log start never falls (I18)"
         assert event.log_start_offset <= self.high_watermark, "retention stays below the high watermark (I18)"
         self.log_start_offset = event.log_start_offset
-        return []
+        self.wanted_log_start = max(self.wanted_log_start, event.log_start_offset)
+        return [] if self.role is not Role.LEADING else [*self._advance_log_start(), *self._release_deletions()]
+
+    def _advance_log_start(self) -> list[Action]:
+        """Let the log begin where all of the maximal in-sync set do, as the high watermark moves: I4, I8, I18."""
+        if self.log_start_offset == self.wanted_log_start == self._replicated_log_start:
+            return []
+        state = self.state
+        assert state is not None
+        least = self.wanted_log_start
+        for member in self._counted_members():
+            follower = self.followers.get(member)
+            least = min(least, Offset(-1 if follower is None else follower.log_start_offset))
+        # What all begin at now, or are about to, stays so: who joins begins there, too, and sessions keep their logs.
+        begun = max(self.log_start_offset, self.raising_to)
+        self._replicated_log_start = max(least, min(self._replicated_log_start, begun))
+        actions = self._release_deletions()
+        if len(state.in_sync) >= state.min_insync_replicas and least > begun:
+            self.raising_to = least
+            actions.append(RaiseLogStart(least))
+        return actions
+
+    def _release_deletions(self) -> list[Action]:
+        least = min(self.log_start_offset, self._replicated_log_start)
+        return [Acknowledge(token) for token in self._deletions.release(least)]
 
     def _change_durability(self, event: DurabilityChanged) -> list[Action]:
         self.flushes = event.flushed_only
@@ -386,7 +500,7 @@ class PartitionReplica:
     def _judge_in_sync(self) -> list[Action]:
         """After a change of the in-sync set: pending appends may be committed, or cannot be any more (H13)."""
         assert self.state is not None
-        actions = self._advance()
+        actions = [*self._advance(), *self._advance_log_start()]
         if len(self.state.in_sync) < self.state.min_insync_replicas:
             actions += self._abandon_all(
                 lambda: NotEnoughReplicasAfterAppendError("the in-sync set shrank below min_insync_replicas")
@@ -402,11 +516,9 @@ class PartitionReplica:
         assert state is not None
         if len(state.in_sync) < state.min_insync_replicas:
             return []
-        me = self._me()
         least = self._own_offset()
-        for member in (*state.in_sync, *self.proposals.members()):
-            if member != me:
-                least = min(least, self._acknowledged_by(member))
+        for member in self._counted_members():
+            least = min(least, self._acknowledged_by(member))
         least = min(least, self.log_end_offset)
         if least <= self.high_watermark:
             return []
@@ -414,11 +526,18 @@ class PartitionReplica:
         released = self._acknowledgements.release(least)
         return [HighWatermarkAdvanced(least), *(Acknowledge(token) for token in released)]
 
+    def _counted_members(self) -> list[Replica]:
+        """Return the maximal in-sync set without this replica; an entry may come twice (H11, H12)."""
+        assert self.state is not None
+        me = self._me()
+        return [member for member in (*self.state.in_sync, *self.proposals.members()) if member != me]
+
     def _acknowledged_by(self, member: Replica) -> Offset:
         follower = self.followers.get(member)
         return Offset(0) if follower is None else follower.acknowledged(self.flushed_only)
 
     def _abandon_all(self, error: Callable[[], HeadraceError]) -> list[Action]:
+        """End the waits for the high watermark."""
         return [Abandon(token, error()) for token in self._acknowledgements.take_all()]
 
     # --- followers, while it leads ---
@@ -431,13 +550,47 @@ class PartitionReplica:
             event.offset,
             event.durable_offset,
             event.at_ms,
+            log_start_offset=event.log_start_offset,
             log_end_offset=self.log_end_offset,
             flushed_only=self.flushed_only,
         )
-        actions = self._advance()
+        actions = [*self._advance(), *self._advance_log_start()]
+        if self.state is not None and event.follower in self.state.successors:
+            actions += self._try_hand_over(event.at_ms)
         if event.may_join:
             actions += self._join(follower, event.at_ms)
         return actions
+
+    def _try_hand_over(self, at_ms: int) -> list[Action]:
+        """After a fetch of a successor: name one, or stop appends so that it reaches the log end (H24)."""
+        if self.proposals.under_way or not self._hand_over.may_pause(at_ms):
+            return []
+        actions = self._name_successor()
+        return actions if actions or self._hand_over.paused else [LimitPause(self._hand_over.pause())]
+
+    def _name_successor(self) -> list[Action]:
+        """Propose the first successor that has all of this log; nothing is appended from now on (H24)."""
+        state = self.state
+        assert state is not None
+        for successor in state.successors:
+            follower = self.followers.get(successor)
+            if follower is not None and follower.offset >= self.log_end_offset:
+                wanted = hand_over(state, successor, leaves=self.stops)
+                proposal = self._propose(wanted, (self._me(), successor))
+                self._hand_over.propose(proposal.number)
+                return [proposal]
+        return []
+
+    def _end_pause(self, event: PauseOver) -> list[Action]:
+        """Lead on where no successor came that far in time, and say so; whoever asked may ask again."""
+        state = self.state
+        assert state is not None
+        if not self._hand_over.is_over(event.number):
+            return []
+        self._hand_over.fail()
+        if self.proposals.under_way:
+            return []
+        return [self._propose(ask_hand_over(state, ()), (self._me(),))]
 
     def _join(self, follower: Follower, at_ms: int) -> list[Action]:
         """Propose to take a follower into the in-sync set where it is due."""
@@ -448,13 +601,14 @@ class PartitionReplica:
             follower.replica in state.in_sync
             or follower.replica.broker_id not in state.replicas
             or acknowledged < max(self.high_watermark, self.start_offset)
+            or follower.log_start_offset < max(self.log_start_offset, self.raising_to)
             or at_ms < follower.join_after_ms
             or self.proposals.under_way
         ):
             return []
         follower.caught_up_ms = max(follower.caught_up_ms, at_ms)  # its time to fall behind begins now (H23)
         joined = join(state, follower.replica)
-        return [self.proposals.send(joined, self.revision, (self._me(), follower.replica))]
+        return [self._propose(joined, (self._me(), follower.replica))]
 
     def _tick(self, event: Ticked) -> list[Action]:
         """Take late followers out of the in-sync set and others in; resolve a write without an answer by another."""
@@ -463,19 +617,24 @@ class PartitionReplica:
         self.followers.note_heard(event.heard_ms, log_end_offset=self.log_end_offset, flushed_only=self.flushed_only)
         if self.proposals.under_way:
             return []
+        if self._hand_over.may_pause(event.at_ms) and (actions := self._name_successor()):
+            return actions
         others = [member for member in state.in_sync if member.broker_id != self.broker_id]
         late = self.followers.behind(others, event.at_ms, self.lag_max_ms)
         if late:
             wanted = leave(state, [member.broker_id for member in late])
-            return [self.proposals.send(wanted, self.revision, (self._me(),))]
+            return [self._propose(wanted, (self._me(),))]
         for follower in self.followers:
             if follower.replica in event.may_join and (actions := self._join(follower, event.at_ms)):
                 return actions
         durable = self._says_durable(state)
         if self.proposals.unresolved or durable != state.durable:
             wanted = change(state, leader=state.leader, in_sync=state.in_sync, durable=durable)
-            return [self.proposals.send(wanted, self.revision, (self._me(),))]
+            return [self._propose(wanted, (self._me(),))]
         return []
+
+    def _propose(self, wanted: PartitionState, sessions: tuple[Replica, ...]) -> Propose:
+        return self.proposals.send(note_committed(wanted, self.high_watermark), self.revision, sessions)
 
     def _says_durable(self, state: PartitionState) -> bool:
         """What the key is to say: whether every member has all that is committed on stable storage (H30).
@@ -503,13 +662,18 @@ class PartitionReplica:
         if proposed is None:
             return []
         self.proposals.discard(event.number)
+        if event.number == self._hand_over.proposal:
+            self._hand_over.fail()
         for follower in self.followers:
             if follower.replica in proposed.in_sync:
                 follower.join_after_ms = follower.fetched_ms + self.join_retry_ms
-        return self._advance()
+        return [*self._advance(), *self._advance_log_start()]
 
     def _note_unanswered(self, event: ProposalUnanswered) -> list[Action]:
         self.proposals.take_answer(event.number)
+        if event.number == self._hand_over.proposal:
+            # It may still happen, and take what is appended from now on. Appends do not wait for etcd (H84).
+            self._hand_over.fail()
         return []
 
     def _me(self) -> Replica:
@@ -616,16 +780,21 @@ class PartitionReplica:
         assert 0 <= self.log_start_offset <= self.high_watermark <= self.log_end_offset, "I8"
         assert self.flushed_offset <= self.log_end_offset
         self._acknowledgements.validate(self.high_watermark)
+        self._deletions.validate(min(self.log_start_offset, self._replicated_log_start))
         if self.role is Role.LEADING:
             assert self.state is not None
             assert self.state.leader == Replica(self.broker_id, self.broker_epoch), "I12"
             assert self.leader_epoch == self.state.leader_epoch == self.last_epoch, "I5"
             assert 0 <= self.start_offset <= self.log_end_offset
+            assert self.log_start_offset <= self.wanted_log_start <= self.high_watermark, "I18"
+            assert self._replicated_log_start <= self.wanted_log_start
             if self.flushed_only and len(self.state.in_sync) >= self.state.min_insync_replicas:
                 assert self.high_watermark <= max(self.flushed_offset, self.start_offset, self._seen_unflushed), "I9"
         else:
-            assert not self._acknowledgements, f"nobody waits at a replica that is {self.role.name}"
+            waits = bool(self._acknowledgements or self._deletions)
+            assert not waits, f"nobody waits at a replica that is {self.role.name}"
             assert not self.proposals.unresolved, "only a leader proposes"
+            assert not self._hand_over.paused, "only a leader hands over"
         self.producers.validate()
 
 
@@ -641,9 +810,12 @@ _IN_ANY_ROLE: dict[type[Event], _Handler] = {
     Flushed: PartitionReplica._flush,
     AcknowledgementAwaited: PartitionReplica._refuse_await,
     AcknowledgementDropped: PartitionReplica._drop,
+    LogStartWanted: PartitionReplica._ignore,  # leadership has ended
+    LogStartAwaited: PartitionReplica._refuse_log_start,
     LogStartRaised: PartitionReplica._raise_log_start,
     FollowerFetched: PartitionReplica._ignore,
     Ticked: PartitionReplica._ignore,
+    PauseOver: PartitionReplica._ignore,
     ProposalSucceeded: PartitionReplica._win_proposal,
     ProposalFailed: PartitionReplica._fail_proposal,
     ProposalUnanswered: PartitionReplica._note_unanswered,
@@ -673,8 +845,11 @@ _CELLS: dict[Role, dict[type[Event], _Handler | None]] = {
         EpochPersisted: None,
         Appended: PartitionReplica._append,
         AcknowledgementAwaited: PartitionReplica._await,
+        LogStartWanted: PartitionReplica._want_log_start,
+        LogStartAwaited: PartitionReplica._await_log_start,
         FollowerFetched: PartitionReplica._take_fetch,
         Ticked: PartitionReplica._tick,
+        PauseOver: PartitionReplica._end_pause,
         BatchesReplicated: None,
         LogCut: None,
         LogRestarted: None,

@@ -84,6 +84,7 @@ class FetchRequest:
     high_watermark: int  # as it knows it
     partition_epoch: int  # of the key as it knows it
     read_offset: int = 0  # where the answer begins while what lies before is being written; 0: at `offset`
+    log_start_offset: int = 0  # where its log begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class FetchAnswer:
     verdict: Verdict | None = None
     batches: ReadableBuffer = b""
     high_watermark: int = 0
-    log_start_offset: int = 0
+    log_start_offset: int = 0  # where the follower's log is to begin; the leader's begins there later
     more: bool = False  # the leader's log goes on behind `batches`
     next_offset: int = 0  # where it does; 0: not said
 
@@ -127,7 +128,7 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
 
     Raises:
         As `PartitionReplica.check_leading`; FencedBrokerError: a newer session of the follower has fetched, or the
-        replica was added again, or left the in-sync set, after the fetch was sent;
+        fetch was sent before the replica's fence in the key, so that it is of another log;
         InvalidRequestError: the broker holds no replica, the epoch is left open, or the offsets contradict each other.
     """
     if request.leader_epoch < 0:
@@ -140,7 +141,7 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
             f"broker {follower.broker_id} holds no replica of this partition",
             action="Wait for the metadata: the replicas were moved.",
         )
-    if request.partition_epoch < replica.replica_since(follower.broker_id):
+    if request.partition_epoch < state.fetches_count_from(follower.broker_id):
         raise FencedBrokerError(
             f"the fetch is of a replica that broker {follower.broker_id} had before", outcome=Outcome.NOT_APPLIED
         )

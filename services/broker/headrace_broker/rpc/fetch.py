@@ -16,15 +16,24 @@ from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
+from headrace_server.rpc import let_others_run
 
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import Diverged
-from headrace_broker.rpc.records import MAX_ANSWER_BYTES, decode_records
+from headrace_broker.rpc.records import MAX_ANSWER_BYTES, MAX_PAYLOAD_BYTES, decode_records
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import Partition, PartitionServices
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.storage.slices import Slice
+
+THROTTLED_SHARE = 4
+"""A fetch that finds no place to wait is answered at once, and its caller waits this part of its wait."""
+MIN_THROTTLE_MS = 25
+
+
+RECORDS_BYTES = 4 * MAX_PAYLOAD_BYTES
+"""What one partition of the simple form may take: its inflated batch, its entries as bytes, and as messages."""
 
 
 @dataclass(slots=True)
@@ -80,9 +89,9 @@ class FetchHandler:
         self._turn = 0  # who comes first in a request moves on from call to call, so that no partition starves
 
     async def fetch(
-        self, request: broker_pb2.FetchRequest, when_done: Callable[[Callable[[], None]], None]
+        self, request: broker_pb2.FetchRequest, peer: str, when_done: Callable[[Callable[[], None]], None]
     ) -> Envelope:
-        """Answer one call by a FetchResponse; `when_done` takes what is to be called when the answer has left.
+        """Answer one call of `peer` by a FetchResponse; `when_done` takes what to call when the answer has left.
 
         Raises:
             InvalidRequestError: the request as a whole cannot be.
@@ -91,14 +100,17 @@ class FetchHandler:
         started = time.perf_counter()
         max_bytes = self._check(request)
         response = broker_pb2.FetchResponse()
-        wanted = self._resolve(request, response)
+        wanted = await self._resolve(request, response)
         try:
-            found_bytes, waited = await self._find(wanted, request, max_bytes)
+            found_bytes, waited, response.throttle_ms = await self._find(wanted, request, max_bytes, peer)
+            if found_bytes and request.as_records:  # Whatever the batches are compressed to, this may be answered.
+                found_bytes = max(found_bytes, MAX_PAYLOAD_BYTES)
             if found_bytes:
                 self._budget.take(found_bytes)
                 when_done(lambda: self._budget.give_back(found_bytes))
             records_bytes = MAX_ANSWER_BYTES if request.as_records else 0
-            for each in wanted:
+            for index, each in enumerate(wanted):
+                await let_others_run(index)
                 self._describe(each, request.rack)
                 if each.source is not None:
                     records_bytes -= await self._fill(each, each.source, request.as_records, records_bytes)
@@ -108,8 +120,8 @@ class FetchHandler:
         self._services.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
         return Envelope(response, [each.batches for each in wanted])
 
-    async def locate(self, request: broker_pb2.FetchRequest) -> Located:
-        """Answer one request of the transfer port, which sends the files' ranges itself.
+    async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
+        """Answer one request of `peer` at the transfer port, which sends the files' ranges itself.
 
         Raises:
             InvalidRequestError: the request as a whole cannot be.
@@ -121,11 +133,12 @@ class FetchHandler:
             )
         max_bytes = self._check(request)
         response = broker_pb2.FetchResponse()
-        wanted = self._resolve(request, response)
+        wanted = await self._resolve(request, response)
         slices: list[list[Slice]] = []
         try:
-            _, waited = await self._find(wanted, request, max_bytes)
-            for each in wanted:
+            _, waited, response.throttle_ms = await self._find(wanted, request, max_bytes, peer)
+            for index, each in enumerate(wanted):
+                await let_others_run(index)
                 self._describe(each, request.rack)
                 slices.append([])
                 if each.source is not None:
@@ -143,18 +156,32 @@ class FetchHandler:
         self._services.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
         return Located(response, slices)
 
-    async def _find(self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int) -> tuple[int, float]:
-        """Find the slices, waiting for them where the request says so; their bytes, and the seconds of the wait."""
+    async def _find(
+        self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str
+    ) -> tuple[int, float, int]:
+        """Find the slices, waiting for them where the request says so; their bytes, the seconds of the wait, and how
+        many milliseconds the caller should wait itself because there is no place to wait here.
+        """
         from_follower = bool(request.rack)
         min_bytes = min(request.min_bytes, max_bytes)
         found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
         if found_bytes >= min_bytes or request.max_wait_ms <= 0 or _any_news(wanted):
-            return found_bytes, 0.0
+            return found_bytes, 0.0, 0
+        partitions = [each.partition for each in wanted if each.partition is not None]
+        event = self._waiters.try_enter(partitions, peer)
+        if event is None:
+            throttle_ms = 0 if self._waiters.closed else max(MIN_THROTTLE_MS, request.max_wait_ms // THROTTLED_SHARE)
+            return found_bytes, 0.0, throttle_ms
         before = time.perf_counter()
-        found_bytes = await self._wait(wanted, max_bytes, min_bytes, request.max_wait_ms, from_follower=from_follower)
+        try:
+            found_bytes = await self._wait(
+                wanted, event, max_bytes, min_bytes, request.max_wait_ms, from_follower=from_follower
+            )
+        finally:
+            self._waiters.leave(event, partitions)
         waited = time.perf_counter() - before
         self._services.metrics.fetch_wait_seconds.observe(waited)
-        return found_bytes, waited
+        return found_bytes, waited, 0
 
     def _check(self, request: broker_pb2.FetchRequest) -> int:
         """Check what concerns the whole request; the most bytes to answer."""
@@ -175,7 +202,7 @@ class FetchHandler:
         limit = min(settings.max_fetch_bytes, request.max_bytes or settings.max_fetch_bytes)
         return min(limit, MAX_ANSWER_BYTES) if request.as_records else limit
 
-    def _resolve(self, request: broker_pb2.FetchRequest, response: broker_pb2.FetchResponse) -> list[_Wanted]:
+    async def _resolve(self, request: broker_pb2.FetchRequest, response: broker_pb2.FetchResponse) -> list[_Wanted]:
         wanted: list[_Wanted] = []
         for topic_fetch in request.topics:
             topic, unknown = None, None
@@ -188,6 +215,7 @@ class FetchHandler:
                 topic_id=topic_fetch.topic.topic_id if topic is None else topic.topic_id,
             )
             for part in topic_fetch.partitions:
+                await let_others_run(len(wanted))
                 result = topic_result.partitions.add(
                     partition=part.partition,
                     high_watermark=-1,
@@ -225,6 +253,7 @@ class FetchHandler:
         self._turn += 1
         first = self._turn % len(wanted) if wanted else 0
         for index in range(len(wanted)):
+            await let_others_run(index)
             each = wanted[(first + index) % len(wanted)]
             if each.partition is None or each.error is not None or each.diverged is not None:
                 continue
@@ -258,29 +287,28 @@ class FetchHandler:
         return total
 
     async def _wait(
-        self, wanted: list[_Wanted], max_bytes: int, min_bytes: int, max_wait_ms: int, *, from_follower: bool
+        self,
+        wanted: list[_Wanted],
+        event: asyncio.Event,
+        max_bytes: int,
+        min_bytes: int,
+        max_wait_ms: int,
+        *,
+        from_follower: bool,
     ) -> int:
         """The long poll: look again whenever a partition moved, until there is enough or the time is over."""
-        partitions = [each.partition for each in wanted if each.partition is not None]
-        event = self._waiters.try_enter(partitions)
-        found_bytes = 0
-        deadline = time.monotonic() + max_wait_ms / 1000
-        try:
-            while True:
-                _close_all(wanted)
-                found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
-                enough = found_bytes >= min_bytes or _any_news(wanted)
-                if enough or event is None or self._waiters.closed:
-                    return found_bytes
-                try:
-                    async with asyncio.timeout(deadline - time.monotonic()):
-                        await event.wait()
-                except TimeoutError:
-                    return found_bytes
-                event.clear()
-        finally:
-            if event is not None:
-                self._waiters.leave(event, partitions)
+        deadline = asyncio.get_running_loop().time() + max_wait_ms / 1000
+        while True:
+            _close_all(wanted)
+            found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
+            if found_bytes >= min_bytes or _any_news(wanted) or self._waiters.closed:
+                return found_bytes
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await event.wait()
+            except TimeoutError:
+                return found_bytes
+            event.clear()
 
     def _describe(self, each: _Wanted, rack: str) -> None:
         """Write what one partition's result says beside the batches."""
@@ -289,7 +317,7 @@ class FetchHandler:
             return
         replica = partition.replica
         result.high_watermark = replica.high_watermark
-        result.log_start_offset = replica.log_start_offset
+        result.log_start_offset = replica.known_log_start
         result.leader_epoch = replica.leader_epoch
         result.next_offset = each.request.offset
         if rack and each.error is None:
@@ -330,16 +358,11 @@ class FetchHandler:
         limit = min(records_bytes, each.request.max_bytes) if each.request.max_bytes > 0 else records_bytes
 
         def decode() -> int:
-            records, each.result.next_offset = decode_records(
-                data,
-                each.request.offset,
-                max_bytes=limit,
-                max_payload_bytes=self._services.settings.max_payload_bytes,
-            )
+            records, each.result.next_offset = decode_records(data, each.request.offset, max_bytes=limit)
             each.result.records.extend(records)
             return each.result.ByteSize()
 
-        return await asyncio.get_running_loop().run_in_executor(self._services.executor, decode)
+        return await self._services.records.run(RECORDS_BYTES, decode)
 
 
 def _any_news(wanted: list[_Wanted]) -> bool:

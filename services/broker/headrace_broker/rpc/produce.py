@@ -64,7 +64,7 @@ class ProduceHandler:
         """
         request: broker_pb2.ProduceRequest = envelope.message
         times = _Times(time.perf_counter())
-        deadline = time.monotonic() + self._check(request) / 1000
+        deadline = asyncio.get_running_loop().time() + self._check(request) / 1000
         work, size_bytes = self._unpack(envelope)
         self._budget.take(size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
@@ -212,7 +212,9 @@ class ProduceHandler:
     async def _wait(self, pending: list[_Pending], deadline: float) -> None:
         """Wait for all acknowledgements until the deadline; what is not there then has an unknown outcome."""
         try:
-            await asyncio.wait([each.future for each in pending], timeout=max(0.0, deadline - time.monotonic()))
+            await asyncio.wait(
+                [each.future for each in pending], timeout=max(0.0, deadline - asyncio.get_running_loop().time())
+            )
         finally:
             for each in pending:
                 error = each.future.result() if each.future.done() else each.partition.give_up(each.token)

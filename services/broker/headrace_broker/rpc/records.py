@@ -7,26 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.batch import iter_batches
-from headrace.wire.columns import decode_batch
+from headrace.wire.batch import BatchHeader, iter_batches
+from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.encoding import encode_batch
-from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, HeadraceError, InvalidRequestError
 
 MAX_RECORDS = 10_000
 MAX_RECORDS_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 3 << 20
-_RECORD_OVERHEAD_BYTES = 32
+MAX_PAYLOAD_BYTES = 8 << 20
+"""Of one batch that is read in this form."""
+MAX_ENTRIES = 100_000
+"""Records and headers together, of one partition that is written or answered."""
+_OVERHEAD_BYTES = 32
+"""What a record or header is counted with beside its bytes."""
 
 
 def check_records(records: Sequence[topics_pb2.Record]) -> None:
     """Refuse a list over the limits of the simple form, before anything is encoded.
 
     Raises:
-        BatchTooLargeError: more than 10,000 records; split them over several calls.
+        BatchTooLargeError: more than 10,000 records, or 100,000 records and headers; split them over several calls.
     """
     if len(records) > MAX_RECORDS:
         raise BatchTooLargeError(f"{len(records)} records are over the limit of {MAX_RECORDS} of the simple form")
+    entries = len(records) + sum(len(record.headers) for record in records)
+    if entries > MAX_ENTRIES:
+        raise BatchTooLargeError(
+            f"{entries} records and headers are over the limit of {MAX_ENTRIES} of the simple form"
+        )
 
 
 def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes:
@@ -67,36 +78,88 @@ def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes
     )
 
 
-def decode_records(
-    batches: bytes, offset: int, *, max_bytes: int, max_payload_bytes: int
-) -> tuple[list[topics_pb2.Record], int]:
+def decode_records(batches: bytes, offset: int, *, max_bytes: int) -> tuple[list[topics_pb2.Record], int]:
     """Inflate whole batches into records from `offset` on: at most `max_bytes`, at least one; and where to go on.
+
+    How many records are taken is known before an object is made of any.
 
     Raises:
         CorruptBatchError: columns that are not what the format says; only where the first batch is so.
+        BatchTooLargeError: the first batch is larger than this form reads.
     """
     records: list[topics_pb2.Record] = []
-    next_offset, size_bytes = offset, 0
+    next_offset, entries = offset, 0
     for header, batch in iter_batches(batches):
         if header.end_offset <= next_offset:
             continue
-        columns = decode_batch(batch, max_payload_bytes=max_payload_bytes)
-        rows = zip(
-            columns.offsets(), columns.keys(), columns.values(), columns.timestamps(), columns.headers(), strict=True
-        )
-        for record_offset, key, value, timestamp_ms, headers in rows:
-            if record_offset < next_offset:
-                continue
-            record = topics_pb2.Record(
-                key=key,
-                value=value,
-                timestamp_ms=timestamp_ms,
-                offset=record_offset,
-                headers=[topics_pb2.RecordHeader(key=name, value=content) for name, content in headers],
-            )
-            size_bytes += record.ByteSize() + _RECORD_OVERHEAD_BYTES
-            if records and size_bytes > max_bytes:
-                return records, next_offset
-            records.append(record)
-            next_offset = record_offset + 1
+        try:
+            columns = _decode(header, batch)
+        except HeadraceError:
+            if records:
+                break  # What is before it is given; the next call comes upon it.
+            raise
+        start = next_offset - header.base_offset
+        end, size_bytes, taken = _fitting(columns, start, max_bytes, MAX_ENTRIES - entries, first=not records)
+        records += _make_records(columns, start, end)
+        next_offset = header.base_offset + end
+        max_bytes -= size_bytes
+        entries += taken
+        if end < header.record_count:
+            break
     return records, next_offset
+
+
+def _decode(header: BatchHeader, batch: memoryview) -> Columns:
+    if header.payload_bytes > MAX_PAYLOAD_BYTES:
+        raise BatchTooLargeError(
+            f"the batch at offset {header.base_offset} has a payload of {header.payload_bytes} bytes, over the simple "
+            f"form's limit of {MAX_PAYLOAD_BYTES}",
+            action=f"Fetch batches by leaving out as_records, or go on at offset {header.end_offset}.",
+        )
+    try:
+        return decode_batch(batch, max_payload_bytes=MAX_PAYLOAD_BYTES)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(
+            f"the batch at offset {header.base_offset} cannot be decoded: {error.message}",
+            action=f"Go on at offset {header.end_offset}; its records cannot be read.",
+        ) from error
+
+
+def _fitting(columns: Columns, start: int, max_bytes: int, max_entries: int, *, first: bool) -> tuple[int, int, int]:
+    """How far the records from `start` on fit: the end, their bytes, their records and headers together."""
+    sizes = np.diff(columns.value_offsets[start:]).astype(np.int64) + _OVERHEAD_BYTES
+    counts = np.ones(len(sizes), np.int64)
+    if columns.key_column is not None:
+        sizes += np.diff(columns.key_column.offsets[start:])
+    if columns.header_columns is not None:
+        each = columns.header_columns
+        ends = each.list_offsets[start:]
+        counts += np.diff(ends)
+        sizes += np.diff(ends) * _OVERHEAD_BYTES + np.diff(each.keys.offsets[ends]) + np.diff(each.values.offsets[ends])
+    sizes, counts = np.cumsum(sizes), np.cumsum(counts)
+    fits = int(min(np.searchsorted(sizes, max_bytes, "right"), np.searchsorted(counts, max_entries, "right")))
+    fits = max(fits, 1) if first else fits
+    return (start + fits, int(sizes[fits - 1]), int(counts[fits - 1])) if fits else (start, 0, 0)
+
+
+def _make_records(columns: Columns, start: int, end: int) -> list[topics_pb2.Record]:
+    keys = [None] * (end - start) if columns.key_column is None else columns.key_column.part(start, end).to_list()
+    times = columns.timestamps_ms
+    rows = zip(
+        columns.offsets()[start:end],
+        keys,
+        columns.value_column.part(start, end).to_list(),
+        [columns.header.base_timestamp_ms] * (end - start) if times is None else times[start:end].tolist(),
+        columns.headers(start, end),
+        strict=True,
+    )
+    return [
+        topics_pb2.Record(
+            key=key,
+            value=value,
+            timestamp_ms=timestamp_ms,
+            offset=offset,
+            headers=[topics_pb2.RecordHeader(key=name, value=content) for name, content in headers],
+        )
+        for offset, key, value, timestamp_ms, headers in rows
+    ]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError
+from headrace_server.calls import abort
+from headrace_server.cluster_secret import make_challenge
 from headrace_server.internal_v1 import replication_pb2
-from headrace_server.rpc import abort
 
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.follower_stream import FollowerStream
 from headrace_broker.runtime.replica_messages import RESPONSES, SERVICE_NAME, SILENCE_SECONDS
 from headrace_broker.runtime.replication import Replication
+from headrace_broker.runtime.uninterrupted import cancel_and_wait
 
 
 class ReplicaService:
@@ -34,25 +35,26 @@ class ReplicaService:
         """See the proto. Ends when the follower goes, falls silent or comes again."""
         try:
             self._check_serving()
+            await anext(requests, None)
+            challenge = make_challenge()
+            yield Envelope(replication_pb2.ReplicaFetchResponse(challenge=challenge), [])
             async with asyncio.timeout(SILENCE_SECONDS):
-                first = await anext(requests, None)
-            if first is None or not first.HasField("follower"):
-                raise InvalidRequestError("the first request of a stream says who follows")
-            stream = self._replication.open_stream(first.follower, self._assignments.get)
+                request = await anext(requests, None)
+            if request is None or not request.HasField("follower"):
+                raise InvalidRequestError("the second request of a stream says who follows")
+            stream = self._replication.open_stream(request.follower, challenge, self._assignments.get)
         except (HeadraceError, TimeoutError) as error:
             refused = error if isinstance(error, HeadraceError) else InvalidRequestError("nothing came on the stream")
             await abort(context, refused)
             return
         reader = asyncio.create_task(_read(requests, stream))
         try:
-            stream.take(first)
+            stream.take(request)
             async for envelope in stream.responses():
                 yield envelope
         finally:
             self._replication.close_stream(stream)
-            reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                await reader
+            await cancel_and_wait(reader)
 
 
 async def _read(requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], stream: FollowerStream) -> None:
@@ -63,8 +65,8 @@ async def _read(requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], st
             if request is None:
                 return
             stream.take(request)
-    except TimeoutError:
-        pass  # The follower has fallen silent: it will come again.
+    except (TimeoutError, grpc.aio.AioRpcError):
+        pass  # The follower has fallen silent, or the stream is broken: it will come again.
     finally:
         stream.close()
 

@@ -23,7 +23,8 @@ from headrace.wire.errors import (
     to_detail,
 )
 from headrace_server.metadata_view import ClusterView, Topic
-from headrace_server.rpc import unary
+from headrace_server.places import peer_host
+from headrace_server.rpc import let_others_run, unary
 from headrace_server.topic_configs import CONFIGS
 
 from headrace_broker.core.replica import Role
@@ -112,14 +113,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         def when_done(callback: Callable[[], None]) -> None:
             context.add_done_callback(lambda _: callback())
 
-        response = await self._fetch.fetch(request, when_done)
+        response = await self._fetch.fetch(request, peer_host(context.peer()), when_done)
         self.check_lease(Outcome.NOT_APPLIED)
         return response
 
-    async def locate(self, request: broker_pb2.FetchRequest) -> Located:
-        """Fetch for the transfer port, behind the same gates; what it sends it checks again by `check_lease`."""
+    async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
+        """Fetch of `peer` for the transfer port, behind the same gates; it checks the lease again when it has sent."""
         self.check_serving()
-        return await self._fetch.locate(request)
+        return await self._fetch.locate(request, peer)
 
     @unary
     async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:
@@ -133,7 +134,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 name=asked.topic.name if topic is None else topic.name,
                 topic_id=asked.topic.topic_id if topic is None else topic.topic_id,
             )
-            for part in asked.partitions:
+            for index, part in enumerate(asked.partitions):
+                await let_others_run(index)
                 result = topic_result.partitions.add(
                     partition=part.partition, offset=-1, timestamp_ms=-1, leader_epoch=-1
                 )
@@ -154,6 +156,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         result.leader_epoch = replica.leader_epoch
         match asked.spec:
             case broker_pb2.OFFSET_SPEC_EARLIEST:
+                replica.check_earliest()
                 result.offset = replica.log_start_offset
             case broker_pb2.OFFSET_SPEC_LATEST:
                 replica.check_latest()
@@ -185,22 +188,34 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         if request.timeout_ms <= 0:
             raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
         response = broker_pb2.DeleteRecordsResponse()
-        for asked in request.topics:
-            topic, unknown = self._resolve(asked.topic)
-            topic_result = response.topics.add(
-                name=asked.topic.name if topic is None else topic.name,
-                topic_id=asked.topic.topic_id if topic is None else topic.topic_id,
-            )
-            for part in asked.partitions:
-                result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
-                try:
-                    if part.before_offset < -1:
-                        raise InvalidRequestError(f"before_offset {part.before_offset} is below -1")
-                    partition = self._find(topic, unknown, part.partition)
-                    result.log_start_offset = await partition.delete_records(part.before_offset)
-                except HeadraceError as error:
-                    self._set_error(result, error)
+        async with asyncio.TaskGroup() as tasks:
+            for asked in request.topics:
+                topic, unknown = self._resolve(asked.topic)
+                topic_result = response.topics.add(
+                    name=asked.topic.name if topic is None else topic.name,
+                    topic_id=asked.topic.topic_id if topic is None else topic.topic_id,
+                )
+                for index, part in enumerate(asked.partitions):
+                    await let_others_run(index)
+                    result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
+                    tasks.create_task(self._delete_records(topic, unknown, part, result, request.timeout_ms / 1000))
         return response
+
+    async def _delete_records(
+        self,
+        topic: Topic | None,
+        unknown: HeadraceError | None,
+        asked: broker_pb2.PartitionDeleteRecords,
+        result: broker_pb2.PartitionDeleteRecordsResult,
+        timeout_seconds: float,
+    ) -> None:
+        try:
+            if asked.before_offset < -1:
+                raise InvalidRequestError(f"before_offset {asked.before_offset} is below -1")
+            partition = self._find(topic, unknown, asked.partition)
+            result.log_start_offset = await partition.delete_records(asked.before_offset, timeout_seconds)
+        except HeadraceError as error:
+            self._set_error(result, error)
 
     @unary
     async def DescribeLogs(
@@ -213,7 +228,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             broker_id=self._services.broker_id, disk_total_bytes=usage.total_bytes, disk_free_bytes=usage.free_bytes
         )
         wanted = {self._assignments.resolve(reference).topic_id for reference in request.topics}
-        for partition in self._assignments.partitions:
+        for index, partition in enumerate(list(self._assignments.partitions)):
+            await let_others_run(index)
             if not wanted or partition.topic_id in wanted:
                 response.logs.append(_describe(partition, self._suspicions))
         return response

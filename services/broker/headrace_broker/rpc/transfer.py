@@ -4,6 +4,10 @@ gRPC has to have the bytes of an answer in this process; here only the message a
 answered and who may ask is as in `BrokerService.Fetch`: the same handler on the event loop decides it. Each connection
 has a thread, because a disk may block `sendfile` and a reader may be slow: both then hold up that reader alone. The
 frames are `headrace.wire.transfer`'s.
+
+Connections are few, and a silent one costs its owner nothing. So where `n` addresses have some, none gets more than one
+part in `n + 1` of all, and one that comes where there is no room takes the place of the connection that has been
+without a request for longest.
 """
 
 from __future__ import annotations
@@ -18,13 +22,13 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from google.protobuf.message import DecodeError
 from headrace.v1 import broker_pb2
 from headrace.wire.envelopes import fetch_response_pieces
-from headrace.wire.errors import HeadraceError, InternalError, InvalidRequestError, Outcome, to_detail
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, to_detail
 from headrace.wire.transfer import (
     ANSWER,
     ANSWER_HEAD,
@@ -35,6 +39,8 @@ from headrace.wire.transfer import (
     REQUEST_HEAD,
     WHOLE,
 )
+from headrace_server.methods import METHODS, TRANSFER_FETCH
+from headrace_server.requests import RequestReader
 from headrace_server.rpc import check_free, split_address
 
 from headrace_broker.metrics import BrokerMetrics
@@ -44,15 +50,28 @@ from headrace_broker.storage.slices import Slice
 
 log = structlog.get_logger(__name__)
 
-IDLE_SECONDS = 300.0
+IDLE_SECONDS = 60.0
 """A connection without a request for so long is closed; its client opens another when it needs one."""
+PREFACE_SECONDS = 5.0
+REQUEST_SECONDS = 10.0
+"""For a whole request, from its first byte on."""
 STALL_SECONDS = 30.0
-"""A reader that takes nothing of an answer for so long, or sends half a request, is cut off."""
+"""A reader that takes nothing of an answer for so long is cut off."""
 LOOK_SECONDS = 0.5
 """How soon a long poll ends whose reader is gone."""
 STOP_SECONDS = 2.0
 TELL_SECONDS = 60.0
 """How seldom the log says that connections are refused; the metric counts each."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What is known of a connection."""
+
+    thread: threading.Thread
+    peer: str
+    idle_since: float | None
+    """Seconds of the event loop's clock; `None`: a request of it is being answered. Set by the connection's thread."""
 
 
 class TransferServer:
@@ -64,7 +83,10 @@ class TransferServer:
         self._max_connections = max_connections
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._connections: dict[socket.socket, threading.Thread] = {}  # changed on the event loop alone
+        self._connections: dict[socket.socket, _Connection] = {}  # changed on the event loop alone
+        self._reader = RequestReader(
+            "Fetch", METHODS[TRANSFER_FETCH], broker_pb2.FetchRequest.FromString, broker_pb2.FetchRequest.DESCRIPTOR
+        )
         self._tell_at_seconds = -math.inf
         metrics.transfer_connections.set_function(lambda: len(self._connections))
 
@@ -89,7 +111,7 @@ class TransferServer:
             await asyncio.wait([self._accepting])
         if self._listener is not None:
             self._listener.close()
-        threads = list(self._connections.values())
+        threads = [each.thread for each in self._connections.values()]
         for connection in self._connections:
             _shut(connection)
         if threads:
@@ -99,18 +121,37 @@ class TransferServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, address = await loop.sock_accept(listener)
             except OSError as error:  # For example no file descriptor left: whoever asked tries gRPC.
                 log.warning("transfer_not_accepted", cause=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
-            if len(self._connections) >= self._max_connections:
+            if not self._make_room(address[0]):
                 connection.close()
                 self._count_refused(loop.time())
                 continue
             thread = threading.Thread(target=self._serve, args=(connection, loop), name="transfer", daemon=True)
-            self._connections[connection] = thread
+            self._connections[connection] = _Connection(thread, address[0], loop.time())
             thread.start()
+
+    def _make_room(self, peer: str) -> bool:
+        """Whether one more connection of `peer` is taken; one that is idle may have to go for it."""
+        peers = {each.peer for each in self._connections.values()}
+        share = max(1, self._max_connections // (len(peers | {peer}) + 1))
+        own = {at: each for at, each in self._connections.items() if each.peer == peer}
+        if len(own) >= share:
+            return self._end_idle(own)
+        return len(self._connections) < self._max_connections or self._end_idle(self._connections)
+
+    def _end_idle(self, among: dict[socket.socket, _Connection]) -> bool:
+        """Close the connection that has been without a request for longest; False: all have one."""
+        idle = [(each.idle_since, at) for at, each in among.items() if each.idle_since is not None]
+        if not idle:
+            return False
+        _, connection = min(idle, key=lambda found: found[0])
+        del self._connections[connection]
+        _shut(connection)
+        return True
 
     def _count_refused(self, now_seconds: float) -> None:
         """Its reader goes on over gRPC, which costs this broker more: somebody should know."""
@@ -130,10 +171,12 @@ class TransferServer:
             connection.setblocking(True)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _limit(connection, socket.SO_SNDTIMEO, STALL_SECONDS)
-            _limit(connection, socket.SO_RCVTIMEO, STALL_SECONDS)
-            if _receive(connection, len(PREFACE)) == PREFACE:
+            _limit(connection, socket.SO_RCVTIMEO, PREFACE_SECONDS)
+            if _receive(connection, len(PREFACE), PREFACE_SECONDS) == PREFACE:
                 while (request := _receive_request(connection)) is not None:
+                    self._note_idle(connection, None)
                     self._answer(connection, loop, request)
+                    self._note_idle(connection, loop.time())
         except OSError as error:
             self._metrics.transfer_broken.inc()
             log.info("transfer_broken", cause=str(error))
@@ -144,6 +187,13 @@ class TransferServer:
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody counts any more.
                 loop.call_soon_threadsafe(self._connections.pop, connection, None)
 
+    def _note_idle(self, connection: socket.socket, since_seconds: float | None) -> None:
+        """Say since when a connection has no request; `None`: it has one."""
+        entry = self._connections.get(connection)
+        if entry is None:
+            raise ConnectionResetError("the place was given to another connection")
+        entry.idle_since = since_seconds
+
     def _answer(self, connection: socket.socket, loop: asyncio.AbstractEventLoop, request: bytes) -> None:
         found: Located | None = None
         try:
@@ -152,6 +202,7 @@ class TransferServer:
             _send(connection, [ANSWER_HEAD.pack(ANSWER, size), *pieces])
             connection.sendall(WHOLE if self._may_stand(found) else DISCARD)
         except HeadraceError as error:
+            self._metrics.common.call_errors.labels("TransferFetch", error.code.name).inc()
             body = to_detail(error).SerializeToString()
             connection.sendall(ANSWER_HEAD.pack(REFUSAL, len(body)) + body + WHOLE)
         finally:
@@ -168,11 +219,9 @@ class TransferServer:
 
     def _locate(self, connection: socket.socket, loop: asyncio.AbstractEventLoop, request: bytes) -> Located:
         """Have the event loop find what to send; where the reader leaves meanwhile, nobody waits for more."""
-        try:
-            message = broker_pb2.FetchRequest.FromString(request)
-        except DecodeError as error:
-            raise InvalidRequestError("the request is no FetchRequest") from error
-        future: Future[Located] = asyncio.run_coroutine_threadsafe(self._service.locate(message), loop)
+        message = self._reader.read(request)
+        peer = connection.getpeername()[0]
+        future: Future[Located] = asyncio.run_coroutine_threadsafe(self._service.locate(message, peer), loop)
         while True:
             try:
                 return future.result(LOOK_SECONDS)
@@ -220,26 +269,29 @@ def _receive_request(connection: socket.socket) -> bytes | None:
     """Give the next request; None: there is none any more."""
     _limit(connection, socket.SO_RCVTIMEO, IDLE_SECONDS)
     try:
-        head = _receive(connection, REQUEST_HEAD.size)
+        head = _receive(connection, REQUEST_HEAD.size, IDLE_SECONDS)
     except BlockingIOError:
         return None
-    _limit(connection, socket.SO_RCVTIMEO, STALL_SECONDS)
+    _limit(connection, socket.SO_RCVTIMEO, REQUEST_SECONDS)
     if not head:
         return None
     (size,) = REQUEST_HEAD.unpack(head)
     if size > MAX_REQUEST_BYTES:
         raise OSError(f"a request of {size} bytes: the limit is {MAX_REQUEST_BYTES}")
-    return _receive(connection, size) if size else b""
+    return _receive(connection, size, REQUEST_SECONDS) if size else b""
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket, size: int, seconds: float) -> bytes:
     """Give as many bytes; none where the connection ended before the first one.
 
     Raises:
-        OSError: it ended in the middle, or nothing came for the time that is set.
+        OSError: it ended in the middle, nothing came for the time that is set, or not all within `seconds`.
     """
     received = bytearray()
+    deadline = time.monotonic() + seconds
     while len(received) < size:
+        if received and time.monotonic() > deadline:
+            raise TimeoutError(f"{len(received)} of {size} bytes came within {seconds:g} s")
         some = connection.recv(size - len(received))
         if not some:
             if not received:

@@ -7,15 +7,14 @@ broker's app, belongs to the event loop; the data directory's calls run in one t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 import structlog
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
-    InternalError,
     InvalidConfigError,
     LeaderHint,
     NotLeaderError,
@@ -24,7 +23,7 @@ from headrace.wire.errors import (
     UnknownPartitionError,
 )
 from headrace.wire.ids import BrokerId
-from headrace_server.keys import PartitionKey, TopicKey
+from headrace_server.keys import DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.metadata_view import Partition as PartitionEntry
 from headrace_server.partition_state import Replica
@@ -32,18 +31,28 @@ from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
 from headrace_broker.core.replica import Role
+from headrace_broker.runtime.directory_calls import DirectoryCalls
+from headrace_broker.runtime.log_deletion import LogDeletion
 from headrace_broker.runtime.partition import Partition, log_settings
 from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.runtime.replication import Replication
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.storage.directory import DataDirectory, LogId
-from headrace_broker.storage.errors import LogDamagedError
-from headrace_broker.storage.log import PartitionLog
+from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
 
 log = structlog.get_logger(__name__)
 
-ResultT = TypeVar("ResultT")
+NOTE_SECONDS = 10
+"""How old the note of the metadata seen may grow. A shorter time would not see more: backups of etcd are older."""
 PartitionId = tuple[bytes, int]
+
+
+def etcd_restored(found: str) -> InvalidConfigError:
+    """The error of a broker whose data directory has seen more than etcd has."""
+    return InvalidConfigError(
+        f"{found}: etcd was restored from a backup",
+        action="Stop all and run `headrace-coordinator new-generation`: see the guide disaster-recovery.",
+    )
 
 
 class Assignments:
@@ -60,15 +69,16 @@ class Assignments:
         self._directory = directory
         self._services = services
         self._replication = replication
-        replication.on_left(self._note_left)
+        replication.on_left(self._note_written_out)
         self._damaged: dict[PartitionId, None] = {}  # taken out of their keys, to be replaced by empty logs
         self._partitions: dict[PartitionId, Partition] = {}
         self._dirty: dict[PartitionId, None] = {}
         self._wake = asyncio.Event()
         self._broker_epoch: int | None = None
-        self._directory_lock = asyncio.Lock()
-        # Logs of deleted topics, open or not, with the monotonic ms of their removal.
-        self._doomed: list[tuple[int, LogId, PartitionLog | None]] = []
+        self._calls = DirectoryCalls(services.executor)
+        self._deletion = LogDeletion(view, directory, self._calls, services)
+        self._noted_ms = services.clock.monotonic_ms()
+        self._was_undecodable = bool(view.undecodable)
         self._unsubscribe = view.subscribe(self._on_change)
 
     @property
@@ -128,42 +138,87 @@ class Assignments:
         says `durable`. A damaged replica is taken out of its key first, so that no election counts on it.
 
         Raises:
-            InvalidConfigError: a log knows a later leader epoch than etcd, which was restored from a backup.
+            InvalidConfigError: the directory has seen more than etcd has, which was restored from a backup.
             MetastoreRolledBackError
         """
         log_ids, all_recovered = self._directory.log_ids(), True
+        self._check_not_restored(log_ids)
         self._services.metrics.recovery_logs.set(len(log_ids))
         for topic_id, number in log_ids:
             self._services.metrics.recovered_logs.inc()
             entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
-            if entry is None or topic is None:
-                all_recovered = await self._doom_leftover(topic_id, number) and all_recovered
+            if entry is None or topic is None or self._services.broker_id not in entry.state.replicas:
+                all_recovered = await self._look_at_leftover(LogId(topic_id, number)) and all_recovered
                 continue
             partition = await self._open(topic, number)
             if partition.log is None:
                 all_recovered = False
                 damaged = isinstance(partition.failure, LogDamagedError)
-                await self._replication.writer.leave(topic_id, number, damaged=damaged)
+                partition.left_revision = await self._replication.writer.leave(topic_id, number, damaged=damaged)
             elif partition.replica.last_epoch > entry.state.leader_epoch:
-                raise InvalidConfigError(
-                    f"the log of {topic.name}-{number} knows leader epoch {partition.replica.last_epoch}, etcd only "
-                    f"{entry.state.leader_epoch}: etcd was restored from a backup",
-                    action="Stop all and run `headrace-coordinator new-generation`: see the guide disaster-recovery.",
+                raise etcd_restored(
+                    f"the log of {topic.name}-{number} has leader epoch {partition.replica.last_epoch}, etcd only "
+                    f"{entry.state.leader_epoch}"
                 )
         for topic in self._view.topics.values():
+            await self._leave_where_missing(topic)
             self._mark_topic(topic)
+        with suppress(*REFUSALS):  # What is noted is older then, and refuses less.
+            await self._note_seen(self._partitions, all_held=frozenset(found.directory_name for found in log_ids))
         if all_recovered:
-            self._directory.note_boot()
+            with suppress(*REFUSALS):  # Without the note the next start trusts only what was fsynced.
+                self._directory.note_boot()
 
-    async def _doom_leftover(self, topic_id: bytes, number: int) -> bool:
-        """A log whose topic is gone goes after the usual delay; while the topic is in creation or deletion it stays.
+    async def _leave_where_missing(self, topic: Topic) -> None:
+        """Leave a key that counts on a log which is gone: an empty one takes its place.
 
-        False: it stays.
+        Only one that was on this disk: a broker that ended before it had made the log of a new partition makes it now.
         """
-        if self._view.source.get(self._view.keyspace.topic_by_id(topic_id)) is not None:
-            return False
-        self._doom(LogId(topic_id, number), None, TopicConfig().file_delete_delay_ms)
-        return True
+        for entry in self._view.partitions(topic.topic_id):
+            state, number = entry.state, entry.partition
+            members = {member.broker_id for member in (*state.in_sync, *state.eligible_leaders)}
+            is_counted_on = state.durable and self._services.broker_id in members
+            was_begun = self._directory.seen.was_begun(LogId(topic.topic_id, number).directory_name)
+            if is_counted_on and was_begun and (topic.topic_id, number) not in self._partitions:
+                log.error("log_missing", topic=topic.name, partition=number)
+                await self._replication.writer.leave(topic.topic_id, number, damaged=True)
+
+    def _check_not_restored(self, log_ids: Sequence[LogId]) -> None:
+        """Refuse an etcd that is behind what the directory has seen of it (H81).
+
+        The revision of each key counts beside etcd's own, which a restore with `--bump-revision` raises.
+        """
+        seen, revision = self._directory.seen, self._view.source.revision
+        if revision < seen.revision:
+            raise etcd_restored(f"etcd is at revision {revision}, this data directory has seen {seen.revision}")
+        session = self._view.source.get(self._view.keyspace.session(self._services.broker_id))
+        noted_epoch, broker_epoch = self._directory.broker_epoch, 0 if session is None else session.mod_revision
+        if broker_epoch < noted_epoch:
+            raise etcd_restored(
+                f"etcd has broker epoch {broker_epoch} as this broker's last, this data directory has {noted_epoch}"
+            )
+        for log_id in log_ids:
+            entry, noted = self._view.partition(*log_id), seen.revision_of(log_id.directory_name)
+            if entry is not None and noted is not None and entry.mod_revision < noted:
+                raise etcd_restored(
+                    f"the key of partition {log_id.partition} of topic {log_id.topic_id.hex()} is of revision "
+                    f"{entry.mod_revision}, this data directory has seen it at {noted}"
+                )
+
+    async def _look_at_leftover(self, log_id: LogId) -> bool:
+        """Schedule the deletion of a log that no key claims, or keep it unclaimed; return whether it was recovered."""
+        if self._deletion.has_evidence(log_id):
+            self._deletion.schedule(log_id, None)
+            return True
+        partition_log, recovered = None, True
+        try:
+            partition_log = await self._calls.run(
+                lambda: self._directory.open_log(log_id.topic_id, log_id.partition, log_settings(TopicConfig()))
+            )
+        except HeadraceError:
+            recovered = False
+        await self._deletion.keep(log_id, partition_log)
+        return recovered
 
     # --- sessions ---
 
@@ -194,6 +249,14 @@ class Assignments:
                     for held_id, held_number in self._partitions:
                         if self._view.topic_by_id(held_id) is None:
                             self._mark(held_id, held_number)
+                case DeletedTopicKey(topic_id):
+                    for log_id in [*self._partitions, *self._deletion.unclaimed]:
+                        if log_id[0] == topic_id:
+                            self._mark(*log_id)
+        if self._was_undecodable and not self._view.undecodable:
+            for log_id in [*self._partitions, *self._deletion.unclaimed]:
+                self._mark(*log_id)
+        self._was_undecodable = bool(self._view.undecodable)
 
     def _mark_topic(self, topic: Topic) -> None:
         for number in range(topic.partitions):
@@ -208,27 +271,34 @@ class Assignments:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._dirty:
-                key = next(iter(self._dirty))
-                del self._dirty[key]
-                if key in self._damaged:
-                    await self._replace_damaged(key)
-                await self._reconcile(*key)
+            await self.reconcile()
+
+    async def reconcile(self) -> None:
+        """Bring the partitions that are marked now, and meanwhile, to where the metadata wants them."""
+        while self._dirty:
+            key = next(iter(self._dirty))
+            del self._dirty[key]
+            if key in self._damaged:
+                await self._replace_damaged(key)
+            await self._reconcile(*key)
 
     async def _reconcile(self, topic_id: bytes, number: int) -> None:
         entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
         partition = self._partitions.get((topic_id, number))
-        if topic is None or entry is None:
-            if partition is not None and topic is None:
-                self._let_go(partition)
-            return
-        if self._services.broker_id not in entry.state.replicas:
-            # Moved away: what is here goes after the usual delay (H25).
-            if partition is not None and entry.mod_revision > partition.replica.revision:
-                self._let_go(partition)
+        log_id = LogId(topic_id, number)
+        if topic is None or entry is None or self._services.broker_id not in entry.state.replicas:
+            if partition is None:
+                self._deletion.review(log_id)
+            elif entry is None or entry.mod_revision > partition.replica.revision:
+                await self._let_go(partition, gone=topic is None)
             return
         if partition is None:
-            await self._spare(LogId(topic_id, number))
+            try:
+                await self._claim(log_id, entry)
+            except HeadraceError as error:
+                log.warning("replica_not_begun", topic=topic.name, partition=number, reason=str(error))
+                asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._mark, *log_id)
+                return
             partition = await self._open(topic, number)
             self._fail_restored(partition, entry)
             if self._broker_epoch is not None:
@@ -242,21 +312,47 @@ class Assignments:
         if is_news:
             self._note_left(partition)
 
-    def _let_go(self, partition: Partition) -> None:
-        """Hold a replica no more; its log goes after the delay that its topic sets."""
-        del self._partitions[(partition.topic_id, partition.number)]
+    async def _let_go(self, partition: Partition, *, gone: bool) -> None:
+        """Hold a replica no more where there is evidence that it may go, or, `gone`, where its topic is absent.
+
+        While a value cannot be decoded it stays as it is: its own may be the one (H26).
+        """
+        log_id = LogId(partition.topic_id, partition.number)
+        has_evidence = self._deletion.has_evidence(log_id)
+        if not has_evidence and (self._view.undecodable or not gone):
+            return
+        del self._partitions[log_id]
+        self._services.metrics.partitions.set(len(self._partitions))
         partition.handle(StateGone(self._view.source.revision))
-        self._doom(LogId(partition.topic_id, partition.number), partition.log, partition.config.file_delete_delay_ms)
+        if has_evidence:
+            self._deletion.schedule(log_id, partition.log)
+        else:
+            async with partition.log_lock:
+                await self._deletion.keep(log_id, partition.log, partition.replica.high_watermark)
+
+    async def _claim(self, log_id: LogId, entry: PartitionEntry) -> None:
+        """Before a log is begun, or begun again, note at which revision the key names this broker (H25)."""
+        await self._deletion.claim(log_id)
+        noted = self._directory.seen.revision_of(log_id.directory_name)
+        if noted is None or noted < entry.mod_revision:
+            await self._note_seen([log_id, *self._dirty])
+
+    def _note_written_out(self, partition: Partition, revision: int) -> None:
+        partition.left_revision = revision
+        self._note_left(partition)
 
     def _note_left(self, partition: Partition) -> None:
-        """A failed replica is out of its key: where its log is damaged and others have the records, begin anew.
+        """Begin anew where a damaged log was written out of its key and others have the records.
 
-        Where nobody else is entitled to lead, the damaged log may be the only one with all records: it stays (H14).
+        Not before: a write on its way could name the empty log. Where nobody else is entitled to lead, the damaged log
+        may be the only one with all records: it stays (H14).
         """
-        key = (partition.topic_id, partition.number)
+        key, left_revision = (partition.topic_id, partition.number), partition.left_revision
         entry = self._view.partition(*key)
-        if entry is None or not isinstance(partition.failure, LogDamagedError):
+        if entry is None or left_revision is None or not isinstance(partition.failure, LogDamagedError):
             return
+        if entry.mod_revision < left_revision:
+            return  # The write is on its way to this view, and comes here again.
         members = {member.broker_id for member in (*entry.state.in_sync, *entry.state.eligible_leaders)}
         if members and self._services.broker_id not in members and self._partitions.get(key) is partition:
             self._damaged[key] = None
@@ -272,10 +368,13 @@ class Assignments:
         async with partition.log_lock:
             try:
                 if partition_log is not None:
-                    await self._in_directory(lambda: self._directory.close_log(partition_log))
-                path = await self._in_directory(lambda: self._directory.quarantine_log(LogId(*key)))
+                    await self._calls.run(lambda: self._directory.close_log(partition_log))
+                path = await self._calls.run(lambda: self._directory.quarantine_log(LogId(*key)))
             except HeadraceError as error:
                 log.error("damaged_log_stays", topic=partition.topic, partition=partition.number, reason=str(error))
+                if isinstance(error, REFUSALS):
+                    self._damaged[key] = None
+                    asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._mark, *key)
                 return
         del self._partitions[key]
         self._services.metrics.offline_logs.dec()
@@ -299,7 +398,7 @@ class Assignments:
         error: HeadraceError | None = None
         partition_log = None
         try:
-            partition_log = await self._in_directory(
+            partition_log = await self._calls.run(
                 lambda: self._directory.open_log(topic_id, number, log_settings(config))
             )
         except HeadraceError as met:
@@ -329,37 +428,57 @@ class Assignments:
 
     # --- removal ---
 
-    def _doom(self, log_id: LogId, partition_log: PartitionLog | None, delay_ms: int) -> None:
-        self._doomed.append((self._services.clock.monotonic_ms() + delay_ms, log_id, partition_log))
-        self._services.metrics.partitions.set(len(self._partitions))
-        log.info("partition_deleted", topic_id=log_id.topic_id.hex(), partition=log_id.partition, delay_ms=delay_ms)
+    @property
+    def unclaimed(self) -> list[LogId]:
+        """The logs on disk that no key claims for this broker; see `log_deletion`."""
+        return self._deletion.unclaimed
 
-    async def _spare(self, log_id: LogId) -> None:
-        """A replica was moved away and comes back before its log went: what it has need not be copied again."""
-        for entry in [entry for entry in self._doomed if entry[1] == log_id]:
-            self._doomed.remove(entry)
-            partition_log = entry[2]
-            if partition_log is not None:
-                await self._in_directory(partial(self._directory.close_log, partition_log))
+    async def delete_due(self) -> None:
+        """Delete the logs of deleted topics, and of replicas that were moved away, whose delay is over."""
+        await self._deletion.delete_due()
 
-    async def remove_doomed(self) -> None:
-        """Remove the logs of deleted topics, and of replicas that were moved away, whose delay is over."""
+    async def reopen_refused(self) -> None:
+        """Open the logs again that a full disk or a busy machine kept from being opened."""
+        for key, partition in list(self._partitions.items()):
+            if not isinstance(partition.failure, REFUSALS):
+                continue
+            partition_log = partition.log
+            if partition_log is not None:  # It is open, and its producers could not be read.
+                async with partition.log_lock:
+                    with suppress(HeadraceError):
+                        await self._calls.run(partial(self._directory.close_log, partition_log))
+            if self._partitions.get(key) is partition:
+                del self._partitions[key]
+                self._services.metrics.offline_logs.dec()
+                self._mark(*key)
+
+    async def note_metadata(self) -> None:
+        """Note in the data directory how far the metadata was seen, where that is older than NOTE_SECONDS."""
         now_ms = self._services.clock.monotonic_ms()
-        due = [doomed for doomed in self._doomed if doomed[0] <= now_ms]
-        self._doomed = [doomed for doomed in self._doomed if doomed[0] > now_ms]
-        for _, log_id, partition_log in due:
+        if now_ms - self._noted_ms >= NOTE_SECONDS * 1000:
             try:
-                await self._remove(log_id, partition_log)
+                await self._note_seen(self._partitions)
             except HeadraceError as error:
-                log.error("partition_not_removed", topic_id=log_id.topic_id.hex(), reason=str(error))
-        if due:
-            await self._in_directory(self._directory.remove_deleted)
+                log.warning("metadata_not_noted", reason=str(error))
 
-    async def _remove(self, log_id: LogId, partition_log: PartitionLog | None) -> None:
-        if partition_log is None:
-            await self._in_directory(lambda: self._directory.delete_log_directory(log_id))
-        else:
-            await self._in_directory(lambda: self._directory.delete_log(partition_log))
+    async def _note_seen(self, held: Iterable[PartitionId], *, all_held: frozenset[str] | None = None) -> None:
+        """Note etcd's revision, and of `held` that of the keys which name this broker, before it is relied on."""
+        revisions = {}
+        for topic_id, number in held:
+            entry = self._view.partition(topic_id, number)
+            if entry is not None and self._services.broker_id in entry.state.replicas:
+                revisions[LogId(topic_id, number).directory_name] = entry.mod_revision
+        revision, seen = self._view.source.revision, self._directory.seen
+        begun = frozenset(
+            LogId(*key).directory_name for key, partition in self._partitions.items() if partition.log is not None
+        )
+        self._noted_ms = self._services.clock.monotonic_ms()
+        await self._calls.run(lambda: seen.note(revision, revisions, begun=begun, held=all_held))
+
+    def begin_stop(self) -> None:
+        """The broker is about to end: who takes a leadership over need not wait for this replica."""
+        for partition in self.partitions:
+            partition.replica.stops = True
 
     def movable_leaderships(self) -> int:
         """How many partitions are led here that another in-sync replica could lead."""
@@ -376,27 +495,19 @@ class Assignments:
         whole = True
         for partition in self.partitions:
             await partition.prepare_close()
-            await self._close_log(partition)
+            whole &= await self._close_log(partition)
             whole &= partition.replica.role is not Role.OFFLINE
         return whole
 
-    async def _close_log(self, partition: Partition) -> None:
+    async def _close_log(self, partition: Partition) -> bool:
+        """Close a log; False: what a full disk had no room for is left to the next start."""
         partition_log = partition.log
         if partition_log is None:
-            return
+            return True
         high_watermark = partition.replica.high_watermark
         try:
-            await self._in_directory(lambda: self._directory.close_log(partition_log, high_watermark=high_watermark))
+            await self._calls.run(lambda: self._directory.close_log(partition_log, high_watermark=high_watermark))
         except HeadraceError as error:
-            partition.fail(error)
-
-    async def _in_directory(self, call: Callable[[], ResultT]) -> ResultT:
-        async with self._directory_lock:
-            try:
-                return await asyncio.get_running_loop().run_in_executor(self._services.executor, call)
-            except HeadraceError:
-                raise
-            except Exception as error:
-                # One log that meets a bug of ours must not take the others down with it.
-                log.exception("directory_call_failed")
-                raise InternalError(f"the storage met an unexpected {type(error).__name__}") from error
+            partition.fail_unless_refused(error)
+            return False
+        return True

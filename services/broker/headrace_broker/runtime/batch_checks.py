@@ -1,22 +1,42 @@
-"""What a produced batch must pass before it is written: form, settings of its topic, sequence (H48).
+"""What a produced batch must pass before it is written: form, columns, settings of its topic, sequence (H48).
 
-Called by `partition` on the event loop, once a batch; inflates nothing.
+Called by `partition` on the event loop, once a batch. What is compressed is inflated by `check_compressed`, in threads,
+before `check_run` looks at it. What passes can be decoded by every reader, unless its topic says `validate=header`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from headrace.wire.batch import BatchFlags, BatchHeader, check_batch, sequence_after
-from headrace.wire.errors import HeadraceError, InvalidRequestError, InvalidTimestampError
-from headrace_server.topic_configs import TopicConfig
+from headrace.wire.batch import (
+    MAX_TIMESTAMP_MS,
+    MIN_TIMESTAMP_MS,
+    BatchFlags,
+    BatchHeader,
+    Codec,
+    check_batch,
+    read_header,
+    sequence_after,
+)
+from headrace.wire.columns import check_columns
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidRequestError,
+    InvalidTimestampError,
+    UnsupportedCodecError,
+)
+from headrace_server.topic_configs import TopicConfig, Validation
 
 from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.settings import BrokerSettings
 
 _UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL)
+_CODEC_AT = 37
+_GROUP_BYTES = 8 << 20
+"""Payload of batches that one call in a thread inflates, one after the other."""
 
 
 @dataclass(slots=True)
@@ -42,14 +62,17 @@ def check_run(
     services: PartitionServices,
     known_epoch: int,
     committed: bool,
+    compressed: Mapping[int, HeadraceError | None] | None = None,
 ) -> tuple[list[tuple[bytes, BatchHeader]], int]:
     """Check batches from `position` on: those that one write appends, and how many were looked at.
+
+    `compressed`: by index, what `check_compressed` has found; None where nothing is to be inflated.
 
     A duplicate ends the run, and so does a bad batch behind good ones, which meets its error as the first of the next.
     Raises what the first batch, or the replica, is refused for; nothing of the run is appended then.
     """
-    replica.check_leading(known_epoch)
-    result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.log_start_offset
+    replica.check_appending(known_epoch)
+    result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.known_log_start
     if committed:
         replica.check_in_sync()
     pairs: list[tuple[bytes, BatchHeader]] = []
@@ -59,11 +82,13 @@ def check_run(
         batch = batches[index]
         try:
             header = _check_batch(batch, config, services.settings, now_ms)
+            if config.validate is Validation.COLUMNS:
+                _check_columns(batch, header, services.settings, None if compressed is None else compressed.get(index))
             if previous is None or not _continues(previous, header):
                 if previous is not None and header.producer_id >= 0:
                     break  # the window must have seen the run before it can judge this one
                 duplicate = replica.check_batch(
-                    header.producer_id, header.producer_epoch, header.base_sequence, header.record_count
+                    header.producer_id, header.producer_epoch, header.base_sequence, header.record_count, now_ms
                 )
                 if duplicate is not None:
                     services.metrics.duplicate_batches.inc()
@@ -86,8 +111,20 @@ def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, no
         max_records=settings.max_batch_records,
         max_payload_bytes=settings.max_payload_bytes,
     )
+    if header.codec not in _codec_numbers(config.allowed_codecs):
+        name = Codec(header.codec).name.lower()
+        raise UnsupportedCodecError(
+            f"codec {name} is not among the topic's allowed_codecs, {config.allowed_codecs}",
+            action="Set compression_type of the producer to one of them, or alter the topic.",
+        )
     if header.flags & _UNAPPENDABLE:
         raise InvalidRequestError("transactional and control batches are not taken from clients")
+    if header.base_timestamp_ms < MIN_TIMESTAMP_MS or header.max_timestamp_ms > MAX_TIMESTAMP_MS:
+        raise InvalidTimestampError(
+            f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are outside the years 1 to 9999, "
+            f"{MIN_TIMESTAMP_MS} .. {MAX_TIMESTAMP_MS}",
+            action="Send milliseconds since 1970.",
+        )
     before_ms = now_ms - header.base_timestamp_ms
     after_ms = header.max_timestamp_ms - now_ms
     if before_ms > config.timestamp_before_max_ms or after_ms > config.timestamp_after_max_ms:
@@ -97,6 +134,66 @@ def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, no
             f"{config.timestamp_after_max_ms} ms after"
         )
     return header
+
+
+@lru_cache(maxsize=64)
+def _codec_numbers(names: str) -> frozenset[int]:
+    return frozenset(int(Codec[name.upper()]) for name in names.split(","))
+
+
+def _check_columns(batch: bytes, header: BatchHeader, settings: BrokerSettings, inflated: HeadraceError | None) -> None:
+    """Raise what is wrong with the columns; of a compressed batch what was found when it was inflated."""
+    if header.codec == Codec.NONE:
+        check_columns(batch, header, max_payload_bytes=settings.max_payload_bytes)
+    elif inflated is not None:
+        raise inflated
+
+
+def must_inflate(batches: Sequence[bytes], config: TopicConfig) -> bool:
+    """Whether one of the batches is compressed, and its columns are checked."""
+    return config.validate is Validation.COLUMNS and any(map(_is_compressed, batches))
+
+
+def _is_compressed(batch: bytes) -> bool:
+    return len(batch) > _CODEC_AT and batch[_CODEC_AT] != Codec.NONE
+
+
+async def check_compressed(
+    batches: Sequence[bytes], config: TopicConfig, services: PartitionServices
+) -> dict[int, HeadraceError | None]:
+    """Inflate those of the batches that are compressed and check their columns, in threads: by index, what is wrong.
+
+    Of a batch that is not sound, too large or of a codec that the topic does not allow `check_run` says so: it is not
+    inflated.
+    """
+    most = services.settings.max_payload_bytes
+    found: dict[int, HeadraceError | None] = {}
+    group: list[tuple[int, BatchHeader]] = []
+
+    def inflate() -> None:
+        for index, header in group:
+            try:
+                check_columns(batches[index], header, max_payload_bytes=most)
+            except HeadraceError as error:
+                found[index] = error
+
+    for index, batch in enumerate(batches):
+        if not _is_compressed(batch):
+            continue
+        found[index] = None
+        try:
+            header = read_header(batch)
+        except HeadraceError:
+            continue
+        if header.payload_bytes > most or header.codec not in _codec_numbers(config.allowed_codecs):
+            continue
+        if group and sum(each.payload_bytes for _, each in group) + header.payload_bytes > _GROUP_BYTES:
+            await services.inflation.run(max(each.payload_bytes for _, each in group), inflate)
+            group = []
+        group.append((index, header))
+    if group:
+        await services.inflation.run(max(each.payload_bytes for _, each in group), inflate)
+    return found
 
 
 def _continues(previous: BatchHeader, header: BatchHeader) -> bool:

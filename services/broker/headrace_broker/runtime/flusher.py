@@ -1,7 +1,8 @@
 """Group commit: fsync in threads, at most eight at once, one a dirty log and round; one fsync serves all that wait.
 
 A partition that asks while its round runs gets one more round afterwards, which covers everything appended meanwhile. A
-failed fsync takes the replica offline and is never retried (PROTOCOL H34).
+failed fsync takes the replica offline and is never retried (PROTOCOL H34); one that a full disk or a busy machine
+refused is tried again after a moment.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol
 from headrace.wire.ids import Offset
 
 from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogClosedError
 
 MAX_FLUSHES_AT_ONCE = 8
 
@@ -36,7 +38,7 @@ class Flushable(Protocol):
     flush_state: FlushState
 
     def flush_blocking(self) -> Offset:
-        """Fsync; called in a thread. Raises StorageOfflineError."""
+        """Fsync; called in a thread. Raises StorageFullError, StorageBusyError: try again; StorageOfflineError."""
 
     def on_flushed(self, offset: Offset) -> None:
         """Everything below `offset` is durable; on the event loop."""
@@ -53,6 +55,7 @@ class Flusher:
         self._executor = ThreadPoolExecutor(MAX_FLUSHES_AT_ONCE, thread_name_prefix="flush")
         self._queue: deque[Flushable] = deque()  # at most one entry a partition
         self._running = 0
+        self._retries: dict[Flushable, asyncio.TimerHandle] = {}
 
     def request(self, partition: Flushable) -> None:
         """See that everything appended to `partition` until now gets durable."""
@@ -82,6 +85,11 @@ class Flusher:
         error = None if future.cancelled() else future.exception()
         if future.cancelled():
             pass
+        elif isinstance(error, LogClosedError):
+            pass  # Its replica is gone, and nobody waits for it.
+        elif isinstance(error, REFUSALS):
+            self._metrics.storage_refusals.inc()
+            self._retry_later(partition)
         elif error is not None:
             partition.on_flush_failed(error)
         else:
@@ -91,6 +99,18 @@ class Flusher:
             partition.on_flushed(future.result())
         self._start_rounds()
 
+    def _retry_later(self, partition: Flushable) -> None:
+        if partition not in self._retries:
+            self._retries[partition] = asyncio.get_running_loop().call_later(
+                RETRY_AFTER_MS / 1000, self._retry, partition
+            )
+
+    def _retry(self, partition: Flushable) -> None:
+        del self._retries[partition]
+        self.request(partition)
+
     def close(self) -> None:
         """End the threads when their rounds are over."""
+        for timer in self._retries.values():
+            timer.cancel()
         self._executor.shutdown(wait=True)

@@ -97,7 +97,9 @@ class FollowerStream:
     # --- fetches ---
 
     def take(self, request: replication_pb2.ReplicaFetchRequest) -> None:
-        """Take in one message of the follower."""
+        """Take in one message of the follower; one that comes when a later stream has taken over is dropped."""
+        if self._closed:
+            return
         self.heard_ms = self._services.clock.monotonic_ms()
         self._hear(self.follower.broker_id, self.heard_ms)
         for topic in request.topics:
@@ -129,12 +131,13 @@ class FollowerStream:
                 Offset(request.durable_offset),
                 self.heard_ms,
                 self._may_join(self.follower),
+                request.log_start_offset,
             )
         )
         replica = partition.replica
         if request.offset < replica.log_end_offset:
             self._make_ready(key)
-        elif request.high_watermark < replica.high_watermark:
+        elif request.high_watermark < replica.high_watermark or request.log_start_offset < replica.wanted_log_start:
             self.note_high_watermark(partition)
 
     def _forget(self, key: PartitionId) -> None:
@@ -252,7 +255,7 @@ class FollowerStream:
             write_error(result, error)
             return 0
         replica = partition.replica
-        result.high_watermark, result.log_start_offset = replica.high_watermark, replica.log_start_offset
+        result.high_watermark, result.log_start_offset = replica.high_watermark, replica.wanted_log_start
         if next_offset is not None:
             result.more, result.next_offset = True, next_offset
         self._services.metrics.replicated_out_bytes.inc(len(data))

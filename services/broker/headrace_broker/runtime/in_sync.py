@@ -81,13 +81,23 @@ class InSyncWriter:
         self._metrics.in_sync_shrinks.inc(len(old - new))
         self._metrics.in_sync_expands.inc(len(new - old))
         bound = log.bind(topic=partition.topic, partition=partition.number, in_sync=sorted(new))
+        leader = proposal.state.leader
+        if leader is not None and leader != before.leader:
+            self._metrics.hand_overs.inc()
+            log.info("handed_over", topic=partition.topic, partition=partition.number, to=leader.broker_id)
+        elif before.successors and not proposal.state.successors:
+            self._metrics.hand_overs_abandoned.inc()
+            log.warning("hand_over_abandoned", topic=partition.topic, partition=partition.number)
         if old - new:
             bound.warning("in_sync_set_shrank", left=sorted(old - new))
         if new - old:
             bound.info("in_sync_set_grew", joined=sorted(new - old))
 
-    async def leave(self, topic_id: bytes, number: int, *, damaged: bool) -> None:
-        """Take this broker out of a partition's key as `leave_failed` says, however long etcd takes (H33, H34)."""
+    async def leave(self, topic_id: bytes, number: int, *, damaged: bool) -> int:
+        """Take this broker out of a partition's key as `leave_failed` says, however long etcd takes (H33, H34).
+
+        Return the revision of a write, or of a key found right, that no write computed before can follow (C3).
+        """
         key = self._keyspace.partition(topic_id, number)
         while True:
             try:
@@ -98,9 +108,11 @@ class InSyncWriter:
                 if left is None:
                     # A read may be old, also one that finds no key; only a compare says how it stands (C4).
                     if (await self._metastore.txn(unchanged, success=[Get(key)])).succeeded:
-                        return
+                        return 0 if found is None else found.mod_revision
                     continue
-                await self._metastore.txn(unchanged, success=[Put(key, encode(left))])
+                result = await self._metastore.txn(unchanged, success=[Put(key, encode(left))])
+                if result.succeeded:
+                    return result.revision
             except MetastoreRolledBackError:
                 raise
             except MetastoreUnavailableError as error:

@@ -7,9 +7,9 @@ is down it is made anew with growing pauses; what was awaited on the old one is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable, Coroutine
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -19,7 +19,6 @@ from headrace.wire.envelopes import Buffers, Envelope
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
-    StorageFullError,
     UnsupportedVersionError,
     from_detail,
 )
@@ -38,6 +37,8 @@ from headrace_broker.runtime.replica_messages import (
     SILENCE_SECONDS,
     read_answer,
 )
+from headrace_broker.runtime.uninterrupted import cancel_and_wait
+from headrace_broker.storage.errors import REFUSALS
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +47,9 @@ PartitionId = tuple[bytes, int]
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 REFUSED_PAUSE_SECONDS = 0.1
-FULL_PAUSE_SECONDS = 1.0
+REFUSED_STORAGE_SECONDS = 1.0
+MAX_FETCHES = 1_000
+"""Of one message, so that neither end is busy with it for long; its row in `METHODS` allows more."""
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -66,16 +69,16 @@ class LeaderLink:
         self,
         leader_id: int,
         view: ClusterView,
-        identity: Callable[[], replication_pb2.FollowerIdentity | None],
+        identify: Callable[[bytes], replication_pb2.FollowerIdentity | None],
         hear: Callable[[], None],
         tls: TlsIdentity | None = None,
     ) -> None:
-        """`identity` says who follows; None: there is no session now. `hear` is told of every message. `tls`: what the
-        leader is shown, None: nothing, in plain text.
+        """`identify` answers the leader's challenge; None: there is no session now. `hear` is told of every message.
+        `tls`: what the leader is shown, None: nothing, in plain text.
         """
         self._leader_id = leader_id
         self._view = view
-        self._identity = identity
+        self._identify = identify
         self._hear = hear
         self._tls = tls
         self._partitions: dict[PartitionId, Partition] = {}
@@ -114,11 +117,11 @@ class LeaderLink:
         """Keep the stream up until cancelled."""
         pause = FIRST_PAUSE_SECONDS
         while True:
-            broker, identity = self._view.brokers.get(BrokerId(self._leader_id)), self._identity()
-            if broker is not None and identity is not None and self._partitions and self._goes_with(broker.live):
+            broker = self._view.brokers.get(BrokerId(self._leader_id))
+            if broker is not None and self._partitions and self._goes_with(broker.live):
                 try:
                     async with open_channel(broker.live.internal_address, _CHANNEL_OPTIONS, self._tls) as channel:
-                        if await self._talk(channel, identity):
+                        if await self._talk(channel):
                             pause = FIRST_PAUSE_SECONDS
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     log.info("replica_stream_ended", leader=self._leader_id, cause=_cause(error))
@@ -144,7 +147,7 @@ class LeaderLink:
             partition.replica.end_fetch()
             self.fetch(partition)
 
-    async def _talk(self, channel: grpc.aio.Channel, identity: replication_pb2.FollowerIdentity) -> bool:
+    async def _talk(self, channel: grpc.aio.Channel) -> bool:
         """Run one stream to its end; whether anything was heard on it."""
         open_stream = channel.stream_stream(
             METHOD,
@@ -153,11 +156,12 @@ class LeaderLink:
         )
         call = open_stream()
         heard = False
-        writer: asyncio.Task[None] | None = None
         applying: asyncio.Task[None] | None = None
+        if not await self._introduce(call):
+            call.cancel()
+            return False
+        writer = asyncio.create_task(self._write(call))
         try:
-            await call.write(replication_pb2.ReplicaFetchRequest(follower=identity))
-            writer = asyncio.create_task(self._write(call))
             while not writer.done():
                 async with asyncio.timeout(SILENCE_SECONDS):
                     envelope = await call.read()
@@ -171,21 +175,28 @@ class LeaderLink:
                 applying = asyncio.create_task(self._apply(envelope.message, envelope.batches))
             return heard
         finally:
-            if writer is not None:
-                writer.cancel()
-                with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await writer
             call.cancel()
             for task in list(self._tasks):
                 task.cancel()
-            if applying is not None:
-                applying.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await applying
+            await cancel_and_wait(writer, *([] if applying is None else [applying]))
+
+    async def _introduce(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> bool:
+        """Answer the leader's challenge; return whether the stream is ready for fetches."""
+        await call.write(replication_pb2.ReplicaFetchRequest())
+        async with asyncio.timeout(SILENCE_SECONDS):
+            envelope = await call.read()
+        if not isinstance(envelope, Envelope):
+            return False
+        identity = self._identify(envelope.message.challenge)
+        if identity is None or call.done():
+            return False
+        await call.write(replication_pb2.ReplicaFetchRequest(follower=identity))
+        return True
 
     # --- fetches ---
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        """Send fetches until the stream is gone."""
         while True:
             try:
                 async with asyncio.timeout(SIGN_OF_LIFE_SECONDS):
@@ -193,12 +204,20 @@ class LeaderLink:
             except TimeoutError:
                 pass
             self._wake.clear()
-            await call.write(self._make_request())
+            request = self._make_request()
+            try:
+                await call.write(request)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return
 
     def _make_request(self) -> replication_pb2.ReplicaFetchRequest:
         request = replication_pb2.ReplicaFetchRequest()
         topics: dict[bytes, replication_pb2.TopicReplicaFetch] = {}
-        due, self._due = self._due, {}
+        due = dict(islice(self._due.items(), MAX_FETCHES))
+        for key in due:
+            del self._due[key]
+        if self._due:
+            self._wake.set()  # The others by the next message.
         for key, partition in due.items():
             if not partition.may_fetch():
                 continue  # A flush is under way, which asks again.
@@ -223,6 +242,7 @@ class LeaderLink:
                 partition_epoch=0 if replica.state is None else replica.state.partition_epoch,
                 found_damage=key in self._damaged,
                 read_offset=read_offset,
+                log_start_offset=replica.log_start_offset,
             )
             self._damaged.pop(key, None)
         return request
@@ -242,12 +262,13 @@ class LeaderLink:
                     self._refused(key, partition, result)
                 elif result.HasField("diverged") or result.HasField("restart"):
                     # Cutting a log waits for the disk several times: beside the others.
-                    self._spawn(self._take(key, partition, result, b""))
+                    self._spawn(partition, self._take(key, partition, result, b""))
                 else:
                     await self._take(key, partition, result, data[-1] if data else b"")
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, partition: Partition, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
+        partition.services.watch(task)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
@@ -270,11 +291,10 @@ class LeaderLink:
             )  # fmt: skip
             self._damaged[key] = None
             pause = REFUSED_PAUSE_SECONDS
-        except StorageFullError:
-            pause = FULL_PAUSE_SECONDS
-        except HeadraceError as error:
-            partition.fail(error)
-            return
+        except REFUSALS:
+            pause = REFUSED_STORAGE_SECONDS
+        except HeadraceError:
+            return  # It is offline.
         self._fetch_after(partition, pause)
 
     def _refused(

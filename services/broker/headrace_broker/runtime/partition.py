@@ -15,11 +15,13 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar, assert_never
 
 import structlog
 from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import (
+    CorruptBatchError,
     HeadraceError,
     InternalError,
     NotLeaderError,
@@ -32,12 +34,14 @@ from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.partition_state import Replica
 from headrace_server.topic_configs import INT64_MAX, Durability, TopicConfig
 
+from headrace_broker.core.hand_over import HAND_OVER_MS
 from headrace_broker.core.messages import (
     Abandon,
     Acknowledge,
     AcknowledgementAwaited,
     AcknowledgementDropped,
     Action,
+    AnnounceLogStart,
     Appended,
     BatchesReplicated,
     DurabilityChanged,
@@ -50,11 +54,17 @@ from headrace_broker.core.messages import (
     LeadershipEnded,
     LeadershipStarted,
     LeaveInSync,
+    LimitPause,
     LogCut,
     LogRestarted,
+    LogStartAwaited,
     LogStartRaised,
+    LogStartWanted,
+    PauseOver,
     PersistEpoch,
     Propose,
+    RaiseLogStart,
+    SessionStarted,
     StorageFailed,
     Unfollow,
 )
@@ -74,12 +84,12 @@ from headrace_broker.core.replica_fetch import (
     judge,
     next_step,
 )
-from headrace_broker.runtime.batch_checks import AppendResult, check_run
+from headrace_broker.runtime.batch_checks import AppendResult, check_compressed, check_run, must_inflate
 from headrace_broker.runtime.flusher import FlushState
 from headrace_broker.runtime.producer_state import SnapshotClock, rebuild_producers
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.runtime.uninterrupted import uninterrupted
-from headrace_broker.storage.errors import LogDamagedError
+from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
 from headrace_broker.storage.log import PartitionLog, TimestampedOffset, TimestampKind
 from headrace_broker.storage.settings import LogSettings
 from headrace_broker.storage.slices import Slice
@@ -104,6 +114,9 @@ class PartitionHost(Protocol):
     def start_epoch(self, partition: Partition, leader_epoch: int) -> None:
         """Run `persist_epoch`."""
 
+    def raise_log_start(self, partition: Partition, offset: Offset) -> None:
+        """Run `Partition.raise_log_start`."""
+
     def follow(self, partition: Partition, leader: Replica) -> None:
         """Fetch from `leader` from now on."""
 
@@ -124,7 +137,7 @@ class ReplicaWatcher(Protocol):
     """A follower's stream, where a fetch of a partition waits for something to answer."""
 
     def wake(self, partition: Partition) -> None:
-        """There are new records, or leadership has ended."""
+        """There are new records, or a new log start, or leadership has ended."""
 
     def note_high_watermark(self, partition: Partition) -> None:
         """The high watermark has moved."""
@@ -155,7 +168,9 @@ class Partition:
         self.log_lock = asyncio.Lock()
         self._host = host
         self.failure: BaseException | None = None
+        self.left_revision: int | None = None  # `InSyncWriter.leave` returned it, once the replica had failed
         self._applying = False  # an answer of the leader is being written
+        self._fetches_after = False  # a fetch was due meanwhile, and is sent when that has ended
         self._more = False  # the leader's last answer was not all it had
         self._next_offset = Offset(0)  # what is being written ends there, and the leader's log goes on; 0: not known
         self._copy_until_ms = 0.0  # a throttled copy waits until then
@@ -165,6 +180,7 @@ class Partition:
         self._acknowledgements: dict[int, asyncio.Future[HeadraceError | None]] = {}
         self._tokens = itertools.count()
         self._slow = False
+        self._appending = 0  # calls of `append` that are not over
         self._kept = SnapshotClock(0, 0, services.clock.monotonic_ms())
         self._unflushed_records = 0
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -185,7 +201,11 @@ class Partition:
 
     def _make_producers(self) -> ProducerWindows:
         settings = self.services.settings
-        return ProducerWindows(max_producers=settings.max_producers, expiry_ms=settings.producer_expiry_ms)
+        return ProducerWindows(
+            max_producers=settings.max_producers,
+            expiry_ms=settings.producer_expiry_ms,
+            retry_window_ms=settings.producer_retry_window_ms,
+        )
 
     @property
     def log(self) -> PartitionLog | None:
@@ -205,7 +225,7 @@ class Partition:
 
         `committed`: the caller will wait for the high watermark, so too few in-sync replicas refuse it (H13).
         """
-        if self._slow or self.log_lock.locked():
+        if self._slow or self._appending or self.log_lock.locked() or must_inflate(batches, self.config):
             return None
         result = AppendResult()
         try:
@@ -216,17 +236,25 @@ class Partition:
 
     async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
         """As `append_now`, with the writes in a thread and in the order of the calls."""
-        return await uninterrupted(self._append(batches, known_epoch, committed=committed))
+        self._appending += 1  # From here on `append_now` overtakes nobody, though the lock is not held yet.
+        try:
+            return await uninterrupted(self._append(batches, known_epoch, committed=committed))
+        finally:
+            self._appending -= 1
 
     async def _append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
         result = AppendResult()
         async with self.log_lock:
             position = 0
             try:
+                compressed = None
+                if must_inflate(batches, self.config):
+                    self.replica.check_leading(known_epoch)
+                    compressed = await check_compressed(batches, self.config, self.services)
                 while position < len(batches):
                     pairs, taken = check_run(
-                        batches, position, result, replica=self.replica, config=self.config,
-                        services=self.services, known_epoch=known_epoch, committed=committed,
+                        batches, position, result, replica=self.replica, config=self.config, services=self.services,
+                        known_epoch=known_epoch, committed=committed, compressed=compressed,
                     )  # fmt: skip
                     position += taken
                     if pairs:
@@ -242,9 +270,9 @@ class Partition:
         base = await self.in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
         result.append_seconds += time.perf_counter() - started
         self._note_run(pairs, base, at_ms, leader_epoch, result)
-        if self.replica.role is not Role.LEADING or self.replica.leader_epoch != leader_epoch:
+        if not self.replica.counts_append(leader_epoch):
             # It is in the log, and whoever leads next may commit it.
-            raise NotLeaderError("leadership was lost during the append", outcome=Outcome.UNKNOWN)
+            raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
 
     def _append_run(
         self,
@@ -282,7 +310,7 @@ class Partition:
         actions: list[Action] = []
         for _, header in pairs:
             end = base + header.record_count
-            actions += self.replica.handle(
+            actions += self._tell_core(
                 Appended(
                     Offset(base), Offset(end), header.producer_id, header.producer_epoch, header.base_sequence, at_ms
                 )
@@ -317,10 +345,14 @@ class Partition:
         """
         if end_offset <= self.replica.high_watermark and leader_epoch == self.replica.leader_epoch:
             return None
+        token, future = self._new_wait()
+        self.handle(AcknowledgementAwaited(token, Offset(end_offset), LeaderEpoch(leader_epoch)))
+        return token, future
+
+    def _new_wait(self) -> tuple[int, asyncio.Future[HeadraceError | None]]:
         token = next(self._tokens)
         future: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
         self._acknowledgements[token] = future
-        self.handle(AcknowledgementAwaited(token, Offset(end_offset), LeaderEpoch(leader_epoch)))
         return token, future
 
     def give_up(self, token: int) -> TimedOutError:
@@ -386,24 +418,51 @@ class Partition:
         header = await self.in_thread(lambda: self.open_log.batch_with(wanted))
         return TimestampedOffset(Offset(wanted), header.append_timestamp_ms)
 
-    async def delete_records(self, before_offset: int) -> Offset:
-        """Raise the log start to `before_offset` (-1: the high watermark) and return it.
+    async def delete_records(self, before_offset: int, timeout_seconds: float) -> Offset:
+        """Raise the log start of the partition to `before_offset` (-1: the high watermark) and return it.
 
-        Raises OffsetOutOfRangeError above the high watermark.
+        Raises:
+            OffsetOutOfRangeError: `before_offset` is above the high watermark.
+            NotEnoughReplicasError: too few replicas are in sync for any to be counted on.
+            TimedOutError, NotLeaderError, with the outcome UNKNOWN: some in-sync replica may still have the records.
         """
-        self.replica.check_leading(-1)
-        return await uninterrupted(self._delete_records(before_offset))
+        replica = self.replica
+        replica.check_leading(-1)
+        replica.check_in_sync()
+        before = replica.high_watermark if before_offset == -1 else before_offset
+        if before > replica.high_watermark:
+            raise OffsetOutOfRangeError(f"offset {before} is above the high watermark {replica.high_watermark}")
+        self.handle(LogStartWanted(Offset(before)))
+        token, future = self._new_wait()
+        self.handle(LogStartAwaited(token, Offset(before), replica.leader_epoch))
+        try:
+            await asyncio.wait([future], timeout=timeout_seconds)
+        finally:
+            if not future.done():
+                self.give_up(token)
+        if not future.done():
+            raise TimedOutError(f"not every in-sync replica begins at {before} yet", outcome=Outcome.UNKNOWN)
+        if (error := future.result()) is not None:
+            raise error
+        return replica.log_start_offset
 
-    async def _delete_records(self, before_offset: int) -> Offset:
+    async def raise_log_start(self, offset: Offset) -> None:
+        """Do what `RaiseLogStart` asks for, again after a moment where the disk refuses it (H35)."""
         async with self.log_lock:
-            high_watermark = self.replica.high_watermark
-            before = high_watermark if before_offset == -1 else before_offset
-            return await self._raise_log_start(before, high_watermark)
+            if self.replica.role is not Role.LEADING or self.replica.raising_to != offset:
+                return
+            try:
+                await self._raise_log_start(offset)
+            except HeadraceError as error:
+                if not self.fail_unless_refused(error):
+                    delay_seconds = RETRY_AFTER_MS / 1000
+                    asyncio.get_running_loop().call_later(delay_seconds, self._host.raise_log_start, self, offset)
 
-    async def _raise_log_start(self, before: int, high_watermark: int) -> Offset:
-        start = await self.in_thread(lambda: self.open_log.delete_records(before, high_watermark))
+    async def _raise_log_start(self, offset: Offset) -> None:
+        high_watermark, segments = self.replica.high_watermark, self.open_log.segment_count
+        start = await self.in_thread(lambda: self.open_log.delete_records(offset, high_watermark))
+        self.services.metrics.deleted_segments.inc(max(0, segments - self.open_log.segment_count))
         self.handle(LogStartRaised(start))
-        return start
 
     # --- replication: both ends of a fetch ---
 
@@ -440,10 +499,17 @@ class Partition:
     def may_fetch(self) -> bool:
         """Whether a follower may ask for more now; where not, what is under way asks again when it ends.
 
+        That is the work itself, never who waits for it: a stream that breaks cancels the one and not the other.
+
         With durability=fsync a follower that has reached the end flushes first: its next fetch acknowledges.
         """
         replica = self.replica
-        if replica.role is not Role.FOLLOWING or (self._applying and not self._next_offset) or self._holds_back():
+        if replica.role is not Role.FOLLOWING:
+            return False
+        if self._applying and not self._next_offset:
+            self._fetches_after = True
+            return False
+        if self._holds_back():
             return False
         at_end = self._flushes_always and not self._more
         if at_end and replica.flushed_offset < replica.log_end_offset:
@@ -489,8 +555,8 @@ class Partition:
 
         Raises:
             CorruptBatchError: the batches fail their checks (I17); nothing was appended.
-            StorageFullError: nothing was appended.
-            HeadraceError: the replica must not go on.
+            REFUSALS: nothing was appended.
+            HeadraceError: the replica has gone offline.
         """
         return await uninterrupted(self._take_answer(answer))
 
@@ -498,9 +564,9 @@ class Partition:
         async with self.log_lock:
             if self.replica.role in (Role.OFFLINE, Role.DELETED):
                 return False
-            step = next_step(self.replica, self.open_log, answer)
-            self._applying = step is not None
             try:
+                step = next_step(self.replica, self.open_log, answer)
+                self._applying = step is not None
                 match step:
                     case AppendBatches():
                         await self._append_replicated(step)
@@ -510,24 +576,31 @@ class Partition:
                         await self._start_over(offset, previous_crc)
                     case FetchAgain() | None:
                         pass
-            except HeadraceError:
+            except HeadraceError as error:
                 self.replica.end_fetch()  # Of what was to follow these batches, nothing can be used.
+                if not isinstance(error, CorruptBatchError):
+                    self.fail_unless_refused(error)
                 raise
             finally:
                 self._applying, self._next_offset = False, Offset(0)
-                if self.replica.leader_epoch != answer.leader_epoch:
-                    self._host.fetch(self)  # The first fetch of the new epoch has waited for this.
+                if self._fetches_after:
+                    self._fetches_after = False
+                    self._host.fetch(self)
             return step is not None
 
     async def _append_replicated(self, step: AppendBatches) -> None:
         partition_log = self.open_log
         self._more = step.more
         if len(step.batches):
-            if len(step.batches) <= _INLINE_BYTES and not self._slow:
-                headers = partition_log.append_replicated(step.batches)
-            else:
-                self._fetch_ahead(step)
-                headers = await self.in_thread(lambda: partition_log.append_replicated(step.batches))
+            try:
+                if len(step.batches) <= _INLINE_BYTES and not self._slow:
+                    headers = partition_log.append_replicated(step.batches)
+                else:
+                    self._fetch_ahead(step)
+                    headers = await self.in_thread(lambda: partition_log.append_replicated(step.batches))
+            except REFUSALS:
+                await self._take_report(step)  # What the leader has deleted makes room.
+                raise
             self.handle(BatchesReplicated(headers))
             self.services.metrics.replicated_in_bytes.inc(len(step.batches))
             self.ask_for_flush(sum(header.record_count for header in headers))
@@ -535,10 +608,14 @@ class Partition:
             if rate:
                 now_ms = self.services.clock.monotonic_ms()
                 self._copy_until_ms = max(self._copy_until_ms, now_ms) + len(step.batches) * 1000 / rate
+        await self._take_report(step)
+
+    async def _take_report(self, step: AppendBatches) -> None:
+        """Take up the leader's high watermark and log start, as far as this log goes."""
         self.handle(LeaderReported(step.high_watermark))
         start = min(step.log_start_offset, self.replica.high_watermark)
         if start > self.replica.log_start_offset:
-            await self._raise_log_start(start, self.replica.high_watermark)
+            await self._raise_log_start(Offset(start))
 
     def _fetch_ahead(self, step: AppendBatches) -> None:
         """Let the next slice come while a thread writes this one."""
@@ -573,9 +650,10 @@ class Partition:
         """A reader found bytes that fail their checks: look at what is on the disk, and go offline if it is here."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look_for_damage(offset))
+            self.services.watch(self._looking)
 
     async def _look_for_damage(self, offset: int) -> None:
-        if self.replica.role is not Role.LEADING:
+        if self.replica.role in (Role.OFFLINE, Role.DELETED):
             return
         start = max(offset, self.open_log.log_start_offset)  # It may lie inside a batch, which replicas copy whole.
         try:
@@ -607,17 +685,45 @@ class Partition:
     def handle(self, event: Event) -> None:
         """Tell the core and do what it asks."""
         revision = self.replica.revision
-        self._perform(self.replica.handle(event))
+        self._perform(self._tell_core(event))
         if self.replica.revision != revision:
             self.wake_replicas()  # The key has changed: a fetch that waits may be of a replica that was there before.
+        if (self.replica.revision != revision or isinstance(event, SessionStarted)) and self.replica.lacks_committed:
+            self._fail_incomplete()
+
+    def _tell_core(self, event: Event) -> list[Action]:
+        """Give the core an event; a violated invariant ends the broker, whoever called and whoever awaits that."""
+        try:
+            return self.replica.handle(event)
+        except AssertionError as error:
+            self.services.crash(error)
+            raise
+
+    def _fail_incomplete(self) -> None:
+        """The log is that of another time or replica, whatever brought it here: nobody may count on it (I2, I3)."""
+        state, partition_log = self.replica.state, self.open_log
+        assert state is not None
+        self.fail(
+            LogDamagedError(
+                f"it ends there, and everything below offset {state.high_watermark} was committed with this replica",
+                file=partition_log.directory,
+                offset=self.replica.log_end_offset,
+                position=partition_log.size_bytes,
+            )
+        )
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case HighWatermarkAdvanced():
+                    self.services.advanced[self] = None
                     self._wake_watchers()
                     for watcher in self.replica_watchers:
                         watcher.note_high_watermark(self)
+                case AnnounceLogStart():
+                    self.wake_replicas()
+                case RaiseLogStart(offset):
+                    self._host.raise_log_start(self, offset)
                 case Acknowledge(token):
                     self._answer(token, None)
                 case Abandon(token, error):
@@ -626,6 +732,8 @@ class Partition:
                     self._host.start_epoch(self, leader_epoch)
                 case Propose():
                     self._host.propose(self, action)
+                case LimitPause(number):
+                    asyncio.get_running_loop().call_later(HAND_OVER_MS / 1000, self._end_pause, number)
                 case Follow(leader, leader_epoch):
                     log.info(
                         "following",
@@ -659,6 +767,9 @@ class Partition:
                 case _:
                     assert_never(action)
 
+    def _end_pause(self, number: int) -> None:
+        self.handle(PauseOver(number, self.services.clock.monotonic_ms()))
+
     def _answer(self, token: int, error: HeadraceError | None) -> None:
         future = self._acknowledgements.pop(token, None)
         if future is not None and not future.done():
@@ -684,7 +795,9 @@ class Partition:
             try:
                 start = await self.in_thread(lambda: self._start_epoch(leader_epoch))
             except HeadraceError as error:
-                self.fail(error)
+                if not self.fail_unless_refused(error):
+                    retry = partial(self._host.start_epoch, self, leader_epoch)
+                    asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, retry)
                 return
             self.handle(EpochPersisted(LeaderEpoch(leader_epoch), start, self.services.clock.monotonic_ms()))
 
@@ -768,6 +881,28 @@ class Partition:
         self.handle(StorageFailed(str(error), damaged=isinstance(error, LogDamagedError)))
         self._wake_watchers()
 
+    def fail_unless_refused(self, error: HeadraceError) -> bool:
+        """Take the replica offline for an error of its storage; False: the call was refused, and may succeed later."""
+        if isinstance(error, REFUSALS):
+            self.services.metrics.storage_refusals.inc()
+            log.info("storage_call_refused", topic=self.topic, partition=self.number, reason=str(error))
+            return False
+        self.fail(error)
+        return True
+
+    async def checkpoint(self, *, force: bool) -> None:
+        """Write a checkpoint if the last one is stale, and is due or `force`."""
+        partition_log, high_watermark = self._log, self.replica.high_watermark
+        if partition_log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
+            return
+        if not partition_log.checkpoint_is_stale(high_watermark):
+            return
+        at_ms = self.services.clock.monotonic_ms()
+        try:
+            await self.in_thread(lambda: partition_log.checkpoint(at_ms, high_watermark, force=force))
+        except HeadraceError as error:
+            self.fail_unless_refused(error)
+
     async def prepare_close(self) -> None:
         """Flush and keep the producers: the last use of the log before `assignments` closes it."""
         if self._flush_timer is not None:
@@ -780,7 +915,7 @@ class Partition:
                 await self.in_thread(self.open_log.flush)
                 await self.in_thread(self._keep_producers)
             except HeadraceError as error:
-                self.fail(error)
+                self.fail_unless_refused(error)
 
     def note_kept(self, offset: int) -> None:
         """The disk has the producers as they stood at `offset`: what is there need not be written again."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
-from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.errors import HeadraceError, InvalidConfigError, MetastoreUnavailableError
 from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
@@ -28,10 +29,19 @@ from headrace_server.metastore.api import (
     VersionIs,
 )
 from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState, give_back
+from headrace_server.telemetry import LogInterval
+
+from headrace_broker.storage.errors import REFUSALS
 
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.5
+ID_IN_USE_LEASES = 3
+"""Another process that keeps this broker's id for so many lease times is alive."""
+WENT_BACK_ACTION = (
+    "The data directory is an older copy of itself, as a restored volume is: its replicas copy what they lack before "
+    "they count. Where one was the only one, see `headrace partition elect --unclean`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +52,30 @@ class Session:
     keeper: LeaseKeeper
 
 
-@dataclass(frozen=True, slots=True)
-class StorageRecord:
-    """What a data directory says of its past; see `storage.directory.DataDirectory`."""
+class Storage(Protocol):
+    """What a data directory says of its past, and is told of its sessions; see `storage.directory.DataDirectory`."""
 
-    storage_id: bytes
-    era: bytes
-    clean_broker_epoch: int | None
+    @property
+    def storage_id(self) -> bytes:
+        """Drawn for the directory."""
+
+    @property
+    def era(self) -> bytes:
+        """The time without a boot of the machine, up to now; empty: not known."""
+
+    @property
+    def clean_broker_epoch(self) -> int | None:
+        """The session that stopped in order; `None`: the last one did not."""
+
+    @property
+    def version(self) -> int:
+        """A number that only grows."""
+
+    async def note_session(self, version: int, broker_epoch: int | None = None) -> None:
+        """Note the version, synced, and the session where it is known. Raises HeadraceError."""
+
+    async def become_another(self) -> None:
+        """Draw another storage id, synced. Raises HeadraceError."""
 
 
 class Registration:
@@ -59,7 +86,7 @@ class Registration:
         metastore: Metastore,
         keyspace: Keyspace,
         live: metadata_pb2.BrokerLive,
-        storage: StorageRecord,
+        storage: Storage,
         *,
         lease_ttl_ms: int,
         clock: Clock,
@@ -77,7 +104,11 @@ class Registration:
         self._on_lease_change = on_lease_change
         self.session: Session | None = None
         self._writing = asyncio.Lock()
+        self._log_interval = LogInterval(clock.monotonic_ms)
+        # The epoch of another broker under this id, and since when it is waited for.
+        self._other: tuple[int, int] | None = None
         self._written_at = 0  # mod_revision of the own key, as far as is known
+        self._version_written_at = 0  # mod_revision of the directory's key
 
     async def register(self) -> int:
         """Register, waiting as long as it takes, and return the new broker epoch."""
@@ -88,8 +119,9 @@ class Registration:
                 broker_epoch = await self._put(lease.lease_id)
             except (MetastoreRolledBackError, asyncio.CancelledError):
                 raise
-            except (MetastoreUnavailableError, LeaseNotFoundError) as error:
-                log.warning("registration_delayed", cause=str(error))
+            except (MetastoreUnavailableError, LeaseNotFoundError, *REFUSALS) as error:
+                if self._log_interval.is_due():
+                    log.warning("registration_delayed", cause=str(error), for_seconds=self._log_interval.for_seconds)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             keeper = LeaseKeeper(
@@ -103,6 +135,7 @@ class Registration:
             keeper.start()
             self.session = Session(broker_epoch, keeper)
             self._written_at = broker_epoch
+            self._log_interval.end()
             log.info("registered", broker_epoch=broker_epoch, clean=self._live.clean, resumes=self._live.resumes)
             return broker_epoch
 
@@ -110,23 +143,90 @@ class Registration:
         """Try the transaction until the key is ours; the broker epoch."""
         broker_id = self._live.broker_id
         live_key, session_key = self._keyspace.live(broker_id), self._keyspace.session(broker_id)
+        directory_key = self._keyspace.directory(broker_id)
         while True:
             found = (await self._metastore.get(session_key)).key_value
+            noted = (await self._metastore.get(directory_key)).key_value
+            version = await self._raise_version(noted)
             session = self._describe_past(found)
             result = await self._metastore.txn(
-                [VersionIs(live_key, 0), ModRevisionIs(session_key, 0 if found is None else found.mod_revision)],
+                [
+                    VersionIs(live_key, 0),
+                    ModRevisionIs(session_key, 0 if found is None else found.mod_revision),
+                    ModRevisionIs(directory_key, 0 if noted is None else noted.mod_revision),
+                ],
                 success=[
                     Put(live_key, self._live.SerializeToString(), lease_id),
                     Put(session_key, session.SerializeToString()),
+                    Put(directory_key, self._directory_version(version)),
                 ],
                 failure=[Get(live_key)],
             )
             if result.succeeded:
-                return result.revision
+                return await self._note_registered(result.revision)
             present = result.responses[0]
             if present and await self._take_over(present[0], found, lease_id):
-                return present[0].create_revision
+                return await self._note_registered(present[0].create_revision)
             await self._keep_lease(lease_id)
+
+    async def _raise_version(self, noted: KeyValue | None) -> int:
+        """Raise the directory's version above its own and etcd's, before etcd has it; the version.
+
+        A directory that etcd has seen at a later version is an older copy of itself: a restored volume, or a clone of
+        one that served on. Nobody may count on it, so it becomes another storage first (H16, H42).
+        """
+        known = (
+            metadata_pb2.DirectoryVersion() if noted is None else metadata_pb2.DirectoryVersion.FromString(noted.value)
+        )
+        storage = self._storage
+        if known.storage_id == storage.storage_id and storage.version < known.version:
+            log.error(
+                "directory_went_back",
+                version=storage.version, seen_version=known.version, action=WENT_BACK_ACTION,
+            )  # fmt: skip
+            await storage.become_another()
+        version = max(storage.version, known.version) + 1
+        await storage.note_session(version)
+        return version
+
+    def _directory_version(self, version: int) -> bytes:
+        return metadata_pb2.DirectoryVersion(storage_id=self._storage.storage_id, version=version).SerializeToString()
+
+    async def _note_registered(self, broker_epoch: int) -> int:
+        """Note a session in the directory, before it serves; its broker epoch."""
+        await self._storage.note_session(self._storage.version, broker_epoch)
+        self._version_written_at = broker_epoch
+        return broker_epoch
+
+    async def announce_version(self) -> bool:
+        """Raise the version of the directory, and then in etcd, because records were written; False: it could not be.
+
+        Whatever copy of the directory is older than this is known to be one.
+        """
+        async with self._writing:
+            session, broker_id = self.session, self._live.broker_id
+            if session is None:
+                return False
+            live_key, directory_key = self._keyspace.live(broker_id), self._keyspace.directory(broker_id)
+            version = self._storage.version + 1
+            try:
+                await self._storage.note_session(version, session.broker_epoch)
+                result = await self._metastore.txn(
+                    [
+                        CreateRevisionIs(live_key, session.broker_epoch),
+                        ModRevisionIs(directory_key, self._version_written_at),
+                    ],
+                    success=[Put(directory_key, self._directory_version(version))],
+                    failure=[Get(directory_key)],
+                )
+            except HeadraceError as error:
+                log.warning("directory_version_not_raised", cause=str(error))
+                return False
+            if result.succeeded:
+                self._version_written_at = result.revision
+            elif result.responses[0]:
+                self._version_written_at = result.responses[0][0].mod_revision  # An earlier write that came late.
+            return result.succeeded
 
     def _describe_past(self, found: KeyValue | None) -> metadata_pb2.BrokerSession:
         """Say in the registration what this session continues of the ones before, and give the session's own record."""
@@ -173,9 +273,29 @@ class Registration:
         if live.boot_id == self._live.boot_id or (stored is not None and stored.storage_id == self._storage.storage_id):
             await self._metastore.revoke_lease(present.lease_id)
             return False
-        log.warning("registration_waits", broker_id=live.broker_id, address=live.address)
+        self._check_id_is_free(live, present.create_revision)
         await asyncio.sleep(RETRY_SECONDS)
         return False
+
+    def _check_id_is_free(self, live: metadata_pb2.BrokerLive, broker_epoch: int) -> None:
+        """Give up once another process has kept the id three times as long as a dead one would keep it.
+
+        Raises:
+            InvalidConfigError: two brokers have one id.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if self._other is None or self._other[0] != broker_epoch:
+            self._other = broker_epoch, now_ms
+        if now_ms - self._other[1] >= ID_IN_USE_LEASES * self._lease_ttl_ms:
+            raise InvalidConfigError(
+                f"broker id {live.broker_id} is registered by the broker at {live.address}",
+                action="Set another broker_id for this one, or stop the other one.",
+            )
+        if self._log_interval.is_due():
+            log.warning(
+                "registration_waits",
+                broker_id=live.broker_id, address=live.address, for_seconds=self._log_interval.for_seconds,
+            )  # fmt: skip
 
     async def _keep_lease(self, lease_id: int) -> None:
         if await self._metastore.renew_lease(lease_id) == 0:

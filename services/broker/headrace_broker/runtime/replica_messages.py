@@ -32,6 +32,7 @@ def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch
         high_watermark=entry.high_watermark,
         partition_epoch=entry.partition_epoch,
         read_offset=entry.read_offset,
+        log_start_offset=entry.log_start_offset,
     )
 
 

@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 import structlog
-from headrace.wire.errors import FencedBrokerError, InvalidRequestError, Outcome
-from headrace.wire.ids import BrokerId
+from headrace.wire.errors import FencedBrokerError, InvalidRequestError, NotAuthorizedError, Outcome
+from headrace.wire.ids import BrokerId, Offset
 from headrace.wire.releases import REPLICA_NEEDS
+from headrace_server.cluster_secret import is_proven, prove
 from headrace_server.handshakes import check_handshake, own_handshake
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
@@ -60,12 +61,12 @@ class Replication:
         self._links: dict[int, tuple[LeaderLink, asyncio.Task[None]]] = {}
         self._followed: dict[PartitionId, int] = {}  # the broker that each is copied from
         self._streams: dict[int, FollowerStream] = {}  # of followers, by broker
-        self._on_left: Callable[[Partition], None] = lambda partition: None
+        self._on_left: Callable[[Partition, int], None] = lambda partition, revision: None
         self._closed = False
         self.broker_epoch: int | None = None
 
-    def on_left(self, callback: Callable[[Partition], None]) -> None:
-        """Call `callback` when a failed replica has been taken out of its key."""
+    def on_left(self, callback: Callable[[Partition, int], None]) -> None:
+        """Call `callback` when a failed replica has been taken out of its key, with what `InSyncWriter.leave` says."""
         self._on_left = callback
 
     # --- PartitionHost ---
@@ -73,6 +74,10 @@ class Replication:
     def start_epoch(self, partition: Partition, leader_epoch: int) -> None:
         """See `PartitionHost`."""
         self._spawn(partition.persist_epoch(leader_epoch))
+
+    def raise_log_start(self, partition: Partition, offset: Offset) -> None:
+        """See `PartitionHost`."""
+        self._spawn(partition.raise_log_start(offset))
 
     def follow(self, partition: Partition, leader: Replica) -> None:
         """See `PartitionHost`."""
@@ -84,7 +89,7 @@ class Replication:
         self._followed[key] = leader.broker_id
         if leader.broker_id not in self._links:
             hear = partial(self._hear, leader.broker_id)
-            link = LeaderLink(leader.broker_id, self._view, self._identify, hear, self._tls)
+            link = LeaderLink(leader.broker_id, self._view, partial(self._identify, leader.broker_id), hear, self._tls)
             self._links[leader.broker_id] = link, self._tasks.create_task(link.run())
         self._links[leader.broker_id][0].add(partition)
         self._services.metrics.following.set(len(self._followed))
@@ -115,8 +120,7 @@ class Replication:
         self._spawn(self._leave(partition, damaged))
 
     async def _leave(self, partition: Partition, damaged: bool) -> None:
-        await self.writer.leave(partition.topic_id, partition.number, damaged=damaged)
-        self._on_left(partition)
+        self._on_left(partition, await self.writer.leave(partition.topic_id, partition.number, damaged=damaged))
 
     def _hear(self, leader_id: int) -> None:
         self._suspicions.hear(leader_id, self._services.clock.monotonic_ms())
@@ -124,27 +128,34 @@ class Replication:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
 
-    def _identify(self) -> replication_pb2.FollowerIdentity | None:
+    def _identify(self, leader_id: int, challenge: bytes) -> replication_pb2.FollowerIdentity | None:
+        """Return what this broker says to a leader; `None` where it has no session."""
         if self.broker_epoch is None:
             return None
+        own = Replica(self._services.broker_id, self.broker_epoch)
         return replication_pb2.FollowerIdentity(
             cluster_id=self._view.identity.cluster_id,
             generation=self._view.keyspace.generation,
             broker_id=self._services.broker_id,
             broker_epoch=self.broker_epoch,
             handshake=own_handshake(),
+            proof=prove(self._view.identity, own, leader_id, challenge),
         )
 
     # --- followers ---
 
     def open_stream(
-        self, identity: replication_pb2.FollowerIdentity, find: Callable[[PartitionId], Partition | None]
+        self,
+        identity: replication_pb2.FollowerIdentity,
+        challenge: bytes,
+        find: Callable[[PartitionId], Partition | None],
     ) -> FollowerStream:
         """Let a follower in; an older stream of the same broker ends.
 
         Raises:
             InvalidRequestError: it is of another cluster or generation, or is this broker itself.
-            FencedBrokerError: a later session of it is known.
+            NotAuthorizedError: its answer to `challenge` is not made with the cluster's secret.
+            FencedBrokerError: it is not registered in this session; retriable where this broker may yet learn of it.
             UnsupportedVersionError: its release does not go with this one.
         """
         if (identity.cluster_id, identity.generation) != (
@@ -159,14 +170,19 @@ class Replication:
         if identity.broker_id == self._services.broker_id:
             raise InvalidRequestError(f"broker {identity.broker_id} is this broker: two share an id or an address")
         follower = Replica(identity.broker_id, identity.broker_epoch)
+        if not is_proven(self._view.identity, follower, self._services.broker_id, challenge, identity.proof):
+            raise NotAuthorizedError(
+                f"the caller did not prove that it is broker {identity.broker_id} of this cluster",
+                action="Let only brokers of this cluster call its internal listener.",
+            )
         registered = self._view.brokers.get(BrokerId(identity.broker_id))
+        if registered is None or registered.broker_epoch != identity.broker_epoch:
+            known = "none" if registered is None else str(registered.broker_epoch)
+            raise FencedBrokerError(
+                f"broker {identity.broker_id} calls in session {identity.broker_epoch}; registered is {known}",
+                outcome=Outcome.NOT_APPLIED,
+            )
         before = self._streams.get(identity.broker_id)
-        newest = max(
-            -1 if registered is None else registered.broker_epoch,
-            -1 if before is None else before.follower.broker_epoch,
-        )
-        if identity.broker_epoch < newest:
-            raise FencedBrokerError(f"broker {identity.broker_id} has a later session", outcome=Outcome.NOT_APPLIED)
         if before is not None:
             before.close()
         stream = self._streams[identity.broker_id] = FollowerStream(

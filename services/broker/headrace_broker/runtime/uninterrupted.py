@@ -1,4 +1,7 @@
-"""Work that a cancelled caller must not break off half way: its thread would go on, without the lock."""
+"""Waiting beside cancellation: work that a cancelled caller must not break off, and tasks that a caller ends.
+
+A caller's own cancellation is never lost here: it takes effect when the wait is over.
+"""
 
 from __future__ import annotations
 
@@ -23,3 +26,26 @@ async def uninterrupted(work: Coroutine[Any, Any, ResultT]) -> ResultT:
             task.exception()  # Nobody is left to hear of it.
         raise cancelled
     return task.result()
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait for their ends, also where the caller is cancelled meanwhile.
+
+    `suppress(CancelledError)` around `await task` would take the caller's own cancellation for the task's.
+
+    Raises:
+        What the first of them failed with, if any did; CancelledError: the caller was cancelled.
+    """
+    for task in tasks:
+        task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    failures = [met for task in tasks if not task.cancelled() and (met := task.exception()) is not None]
+    if failures:
+        raise failures[0]
+    if cancelled is not None:
+        raise cancelled

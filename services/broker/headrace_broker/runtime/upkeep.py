@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 
 import structlog
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
+from headrace.wire.ids import Offset
 
-from headrace_broker.core.messages import LogStartRaised
+from headrace_broker.core.messages import LogStartWanted
 from headrace_broker.core.replica import Role
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.runtime.services import Checkpointed, PartitionServices
 from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.errors import SliceCutError
-from headrace_broker.storage.log import PartitionLog, RetentionResult
+from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, SliceCutError
+from headrace_broker.storage.log import PartitionLog
 
 log = structlog.get_logger(__name__)
 
+IDLE_SECONDS = 0.2
+"""A partition that has committed something, and then nothing for so long, gets a checkpoint."""
 SCRUB_BYTES = 1 << 20
 """Checked at a time."""
 SNAPSHOTS_A_ROUND = 20
@@ -31,7 +35,11 @@ async def maintain(assignments: Assignments, directory: DataDirectory, services:
     refusing = False
     while True:
         await asyncio.sleep(services.settings.maintenance_interval_ms / 1000)
-        usage = await loop.run_in_executor(services.executor, directory.check_space)
+        try:
+            usage = await loop.run_in_executor(services.executor, directory.check_space)
+        except REFUSALS as error:
+            log.warning("disk_not_looked_at", reason=str(error))
+            continue
         services.metrics.disk_free_bytes.set(usage.free_bytes)
         services.metrics.disk_total_bytes.set(usage.total_bytes)
         services.metrics.disk_refusing.set(usage.refusing)
@@ -41,47 +49,68 @@ async def maintain(assignments: Assignments, directory: DataDirectory, services:
         if usage.refusing != refusing:
             refusing = usage.refusing
             log.warning("disk_full" if refusing else "disk_has_room", free_bytes=usage.free_bytes)
+        now_ms = _believed_ms(services)
         for partition in assignments.partitions:
-            await _maintain_partition(partition)
+            await _maintain_partition(partition, now_ms)
         kept = 0
         for partition in sorted(assignments.partitions, key=lambda each: each.kept_ms):
             kept += await _keep_producers(partition)
             if kept == SNAPSHOTS_A_ROUND:
                 break
-        await assignments.remove_doomed()
+        await assignments.note_metadata()
+        await assignments.delete_due()
+        await assignments.reopen_refused()
+
+
+async def keep_high_watermarks(services: PartitionServices) -> None:
+    """Run `checkpoint_idle` each IDLE_SECONDS until cancelled."""
+    before: dict[Checkpointed, None] = {}
+    while True:
+        await asyncio.sleep(IDLE_SECONDS)
+        before = await checkpoint_idle(before, services)
+
+
+async def checkpoint_idle(before: dict[Checkpointed, None], services: PartitionServices) -> dict[Checkpointed, None]:
+    """Checkpoint the partitions of `before` that have committed nothing since, one at a time; return those that have.
+
+    So a high watermark that a crash leaves is older than this only where records come without a pause (I18).
+    """
+    advanced = dict(services.advanced)
+    services.advanced.clear()
+    for partition in before:
+        if partition not in advanced:
+            await partition.checkpoint(force=True)
+    return advanced
 
 
 async def retain(assignments: Assignments, services: PartitionServices) -> None:
     """Apply retention to every partition each retention_interval_ms until cancelled."""
     while True:
         await asyncio.sleep(services.settings.retention_interval_ms / 1000)
+        now_ms = _believed_ms(services)
         for partition in assignments.partitions:
-            result = await _retain_partition(partition)
-            if result is None:
-                continue
-            services.metrics.deleted_segments.inc(result.deleted_segments)
-            if result.clock_jumped:
-                log.error("retention_skipped_clock_jumped", topic=partition.topic, partition=partition.number)
+            await _retain_partition(partition, now_ms)
+
+
+def _believed_ms(services: PartitionServices) -> int | None:
+    """The wall clock; None while it is in doubt (H43): nothing is rolled, deleted or forgotten by age then."""
+    return None if services.clock_doubt() else services.clock.now_ms()
 
 
 def _log_at_work(partition: Partition) -> PartitionLog | None:
     return None if partition.replica.role in (Role.OFFLINE, Role.DELETED) else partition.log
 
 
-async def _maintain_partition(partition: Partition) -> None:
+async def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
     """One round: old producers, a checkpoint."""
     partition_log = _log_at_work(partition)
     if partition_log is None:
         return
-    now_ms = partition.services.clock.now_ms()
-    partition.replica.producers.expire(now_ms)
-    high_watermark = partition.replica.high_watermark
-    if not partition_log.checkpoint_is_stale(high_watermark):
-        return
-    try:
-        await partition.in_thread(lambda: partition_log.checkpoint(now_ms, high_watermark))
-    except HeadraceError as error:
-        partition.fail(error)
+    if now_ms is not None:
+        partition.replica.producers.expire(now_ms)
+    if partition_log.holds_files:
+        partition.flush_soon()
+    await partition.checkpoint(force=False)
 
 
 async def _keep_producers(partition: Partition) -> bool:
@@ -90,31 +119,38 @@ async def _keep_producers(partition: Partition) -> bool:
     try:
         return await partition.keep_producers_if_due()
     except HeadraceError as error:
-        partition.fail(error)
+        partition.fail_unless_refused(error)
         return False
 
 
-async def _retain_partition(partition: Partition) -> RetentionResult | None:
-    """One round: roll by time, remove what is over; None where the replica has no log to shorten."""
+async def _retain_partition(partition: Partition, now_ms: int | None) -> Offset | None:
+    """One round: roll by time, unlink what was removed; a leader says where the log of all replicas is to begin.
+
+    None where the replica leads nothing: a follower takes up its leader's log start and decides nothing about its own.
+    """
     partition_log = _log_at_work(partition)
     if partition_log is None:
         return None
 
-    def shorten() -> RetentionResult:
-        now_ms = partition.services.clock.now_ms()
-        partition_log.roll_if_due(now_ms)
-        result = partition_log.apply_retention(now_ms, partition.replica.high_watermark)
-        partition_log.remove_deleted_files(now_ms)
-        return result
+    def look() -> Offset | None:
+        with suppress(*REFUSALS):  # What makes room must not wait for room.
+            if now_ms is not None:
+                partition_log.roll_if_due(now_ms)
+        with suppress(*REFUSALS):
+            partition_log.remove_deleted_files(partition.services.clock.monotonic_ms())
+        if partition.replica.role is not Role.LEADING:
+            return None
+        return partition_log.plan_retention(now_ms, partition.replica.high_watermark)
 
     async with partition.log_lock:
         try:
-            result = await partition.in_thread(shorten)
+            plan = await partition.in_thread(look)
         except HeadraceError as error:
-            partition.fail(error)
+            partition.fail_unless_refused(error)
             return None
-        partition.handle(LogStartRaised(partition_log.log_start_offset))
-    return result
+    if plan is not None:
+        partition.handle(LogStartWanted(min(plan, partition.replica.high_watermark)))
+    return plan
 
 
 async def scrub(assignments: Assignments, services: PartitionServices) -> None:
@@ -144,6 +180,9 @@ async def _scrub_partition(partition: Partition) -> None:
             continue  # Retention has taken it meanwhile.
         except SliceCutError:
             return
+        except REFUSALS:
+            await asyncio.sleep(RETRY_AFTER_MS / 1000)
+            continue
         except HeadraceError as error:
             partition.note_read_error(error)
             return

@@ -1,8 +1,13 @@
-"""Fetches that wait for data, bounded in number, woken by what happens to any of their partitions."""
+"""Fetches that wait for data, bounded in number, woken by what happens to any of their partitions.
+
+The places are shared between callers without a setting: where `n` of them wait, none gets more than one part in `n + 1`
+of all places, so that one who comes next finds some.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,16 +25,22 @@ class FetchWaiters:
 
     def __init__(self, max_waiting: int, metrics: BrokerMetrics) -> None:
         self._max_waiting = max_waiting
-        self._waiting: dict[asyncio.Event, None] = {}
+        self._waiting: dict[asyncio.Event, str] = {}
+        self._of_peer: Counter[str] = Counter()
         self._closed = False
         metrics.waiting_fetches.set_function(lambda: len(self._waiting))
 
-    def try_enter(self, partitions: Sequence[Wakeable]) -> asyncio.Event | None:
-        """Wait at `partitions` from now on; None where too many wait already, or the broker stops."""
+    def try_enter(self, partitions: Sequence[Wakeable], peer: str) -> asyncio.Event | None:
+        """Wait at `partitions` from now on; None where too many of all or of `peer` wait, or the broker stops."""
         if self._closed or len(self._waiting) >= self._max_waiting:
             return None
+        of_peer = self._of_peer[peer]
+        peers = len(self._of_peer) + (not of_peer)
+        if of_peer >= max(1, self._max_waiting // (peers + 1)):
+            return None
         event = asyncio.Event()
-        self._waiting[event] = None
+        self._waiting[event] = peer
+        self._of_peer[peer] = of_peer + 1
         for partition in partitions:
             partition.watchers[event] = None
         return event
@@ -38,7 +49,11 @@ class FetchWaiters:
         """End what `try_enter` began."""
         for partition in partitions:
             partition.watchers.pop(event, None)
-        self._waiting.pop(event, None)
+        peer = self._waiting.pop(event, None)
+        if peer is not None:
+            self._of_peer[peer] -= 1
+            if not self._of_peer[peer]:
+                del self._of_peer[peer]
 
     def close(self) -> None:
         """Let nobody wait any more: the broker stops."""

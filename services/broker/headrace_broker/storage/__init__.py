@@ -9,7 +9,6 @@ from headrace_broker.storage.errors import DirectoryInUseError, LogDamagedError,
 from headrace_broker.storage.filesystem import DiskSpace, FileSystem
 from headrace_broker.storage.log import PartitionLog
 from headrace_broker.storage.recovery import RecoveryReport
-from headrace_broker.storage.removal import RetentionResult
 from headrace_broker.storage.settings import DiskLimits, LogSettings
 from headrace_broker.storage.slices import Slice
 from headrace_broker.storage.space import DiskUsage
@@ -27,7 +26,6 @@ __all__ = [
     "LogSettings",
     "PartitionLog",
     "RecoveryReport",
-    "RetentionResult",
     "Slice",
     "SliceCutError",
     "TimestampKind",

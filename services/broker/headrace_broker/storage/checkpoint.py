@@ -84,22 +84,23 @@ class CheckpointFile:
         descriptor = self._filesystem.open(self.path)
         try:
             for _ in range(2 if both else 1):
-                self._sequence += 1
-                data = _pack(self._sequence, checkpoint)
-                written = self._filesystem.pwritev(descriptor, [data], (self._sequence % 2) * SLOT_STRIDE)
+                sequence = self._sequence + 1
+                data = _pack(sequence, checkpoint)
+                written = self._filesystem.pwritev(descriptor, [data], (sequence % 2) * SLOT_STRIDE)
                 if written != len(data):
                     raise OSError(errno.ENOSPC, "short write", self.path)  # the other slot is whole
                 self._filesystem.fsync(descriptor)
+                self._sequence = sequence  # a write that failed is tried again in its own slot: the other one is whole
         finally:
             self._filesystem.close(descriptor)
 
     def _create(self, checkpoint: Checkpoint) -> None:
         """Make the file with both slots at its full size, so that later writes need no room."""
         first, second = _pack(self._sequence + 1, checkpoint), _pack(self._sequence + 2, checkpoint)
-        self._sequence += 2
         slots = (first, second) if self._sequence % 2 else (second, first)
         data = b"".join(slot.ljust(SLOT_STRIDE, b"\0") for slot in slots)
         replace_file(self._filesystem, self._directory, CHECKPOINT_FILE, data)
+        self._sequence += 2
 
 
 def _pack(sequence: int, checkpoint: Checkpoint) -> bytes:

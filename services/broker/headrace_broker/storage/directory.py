@@ -2,6 +2,8 @@
 
     <data_dir>/identity                       sealed JSON: format, cluster id, generation, broker id, storage id
     <data_dir>/clean                          sealed JSON: broker epoch that stopped in good order; read, then removed
+    <data_dir>/session                        sealed JSON: how new the directory is; see `session_note`
+    <data_dir>/metadata                       sealed JSON: how far the metadata in etcd was seen; see `seen_metadata`
     <data_dir>/boot                           sealed: the boot of the machine that wrote last
     <data_dir>/lock                           empty; flock'ed while a process owns the directory
     <data_dir>/reserve                        room kept back for checkpoints on a full disk
@@ -21,12 +23,21 @@ from typing import Any, NamedTuple
 
 from headrace_broker.storage.checkpoint import read_sealed, replace_file, seal
 from headrace_broker.storage.environment import LogEnvironment
-from headrace_broker.storage.errors import DirectoryInUseError, WrongDirectoryError, storage_offline
+from headrace_broker.storage.errors import (
+    REFUSALS,
+    DirectoryInUseError,
+    WrongDirectoryError,
+    directory_error,
+    is_refused,
+    storage_error,
+)
 from headrace_broker.storage.filesystem import FileSystem
 from headrace_broker.storage.index import IndexCache
 from headrace_broker.storage.log import PartitionLog
 from headrace_broker.storage.open_files import OpenFiles
 from headrace_broker.storage.os_filesystem import OsFileSystem
+from headrace_broker.storage.seen_metadata import SeenMetadata
+from headrace_broker.storage.session_note import SessionNote
 from headrace_broker.storage.settings import DiskLimits, LogSettings
 from headrace_broker.storage.space import DiskSpaceGuard, DiskUsage
 
@@ -63,6 +74,9 @@ class DataDirectory:
         same_boot: bool,
         boot_id: str,
         era: bytes,
+        seen: SeenMetadata,
+        session: SessionNote,
+        identity: dict[str, Any],
     ) -> None:
         """Used by `open` only."""
         self.path = path
@@ -74,6 +88,10 @@ class DataDirectory:
         self.same_boot = same_boot
         # Names the time without such a start, and without an I/O error, up to now; empty: the boot is not known.
         self.era = era
+        # How far the metadata in etcd has been seen.
+        self.seen = seen
+        self._session = session
+        self._identity = identity
         self._boot_id = boot_id
         self._environment = environment
         self._filesystem = environment.filesystem
@@ -99,7 +117,8 @@ class DataDirectory:
         `new_storage_id` (16 random bytes) is used where the directory is new, and to name a new era. `boot_id` names
         the present boot of the machine; empty: not known, and then it is never the same one. Call `note_boot` once all
         logs are open. `adopts` is the storage id of the directory of an earlier generation that goes on here.
-        Raises DirectoryInUseError, WrongDirectoryError, StorageOfflineError.
+        Raises DirectoryInUseError, WrongDirectoryError, InvalidConfigError (`path` is a file, read-only, or not
+        permitted), StorageFullError, StorageBusyError, StorageOfflineError.
         """
         filesystem = filesystem or OsFileSystem()
         limits = limits or DiskLimits()
@@ -126,14 +145,56 @@ class DataDirectory:
                     lambda: _forget_boot(filesystem, path),
                 )
                 environment.space.check()
+                seen = SeenMetadata(filesystem, path, generation)
+                session = SessionNote(filesystem, path, generation)
             except BaseException:
                 filesystem.close(lock)
                 raise
         except OSError as error:
-            raise storage_offline(path, error) from error
+            raise directory_error(path, error) from error
         return cls(
-            path, environment, lock, storage_id, clean_broker_epoch, same_boot=same_boot, boot_id=boot_id, era=era
+            path,
+            environment,
+            lock,
+            storage_id,
+            clean_broker_epoch,
+            same_boot=same_boot,
+            boot_id=boot_id,
+            era=era,
+            seen=seen,
+            session=session,
+            identity=wanted,
         )
+
+    @property
+    def version(self) -> int:
+        """A number that only grows; see `session_note`."""
+        return self._session.version
+
+    @property
+    def broker_epoch(self) -> int:
+        """Of the last session that served from this directory in this generation; 0: none."""
+        return self._session.broker_epoch
+
+    def note_session(self, version: int, broker_epoch: int) -> None:
+        """Note how new the directory is, synced. Raises as `storage_error` says."""
+        try:
+            self._environment.space.with_reserve(lambda: self._session.write(version, broker_epoch))
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+
+    def become(self, storage_id: bytes) -> None:
+        """Be another storage from now on, synced: nobody counts on what this directory held before.
+
+        Raises as `storage_error` says.
+        """
+        identity = {"format": FORMAT_VERSION, **self._identity, "storage_id": storage_id.hex()}
+        payload = seal(json.dumps(identity).encode())
+        try:
+            self._environment.space.with_reserve(lambda: replace_file(self._filesystem, self.path, "identity", payload))
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        self.storage_id, self.clean_broker_epoch = storage_id, None
 
     def note_boot(self) -> None:
         """Note that no log has a tail that an earlier boot of the machine may have torn: all were recovered since.
@@ -146,14 +207,14 @@ class DataDirectory:
             note = json.dumps({"boot_id": self._boot_id, "era": self.era.hex()}).encode()
             replace_file(self._filesystem, self.path, "boot", seal(note))
         except OSError as error:
-            raise storage_offline(self.path, error) from error
+            raise storage_error(self.path, error) from error
 
     def log_ids(self) -> list[LogId]:
         """The logs on disk, sorted."""
         try:
             names = self._filesystem.list_directory(self.path)
         except OSError as error:
-            raise storage_offline(self.path, error) from error
+            raise storage_error(self.path, error) from error
         matches = [match for name in names if (match := _LOG_NAME.match(name))]
         return sorted(LogId(bytes.fromhex(match[1]), int(match[2])) for match in matches)
 
@@ -171,10 +232,9 @@ class DataDirectory:
         directory = f"{self.path}/{log_id.directory_name}"
         try:
             if not self._filesystem.exists(directory):
-                self._filesystem.make_directory(directory)
-                self._filesystem.fsync_directory(self.path)
+                self._make_log_directory(directory)
         except OSError as error:
-            raise storage_offline(directory, error) from error
+            raise storage_error(directory, error) from error
         log = PartitionLog.open(
             self._environment,
             directory,
@@ -185,6 +245,14 @@ class DataDirectory:
         )
         self._logs[log_id] = log
         return log
+
+    def _make_log_directory(self, directory: str) -> None:
+        self._filesystem.make_directory(directory)
+        try:
+            self._filesystem.fsync_directory(self.path)
+        except OSError:
+            self._filesystem.remove_directory(directory)  # A name that is there counts as durable.
+            raise
 
     def close_log(self, log: PartitionLog, *, high_watermark: int | None = None) -> None:
         """Close one log and forget it; it may be opened again."""
@@ -216,7 +284,7 @@ class DataDirectory:
                     self._filesystem.unlink(f"{directory}/{file}")
                 self._filesystem.remove_directory(directory)
         except OSError as error:
-            raise storage_offline(self.path, error) from error
+            raise storage_error(self.path, error) from error
         return len(names)
 
     def check_space(self) -> DiskUsage:
@@ -224,7 +292,17 @@ class DataDirectory:
         try:
             return self._environment.space.check()
         except OSError as error:
-            raise storage_offline(self.path, error) from error
+            raise storage_error(self.path, error) from error
+
+    def lacks_room(self) -> str:
+        """Why nothing could ever be appended here, in a sentence; empty: the volume is large enough."""
+        usage, needed_bytes = self.check_space(), self._environment.space.least_bytes
+        if usage.total_bytes > needed_bytes:
+            return ""
+        return (
+            f"the volume of {self.path} has {usage.total_bytes} bytes ({usage.free_bytes} free), and appends need more "
+            f"than {needed_bytes}: disk_refuse_below_bytes and the reserve"
+        )
 
     def close(self, *, clean: bool, broker_epoch: int = 0) -> None:
         """Close all open logs, write the clean marker last if `clean` and no log is offline (H40), unlock.
@@ -234,14 +312,18 @@ class DataDirectory:
         try:
             for log in list(self._logs.values()):
                 clean = clean and not log.offline
-                self.close_log(log)
+                try:
+                    self.close_log(log)
+                except REFUSALS:
+                    clean = False  # The next opening recovers what a full disk had no room for.
             if clean:
                 marker = json.dumps({"broker_epoch": broker_epoch or self.clean_broker_epoch or 0}).encode()
                 self._environment.space.with_reserve(
                     lambda: replace_file(self._filesystem, self.path, "clean", seal(marker))
                 )
         except OSError as error:
-            raise storage_offline(self.path, error) from error
+            if not is_refused(error):  # Without the marker the stop is not clean, and the next start recovers.
+                raise storage_error(self.path, error) from error
         finally:
             self._filesystem.close(self._lock)
 
@@ -253,9 +335,13 @@ class DataDirectory:
                 number += 1
             target = f"{self.path}/{name}.{suffix}-{number}"
             self._filesystem.rename(f"{self.path}/{name}", target)
-            self._filesystem.fsync_directory(self.path)
+            try:
+                self._filesystem.fsync_directory(self.path)
+            except OSError as error:
+                if not is_refused(error):  # A log that comes back after a loss of power is set aside again.
+                    raise
         except OSError as error:
-            raise storage_offline(f"{self.path}/{name}", error) from error
+            raise storage_error(f"{self.path}/{name}", error) from error
         return target
 
 
@@ -294,7 +380,7 @@ def read_identity(path: str, filesystem: FileSystem | None = None) -> dict[str, 
     try:
         return _read_identity(filesystem, path)
     except OSError as error:
-        raise storage_offline(path, error) from error
+        raise storage_error(path, error) from error
 
 
 def _read_identity(filesystem: FileSystem, path: str) -> dict[str, Any]:
@@ -306,7 +392,12 @@ def _read_identity(filesystem: FileSystem, path: str) -> dict[str, Any]:
         raise _wrong(f"{identity_path} is damaged")
     identity: dict[str, Any] = json.loads(payload)
     if identity["format"] != FORMAT_VERSION:
-        raise _wrong(f"{path} has format {identity['format']}; this release knows {FORMAT_VERSION}")
+        raise WrongDirectoryError(
+            f"{path} has format {identity['format']}, and this release knows {FORMAT_VERSION}: it was written by a "
+            f"{'newer' if identity['format'] > FORMAT_VERSION else 'much older'} release",
+            action="Start that release; the data are left as they are.",
+            retriable=False,
+        )
     return identity
 
 

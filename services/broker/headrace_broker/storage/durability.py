@@ -1,5 +1,7 @@
 """What of one log is on the disk for certain: fsync rounds, checkpoints, index files, the epoch file.
 
+A call that a full disk or a busy machine refuses leaves what it was to write due, and the next one writes it.
+
 Belongs to a `PartitionLog`, which documents the methods it passes through. `flush` and `checkpoint` run in any thread;
 `round_lock` serialises them with whatever shortens the log, is held over fsyncs, and is taken before the segment
 list's lock.
@@ -8,14 +10,17 @@ list's lock.
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from headrace.wire.ids import Offset
 
-from headrace_broker.storage.checkpoint import Checkpoint, CheckpointFile, replace_file, seal
+from headrace_broker.storage.checkpoint import Checkpoint, CheckpointFile, Mark, replace_file, seal
 from headrace_broker.storage.environment import LogEnvironment
 from headrace_broker.storage.epochs import EPOCHS_FILE, EpochHistory
-from headrace_broker.storage.errors import is_no_room
+from headrace_broker.storage.errors import is_no_room, is_refused
 from headrace_broker.storage.log_state import LogState
+from headrace_broker.storage.open_files import OpenFile
+from headrace_broker.storage.scan import ChainPoint, write_again
 from headrace_broker.storage.segment import Segment
 from headrace_broker.storage.segments import SegmentList
 
@@ -34,6 +39,11 @@ class LogDurability:
         self.round_lock = threading.RLock()
         # A file was made or renamed in the log's directory since it was last fsynced.
         self.directory_dirty = False
+        # The epochs have changed since the epoch file was written.
+        self.epochs_due = False
+        # An fsync was refused: the page cache may call clean what the disk does not have.
+        self._in_doubt = False
+        self._held = 0  # rolled segments with a pinned file
         self._files = environment.files
         self._filesystem = environment.filesystem
         self._space = environment.space
@@ -66,24 +76,80 @@ class LogDurability:
             return Offset(state.flushed.offset)
 
     def flush_dirty(self) -> None:
-        """One fsync a dirty file, one of the directory if a segment is new; then the mark moves. Raises OSError."""
+        """One fsync a dirty file, one of the directory if a segment is new; then the mark moves. Raises OSError.
+
+        What is not done stays dirty. After a refused fsync the kernel may have marked pages clean that never reached
+        the disk, and a second fsync would say nothing of them: they are written again first (fsyncgate, H34).
+        """
         with self._lock:
             target = self._state.end
+        self._write_again(target)
+        with self._lock:
             dirty = [segment for segment in self._segments.items if segment.dirty]
-            files = [self._files.pin(segment.path) for segment in dirty]
-            for segment in dirty:
-                segment.dirty = False
-            directory_dirty, self.directory_dirty = self.directory_dirty, False
-        try:
-            for file in files:
-                self._filesystem.fsync(file.descriptor)
-            if directory_dirty:
+            directory_dirty = self.directory_dirty
+        for segment in dirty:
+            self._sync(segment)
+        self._in_doubt = False
+        if directory_dirty:
+            self.directory_dirty = False
+            try:
                 self._filesystem.fsync_directory(self._state.directory)
-        finally:
-            for file in files:
-                self._files.unpin(file)
+            except OSError:
+                self.directory_dirty = True
+                raise
         with self._lock:
             self._state.flushed = target
+
+    def _sync(self, segment: Segment) -> None:
+        file = self._files.pin(segment.path)
+        segment.dirty = False
+        try:
+            self.sync_file(file)
+        except OSError:
+            segment.dirty = True
+            raise
+        finally:
+            self._files.unpin(file)
+        self.release(segment)
+
+    def sync_file(self, file: OpenFile) -> None:
+        """Fsync a segment's file; where that fails, what it holds beyond the mark is in doubt. Raises OSError."""
+        try:
+            self._filesystem.fsync(file.descriptor)
+        except OSError:
+            self._in_doubt = True
+            raise
+
+    @property
+    def holds_files(self) -> bool:
+        """See `PartitionLog.holds_files`."""
+        return self._held > 0
+
+    def release(self, segment: Segment) -> None:
+        """Unpin the file of a rolled segment: it was synced, or has left the log."""
+        with self._lock:
+            file, segment.held_file = segment.held_file, None
+            self._held -= file is not None
+        if file is not None:
+            self._files.unpin(file)
+
+    def _write_again(self, target: Mark) -> None:
+        """Write what lies between the mark and `target` once more, where it is in doubt. Raises OSError."""
+        if not self._in_doubt:
+            return
+        mark = self._state.flushed
+        before = ChainPoint(mark.offset, mark.crc, mark.epoch)
+        with self._lock:
+            parts = [each for each in self._segments.items if mark.segment <= each.base_offset <= target.segment]
+        for segment in parts:
+            position = mark.position if segment.base_offset == mark.segment else 0
+            end_position = target.position if segment.base_offset == target.segment else segment.size_bytes
+            file = self._files.pin(segment.path)
+            try:
+                before = write_again(self._filesystem, file.descriptor, segment.path, position, end_position, before)
+            finally:
+                self._files.unpin(file)
+            segment.dirty = True
 
     def is_stale(self, high_watermark: int) -> bool:
         """See `PartitionLog.checkpoint_is_stale`."""
@@ -113,21 +179,30 @@ class LogDurability:
             self._checkpoint_due = False
             return True
 
-    def write_checkpoint(self, *, both: bool = False) -> None:
-        """Write a checkpoint of how things stand, to one slot or to both. Raises OSError."""
-        self._write(self._make_checkpoint(), both=both)
+    def write_checkpoint(self, content: Checkpoint | None = None, *, both: bool = False) -> None:
+        """Write a checkpoint of how things stand, or `content`, to one slot or to both. Raises OSError."""
+        self._write(content or self._make_checkpoint(), both=both)
 
     def write_all(self, high_watermark: int | None) -> None:
         """Leave the disk so that the next start has nothing to scan. Raises OSError."""
         self.flush_dirty()
+        self.write_epochs()
         if high_watermark is not None:
             self._state.high_watermark = high_watermark
         if self._make_checkpoint() != self._last_checkpoint:
             self.write_checkpoint()
         self._write_indexes()
 
-    def note_rolled(self, closed: Segment) -> None:
-        """A segment was closed: its index is still to be written. Called under the segment list's lock."""
+    def note_rolled(self, closed: Segment, file: OpenFile) -> None:
+        """A segment was closed: its index is still to be written, and `file` stays pinned until it is synced.
+
+        Called under the segment list's lock.
+        """
+        if closed.held_file is None:
+            closed.held_file = file
+            self._held += 1
+        else:
+            self._files.unpin(file)  # It was closed before, and became the active one by a truncation.
         self._unwritten_indexes.append(closed)
         self._checkpoint_due = True
 
@@ -137,26 +212,31 @@ class LogDurability:
         self._unwritten_indexes = [segment for segment in self._unwritten_indexes if segment in closed]
 
     def write_epochs(self) -> None:
-        """Replace the epoch file. Raises OSError."""
-        content = seal(self._epochs.encode())
-        self._space.with_reserve(lambda: replace_file(self._filesystem, self._state.directory, EPOCHS_FILE, content))
+        """Replace the epoch file if it is due. Raises OSError."""
+        if self.epochs_due:
+            content = seal(self._epochs.encode())
+            replace = partial(replace_file, self._filesystem, self._state.directory, EPOCHS_FILE, content)
+            self._space.with_reserve(replace)
+            self.epochs_due = False
 
     def _make_checkpoint(self) -> Checkpoint:
         state = self._state
         return Checkpoint(state.log_start_offset, state.high_watermark, state.flushed)
 
     def _write(self, content: Checkpoint, *, both: bool) -> None:
+        self._last_checkpoint = None  # while it is not known what the slots hold
         self._space.with_reserve(lambda: self._checkpoint_file.write(content, both=both))
         self._last_checkpoint = content
 
     def _write_indexes(self) -> None:
-        """Write new index entries; on a full disk they stay in memory, and a restart scans the headers instead."""
+        """Write new index entries; refused ones stay in memory, and a restart scans the headers instead."""
         with self._lock:
             try:
                 for segment in (*self._unwritten_indexes, self._segments.active):
                     segment.index.write()
                 self._unwritten_indexes.clear()
             except OSError as error:
-                if not is_no_room(error):
+                if not is_refused(error):
                     raise
-                self._space.note_full()
+                if is_no_room(error):
+                    self._space.note_full()

@@ -1,16 +1,30 @@
-"""The errors that only storage raises, and what an errno means here.
+"""The errors that only storage raises, and what an errno means here: the one place that classifies an `OSError`.
 
-The full disk and the failed disk are `StorageFullError` and `StorageOfflineError` of `headrace.wire.errors`; callers
-outside this package act on those and on the four below.
+    no room   ENOSPC EDQUOT                      `StorageFullError`: the call is refused, later ones may succeed
+    busy      EMFILE ENFILE ENOMEM EAGAIN EINTR  `StorageBusyError`: the same; the machine lacks descriptors or memory
+    others    EIO, EROFS, EACCES, ENOENT, ...    `StorageOfflineError`: the log is offline until the broker restarts
+
+A refused call leaves the log as it was, or as a later call completes it. A file that retention or a truncation removed
+while a look-up was under way is no error of the disk: look-ups pin a segment only while the list has it.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 
-from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, StorageFullError, StorageOfflineError
+from headrace.wire.errors import (
+    ErrorCode,
+    HeadraceError,
+    InvalidConfigError,
+    Outcome,
+    StorageFullError,
+    StorageOfflineError,
+)
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+_BUSY = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR))
+RETRY_AFTER_MS = 1000
 
 
 class LogDamagedError(StorageOfflineError):
@@ -33,6 +47,22 @@ class LogDamagedError(StorageOfflineError):
         self.file = file
         self.offset = offset
         self.position = position
+
+
+class StorageBusyError(HeadraceError):
+    """The machine has no descriptor or no memory for a storage call now. Nothing changed; try again."""
+
+    default_code = ErrorCode.THROTTLED
+
+
+class LogClosedError(HeadraceError):
+    """The log was closed: the replica is no longer held here, or is opened anew. Look at the metadata again."""
+
+    default_code = ErrorCode.NOT_LEADER
+
+
+REFUSALS = (StorageFullError, StorageBusyError, LogClosedError)
+"""Errors of a call that was refused: the log is as it was, and its replica stays in service."""
 
 
 class SliceCutError(HeadraceError):
@@ -58,21 +88,96 @@ def is_no_room(error: OSError) -> bool:
     return error.errno in _NO_ROOM
 
 
+def is_refused(error: OSError) -> bool:
+    """Whether the same call may succeed later: no room, no descriptor or no memory now."""
+    return error.errno in _NO_ROOM or error.errno in _BUSY
+
+
+def storage_error(path: str, error: OSError) -> HeadraceError:
+    """Return the error to raise for a failed call on `path`: a refusal, or `storage_offline`."""
+    if is_no_room(error):
+        return storage_full(path)
+    return storage_busy(path, error) if is_refused(error) else storage_offline(path, error)
+
+
 def storage_full(path: str) -> StorageFullError:
-    """Give the error of an append that found no room; nothing of it stayed."""
+    """Return the error of a call that found no room; nothing of it stayed."""
     return StorageFullError(
         f"the disk of {path} is full",
         outcome=Outcome.NOT_APPLIED,
         retriable=True,
         action="Try again later: free disk space or lower retention on this broker; it takes appends again by itself.",
-        retry_after_ms=1000,
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
+def storage_busy(path: str, error: OSError) -> StorageBusyError:
+    """Return the error of a call for which the machine had no descriptor or memory; nothing of it stayed."""
+    files = error.errno in (errno.EMFILE, errno.ENFILE)
+    return StorageBusyError(
+        f"{error.filename or path}: {error.strerror or error}",
+        outcome=Outcome.NOT_APPLIED,
+        retriable=True,
+        action="Try again later; close connections or raise the limit of open files (`ulimit -n`, LimitNOFILE)."
+        if files
+        else "Try again later; free memory on the broker's machine.",
+        retry_after_ms=RETRY_AFTER_MS,
     )
 
 
 def storage_offline(path: str, error: OSError) -> StorageOfflineError:
-    """Give the error of a failed disk call; what was in flight is in doubt until a restart has verified it (H34)."""
+    """Return the error of a failed disk call; what was in flight is in doubt until a restart has verified it (H34)."""
     return StorageOfflineError(
-        f"{path}: {error.strerror or error}",
+        f"{error.filename or path}: {error.strerror or error}",
         outcome=Outcome.UNKNOWN,
-        action="Replace or repair the disk, then restart the broker; nothing is retried on it.",
+        action=_next_step(path, error),
     )
+
+
+def directory_error(path: str, error: OSError) -> HeadraceError:
+    """Return the error for a data directory that cannot be opened; InvalidConfigError where the operator must act."""
+    if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        return InvalidConfigError(
+            f"data_dir is {path}, and {error.filename or path} is not a directory",
+            action="Set data_dir to a directory, or to a path that does not exist yet.",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
+        return InvalidConfigError(
+            f"data_dir is {path}; {error.filename or path}: {error.strerror or error}", action=_next_step(path, error)
+        )
+    return storage_error(path, error)
+
+
+def _next_step(path: str, error: OSError) -> str:
+    match error.errno:
+        case errno.EACCES | errno.EPERM:
+            file = _nearest_existing(error.filename or path)
+            try:
+                owner = f"{file} belongs to uid {os.stat(file).st_uid}"
+            except OSError:
+                owner = f"the owner of {file} cannot be read"
+            return (
+                f"The broker runs as uid {os.geteuid()}, and {owner}: change the owner (chown) or the permissions "
+                "(chmod u+rwX), then start the broker again."
+            )
+        case errno.EROFS:
+            return (
+                "The file system is mounted read-only, often after an I/O error: look at the kernel's log, mount it "
+                "read-write, then start the broker again."
+            )
+        case errno.ENOENT:
+            return (
+                "A file was removed from the data directory: restore it, or remove the partition's directory and let "
+                "the broker copy it from another replica, then restart the broker."
+            )
+        case errno.EFBIG:
+            return "Raise the limit of file sizes (`ulimit -f`), then restart the broker."
+        case errno.ENAMETOOLONG | errno.ELOOP:
+            return "Set data_dir to another path."
+    return "Replace or repair the disk, then restart the broker; nothing is retried on it."
+
+
+def _nearest_existing(path: str) -> str:
+    while path and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path or "/"

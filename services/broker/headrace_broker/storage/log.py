@@ -11,7 +11,9 @@ Appending is here. The rest lies in parts of its own: `log_reader`, `durability`
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from headrace.wire.batch import HEADER_BYTES, STAMP_BYTES, BatchHeader, iter_batches, stamp
 from headrace.wire.crc import ReadableBuffer
@@ -21,15 +23,14 @@ from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_broker.storage.checkpoint import CheckpointFile, Mark
 from headrace_broker.storage.durability import LogDurability
 from headrace_broker.storage.environment import LogEnvironment
-from headrace_broker.storage.errors import is_no_room, storage_full, storage_offline
+from headrace_broker.storage.errors import LogDamagedError, is_no_room, is_refused, storage_error, storage_full
 from headrace_broker.storage.log_end import LogEnd
 from headrace_broker.storage.log_reader import LogReader
 from headrace_broker.storage.log_start import LogStart
 from headrace_broker.storage.log_state import LogState
-from headrace_broker.storage.open_files import OpenFile
+from headrace_broker.storage.open_files import OpenFile, pin_empty
 from headrace_broker.storage.producer_snapshots import ProducerSnapshots
 from headrace_broker.storage.recovery import Recovered, RecoveryReport, recover
-from headrace_broker.storage.removal import RetentionResult
 from headrace_broker.storage.scan import ChainPoint, check_next
 from headrace_broker.storage.segment import LOG_SUFFIX, Segment
 from headrace_broker.storage.segments import SegmentList, WouldBlockError
@@ -37,7 +38,7 @@ from headrace_broker.storage.settings import LogSettings
 from headrace_broker.storage.slices import Slice
 from headrace_broker.storage.timestamps import TimestampedOffset, TimestampKind
 
-__all__ = ["PartitionLog", "RecoveryReport", "RetentionResult", "TimestampKind", "TimestampedOffset"]
+__all__ = ["PartitionLog", "RecoveryReport", "TimestampKind", "TimestampedOffset"]
 
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
 _MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
@@ -65,6 +66,8 @@ class PartitionLog:
         self._space = environment.space
         self._segments = SegmentList(environment.files, environment.index_cache, directory)
         self._lock = self._segments.lock
+        # Held while something is appended: `close` waits for it, as the descriptor may get another file's number.
+        self._turn = threading.Lock()
         checkpoint_file = CheckpointFile(self._filesystem, directory)
         recovered = recover(
             self._segments,
@@ -100,14 +103,18 @@ class PartitionLog:
     ) -> PartitionLog:
         """Recover the log in `directory`, which exists and is synced into its parent.
 
-        Raises LogDamagedError (nothing was changed; see `DataDirectory.open_log`), StorageOfflineError.
+        Raises LogDamagedError (nothing was changed; see `DataDirectory.open_log`), StorageFullError, StorageBusyError
+        (try again), StorageOfflineError.
         """
         try:
             return cls(
                 environment, directory, settings, topic_id=topic_id, partition=partition, cut_at_damage=cut_at_damage
             )
-        except OSError as error:
-            raise storage_offline(directory, error) from error
+        except (OSError, LogDamagedError) as error:
+            environment.files.drop_all(directory)
+            if isinstance(error, OSError):
+                raise storage_error(directory, error) from error
+            raise
 
     def _open_active(self, recovered: Recovered) -> OpenFile:
         """Make the active segment ready for appends, and what recovery found durable."""
@@ -127,8 +134,8 @@ class PartitionLog:
             self._durability.directory_dirty = True
             for segment in self._segments.items:
                 segment.dirty = segment.base_offset >= recovered.scanned_from
-        if recovered.epochs_changed:
-            self._durability.write_epochs()
+        self._durability.epochs_due = recovered.epochs_changed
+        self._durability.write_epochs()
         self._snapshots.drop_above(end.offset)
         self._durability.settle_opened(recovered.stored)
         return file
@@ -200,6 +207,14 @@ class PartitionLog:
         """Replace the settings; they count from the next append or round on."""
         self._state.settings = settings
 
+    def newest_append_ms(self) -> int:
+        """When the last batch was appended, by the clock of its leader; -1 for an empty log. May block."""
+        active = self._segments.active
+        if active.size_bytes:
+            return active.index.max_append_ms
+        header = self._reader.batch_before(self.log_end_offset)
+        return -1 if header is None else header.append_timestamp_ms
+
     # -- append ----------------------------------------------------------------------------------------------------
 
     def append(self, batch: bytes, header: BatchHeader, *, leader_epoch: int, append_timestamp_ms: int) -> Offset:
@@ -216,11 +231,17 @@ class PartitionLog:
 
         The others follow by their record counts. Raises as `append`.
         """
+        with self._turn:
+            return self._append_all(batches, leader_epoch, append_timestamp_ms)
+
+    def _append_all(
+        self, batches: Sequence[tuple[bytes, BatchHeader]], leader_epoch: int, append_timestamp_ms: int
+    ) -> Offset:
         state = self._state
         self._check_writable()
         assert leader_epoch >= self._epochs.last_epoch, f"epoch {leader_epoch} after {self._epochs.last_epoch}"
-        if leader_epoch > self._epochs.last_epoch:
-            self.start_epoch(leader_epoch)
+        if leader_epoch > self._epochs.last_epoch or self._durability.epochs_due:
+            self._start_epoch(leader_epoch)
         size_bytes = records = 0
         for _, header in batches:
             size_bytes += header.batch_bytes
@@ -255,6 +276,10 @@ class PartitionLog:
         Checks both CRCs, the chain, contiguous offsets and epochs of all before the first byte is written: raises
         CorruptBatchError and appends nothing. An empty `batches` appends nothing. Raises as `append`.
         """
+        with self._turn:
+            return self._append_replicated(batches)
+
+    def _append_replicated(self, batches: ReadableBuffer) -> list[BatchHeader]:
         self._check_writable()
         state = self._state
         before = ChainPoint(state.end.offset, state.end.crc, state.end.epoch)
@@ -273,7 +298,8 @@ class PartitionLog:
             changed = self._epochs.last_epoch > headers[0].leader_epoch and self._epochs.cut_end(state.end.offset)
             for header in headers:
                 changed |= self._epochs.assign(header.leader_epoch, header.base_offset)
-        if changed:
+            self._durability.epochs_due |= changed
+        if self._durability.epochs_due:
             with state.disk():
                 self._durability.write_epochs()
         self._write(segment, [memoryview(batches)], len(batches))
@@ -284,10 +310,14 @@ class PartitionLog:
         return headers
 
     def _check_writable(self) -> None:
-        if self._state.offline_error is not None:
-            self._state.check_online()
+        state = self._state
+        if state.closed or state.offline_error is not None:
+            state.check_online()
         if self._space.refusing:
             raise storage_full(self.directory)
+        if state.uncut:
+            with state.disk():
+                self._end.remove_rest()
 
     def _segment_for(self, size_bytes: int, records: int, at_ms: int) -> Segment:
         """Give the segment to append so much to: the active one, or a new one where it is full or old."""
@@ -305,23 +335,26 @@ class PartitionLog:
         """Write at the log end; what does not go in whole is cut back (H35)."""
         if len(buffers) > _MAX_BUFFERS:
             buffers = [b"".join(buffers)]
+        refusal: OSError | None = None
         try:
             written = self._filesystem.pwritev(self._segments.active_file.descriptor, buffers, segment.size_bytes)
         except OSError as error:
-            if not is_no_room(error):
+            if not is_refused(error):
                 raise self._state.go_offline(error) from error
-            written = -1
+            refusal, written = error, -1
         if written != size_bytes:
-            self._cut_back(segment)
-            self._space.note_full()
-            raise storage_full(self.directory)
+            self._refuse(refusal)
         self._space.note_appended(size_bytes)
 
-    def _cut_back(self, segment: Segment) -> None:
-        """Remove a part of a batch; synced, so that no later append finds old blocks behind it (H32)."""
-        with self._state.disk():
-            self._filesystem.truncate(self._segments.active_file.descriptor, segment.size_bytes)
-            self._filesystem.fsync(self._segments.active_file.descriptor)
+    def _refuse(self, refusal: OSError | None) -> NoReturn:
+        """Cut back what a refused append left; None: it was written in part."""
+        state = self._state
+        state.uncut = True
+        if refusal is None or is_no_room(refusal):
+            self._space.note_full()
+        with state.disk():
+            self._end.remove_rest()
+        raise storage_full(self.directory) if refusal is None else state.failed(refusal)
 
     def _appended(
         self, segment: Segment, noted: list[tuple[int, int, int, int, int]], size_bytes: int, crc: int, epoch: int
@@ -346,26 +379,27 @@ class PartitionLog:
     def _roll(self) -> None:
         """Close the active segment and start the next at the log end; the flush of what it holds is left to `flush`."""
         old, old_file = self._segments.active, self._segments.active_file
-        with self._state.disk():
-            self._segments.active_file = self._create_segment(self._state.end.offset)
-        self._files.unpin(old_file)
+        try:
+            file = self._create_segment(self._state.end.offset)
+        except OSError as error:
+            if is_no_room(error):
+                self._space.note_full()
+            raise self._state.failed(error) from error
         with self._lock:
-            self._durability.note_rolled(old)
+            self._segments.active_file = file
+            self._durability.note_rolled(old, old_file)
 
     def _create_segment(self, base_offset: int) -> OpenFile:
-        """Create the file exclusively; an empty one that a crash left is used again (H47)."""
-        path = f"{self.directory}/{base_offset:020d}{LOG_SUFFIX}"
+        """Create the file of an empty segment and take it into the list. Raises OSError."""
+        stem = f"{self.directory}/{base_offset:020d}"
+        file = pin_empty(self._files, stem + LOG_SUFFIX)
         try:
-            file = self._files.pin_new(path)
-        except FileExistsError:
-            file = self._files.pin(path)
-            size_bytes = self._filesystem.size(file.descriptor)
-            if size_bytes:
-                self._files.unpin(file)
-                raise
+            self._segments.drop_index_files(stem)
+        except OSError:
+            self._files.unpin(file)
+            raise
         with self._lock:
-            segment = self._segments.add(base_offset, 0)
-            self._segments.drop_index_files(segment)
+            self._segments.add(base_offset, 0)
             self._durability.directory_dirty = True
         return file
 
@@ -376,13 +410,16 @@ class PartitionLog:
 
         The broker calls it when it starts to lead, before the first append (PROTOCOL "Leading").
         """
-        self._state.check_online()
+        with self._turn:
+            self._state.check_online()
+            self._start_epoch(leader_epoch)
+            return self.log_end_offset
+
+    def _start_epoch(self, leader_epoch: int) -> None:
         with self._lock:
-            changed = self._epochs.assign(leader_epoch, self._state.end.offset)
-        if changed:
-            with self._state.disk():
-                self._durability.write_epochs()
-        return self.log_end_offset
+            self._durability.epochs_due |= self._epochs.assign(leader_epoch, self._state.end.offset)
+        with self._state.disk():
+            self._durability.write_epochs()
 
     def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
         """The largest known epoch <= `leader_epoch` and the offset after its last record; (-1, log start) if none."""
@@ -435,7 +472,7 @@ class PartitionLog:
 
     def batch_with(self, offset: int) -> BatchHeader:
         """The header of the batch that holds `offset`. May block; raises as `read`."""
-        return next(self._reader.headers(offset))
+        return self._reader.batch_with(offset)
 
     def first_batch(self) -> tuple[Offset, int]:
         """Where a copy of this log begins: base offset and `previous_crc` of the batch that holds the log start.
@@ -445,7 +482,7 @@ class PartitionLog:
         end = self._state.end  # read once: a batch may be appended beside this
         if self.log_start_offset >= end.offset:
             return Offset(end.offset), end.crc
-        header = next(self._reader.headers(self.log_start_offset))
+        header = self._reader.batch_with(self.log_start_offset)
         return Offset(header.base_offset), header.previous_crc
 
     def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
@@ -480,12 +517,19 @@ class PartitionLog:
         return self._durability.flush()
 
     def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool = False) -> bool:
-        """Write recovery point, log start, high watermark and new index entries if due; whether it wrote.
+        """Write recovery point, log start, high watermark and new index entries if due at `at_ms` (monotonic).
+
+        Returns whether it wrote.
 
         Due when something changed and `checkpoint_interval_ms` has passed, or a segment was rolled, or `force`. Any
         thread; fsyncs one small file. The broker calls it about every second for each log.
         """
         return self._durability.checkpoint(at_ms, high_watermark, force=force)
+
+    @property
+    def holds_files(self) -> bool:
+        """Whether segments that were rolled wait for their fsync, each with a descriptor: `flush` soon."""
+        return self._durability.holds_files
 
     def checkpoint_is_stale(self, high_watermark: int) -> bool:
         """Whether `checkpoint` would have anything to write; a hint that takes no lock and never blocks."""
@@ -495,16 +539,20 @@ class PartitionLog:
 
     def roll_if_due(self, at_ms: int) -> bool:
         """Close the active segment if its first batch is `segment_ms` old at `at_ms`, so that retention may take it."""
-        self._state.check_online()
-        active = self._segments.active
-        if not active.size_bytes or at_ms - active.first_append_ms < self._state.settings.segment_ms:
-            return False
-        self._roll()
-        return True
+        with self._turn:
+            self._state.check_online()
+            active = self._segments.active
+            if not active.size_bytes or at_ms - active.first_append_ms < self._state.settings.segment_ms:
+                return False
+            self._roll()
+            return True
 
-    def apply_retention(self, now_ms: int, high_watermark: int) -> RetentionResult:
-        """Remove closed segments wholly below `high_watermark` that are too old or too many, oldest first."""
-        return self._start.apply_retention(now_ms, high_watermark)
+    def plan_retention(self, now_ms: int | None, high_watermark: int) -> Offset:
+        """Where the log should begin without the closed segments below `high_watermark` that are too old or too many.
+
+        `now_ms` is None while the clock is in doubt: then no segment is too old (H43).
+        """
+        return self._start.plan_retention(now_ms, high_watermark)
 
     def delete_records(self, before: int, high_watermark: int) -> Offset:
         """Raise the log start to `before` (persisted first), remove segments wholly below it; the log start.
@@ -515,6 +563,8 @@ class PartitionLog:
 
     def remove_deleted_files(self, now_ms: int) -> int:
         """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; how many segments are left.
+
+        `now_ms` is of a monotonic clock.
 
         The delay counts from the first call after the removal.
         """
@@ -544,7 +594,8 @@ class PartitionLog:
 
         Two are kept. One beyond `flushed_offset` is removed by the opening after a crash that took those records.
         """
-        self._snapshots.store(offset, snapshot)
+        with self._durability.round_lock:
+            self._snapshots.store(offset, snapshot)
 
     def load_producer_snapshot(self) -> tuple[Offset, bytes] | None:
         """The newest valid snapshot at an offset within the log; rebuild from there with `checked_headers`."""
@@ -553,14 +604,25 @@ class PartitionLog:
     # -- end -------------------------------------------------------------------------------------------------------
 
     def close(self, *, high_watermark: int | None = None) -> None:
-        """Flush, write the checkpoint and the indexes, close the files. An offline log only closes its files."""
-        with self._durability.round_lock:
+        """Flush, write the checkpoint and the indexes, close the files. An offline log only closes its files.
+
+        Waits for an append that is under way; from then on every call raises LogClosedError. Raises StorageFullError,
+        StorageBusyError, StorageOfflineError: the files are closed, and the next opening recovers what is missing.
+        """
+        state = self._state
+        with self._turn, self._durability.round_lock:
+            if state.closed:
+                return
             try:
                 if not self.offline:
-                    with self._state.disk():
+                    with state.disk():
+                        self._end.remove_rest()
                         self._durability.write_all(high_watermark)
             finally:
-                self._files.unpin(self._segments.active_file)
-                for segment in self._segments.items:
-                    self._files.forget(segment.path)
-                    segment.index.drop()
+                with self._lock:
+                    state.closed = True
+                    self._files.unpin(self._segments.active_file)
+                    for segment in self._segments.items:
+                        self._durability.release(segment)
+                        self._files.forget(segment.path)
+                        segment.index.drop()

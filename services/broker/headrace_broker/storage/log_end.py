@@ -8,12 +8,13 @@ from __future__ import annotations
 from headrace.wire.batch import HEADER_BYTES
 from headrace.wire.ids import Offset
 
-from headrace_broker.storage.checkpoint import Mark
+from headrace_broker.storage.checkpoint import Checkpoint, Mark
 from headrace_broker.storage.durability import LogDurability
 from headrace_broker.storage.environment import LogEnvironment
 from headrace_broker.storage.epochs import EpochHistory
 from headrace_broker.storage.log_reader import LogReader
 from headrace_broker.storage.log_state import LogState
+from headrace_broker.storage.open_files import pin_empty
 from headrace_broker.storage.producer_snapshots import ProducerSnapshots
 from headrace_broker.storage.segment import LOG_SUFFIX, Segment
 from headrace_broker.storage.segments import SegmentList
@@ -40,15 +41,17 @@ class LogEnd:
         self._durability = durability
         self._reader = reader
         self._snapshots = snapshots
+        self._discarded: list[Segment] = []  # out of the log, last first, their files not yet off the disk
 
     def truncate_to(self, offset: int) -> Offset:
         """See `PartitionLog.truncate_to`."""
         state = self._state
-        state.check_online()
-        if offset < state.log_start_offset:
-            self.reset_to(offset, 0)
-        elif offset < state.end.offset:
-            with self._durability.round_lock, state.disk():
+        with self._durability.round_lock, state.disk():
+            state.check_online()
+            self.remove_rest()
+            if offset < state.log_start_offset:
+                self.reset_to(offset, 0)
+            elif offset < state.end.offset:
                 segment = self._segments.find(offset)
                 position, header = next(self._segments.walk(segment, offset, state.settings.index_interval_bytes))
                 cut = Mark(
@@ -59,7 +62,7 @@ class LogEnd:
                     self._epoch_before(header.base_offset),
                 )
                 self._cut_to(segment, cut)
-        return Offset(state.end.offset)
+            return Offset(state.end.offset)
 
     def _epoch_before(self, offset: int) -> int:
         """The epoch of the last batch below `offset`; -1 for none."""
@@ -67,75 +70,107 @@ class LogEnd:
         return before[-1] if before else -1
 
     def _cut_to(self, segment: Segment, cut: Mark) -> None:
-        """Make `cut` the end, in an order that a crash at any point leaves a whole log, perhaps the longer one."""
+        """Make `cut` the end, in an order that a crash at any point leaves a whole log, perhaps the longer one.
+
+        What can be refused comes first and changes nothing; then the cut counts, and `remove_rest` may be repeated.
+        """
         state, segments, durability = self._state, self._segments, self._durability
+        self._snapshots.drop_above(cut.offset)
+        file = segments.pin(segment)
+        try:
+            read_at = segments.reader(file)
+            index = segments.new_index(segment, read_at, state.settings.index_interval_bytes, cut.position)
+            first = read_at(HEADER_BYTES, 0) if cut.position else b""
+            lowered = Checkpoint(
+                min(state.log_start_offset, cut.offset), min(state.high_watermark, cut.offset), min(state.flushed, cut)
+            )
+            durability.write_checkpoint(lowered, both=True)
+            segments.drop_index_files(segment.stem)  # hints: where the cut is refused, they are built again
+        except BaseException:
+            self._files.unpin(file)
+            raise
         with segments.lock:
-            self._snapshots.drop_above(cut.offset)
-            state.flushed = min(state.flushed, cut)
-            state.high_watermark = min(state.high_watermark, cut.offset)
-            state.log_start_offset = min(state.log_start_offset, cut.offset)
-            durability.write_checkpoint(both=True)
+            state.log_start_offset, state.high_watermark, state.flushed = lowered
+            state.uncut = True
+            state.truncations += 1
             for later in reversed([item for item in segments.items if item.base_offset > segment.base_offset]):
                 self._discard(later)
-            if segments.active_file.path != segment.path:
-                self._files.unpin(segments.active_file)
-                segments.active_file = self._files.pin(segment.path)
-            self._cut_file(segment, cut.position)
+            self._files.unpin(segments.active_file)
+            segments.active_file = file
+            segment.cuts += 1
+            segment.size_bytes = cut.position
+            segment.index.drop()
+            segment.index, segment.index_ready = index, True
+            segment.first_append_ms = int.from_bytes(first[8:16], "little", signed=True) if first else -1
             state.end = cut
             self._reader.forget_positions()
             durability.forget_removed()
-            if self._epochs.cut_end(cut.offset):
-                durability.write_epochs()
+            durability.epochs_due |= self._epochs.cut_end(cut.offset)
             durability.directory_dirty = True
-            durability.flush_dirty()
-            durability.write_checkpoint()
-
-    def _cut_file(self, segment: Segment, size_bytes: int) -> None:
-        """Cut the active segment's file and build its index again."""
-        descriptor = self._segments.active_file.descriptor
-        segment.cuts += 1
-        self._filesystem.truncate(descriptor, size_bytes)
-        self._filesystem.fsync(descriptor)
-        segment.size_bytes = size_bytes
-        segment.dirty = False
-        self._segments.drop_index_files(segment)
-        segment.index.reset()
-        segment.index_ready = False
-        read_at = self._segments.reader(self._segments.active_file)
-        self._segments.ready_index(segment, read_at, self._state.settings.index_interval_bytes)
-        if size_bytes:
-            first = read_at(HEADER_BYTES, 0)
-            segment.first_append_ms = int.from_bytes(first[8:16], "little", signed=True)
+        self.remove_rest()
+        durability.flush_dirty()
+        durability.write_checkpoint()
 
     def _discard(self, segment: Segment) -> None:
-        """Remove a segment at the end of the log for good; slices of it raise SliceCutError."""
+        """Take a segment out of the log; slices of it raise SliceCutError, and its files go with `remove_rest`."""
         segment.cuts += 1
         self._segments.remove(segment)
-        self._segments.drop_index_files(segment)
+        self._durability.release(segment)
         self._files.forget(segment.path)
-        self._filesystem.unlink(segment.path)
-        self._filesystem.fsync_directory(self._state.directory)
+        self._discarded.append(segment)
+
+    def remove_rest(self) -> None:
+        """Remove from the disk what lies beyond the log end: of a refused append, or of a cut that was refused halfway.
+
+        Synced, so that no later append finds old blocks behind it (H32). May be repeated. Raises OSError.
+        """
+        state, segments, filesystem = self._state, self._segments, self._filesystem
+        if not state.uncut:
+            return
+        while self._discarded:
+            segment = self._discarded[0]
+            segments.drop_index_files(segment.stem)
+            if filesystem.exists(segment.path):
+                filesystem.unlink(segment.path)
+            filesystem.fsync_directory(state.directory)
+            del self._discarded[0]
+        filesystem.truncate(segments.active_file.descriptor, segments.active.size_bytes)
+        self._durability.sync_file(segments.active_file)
+        self._durability.write_epochs()
+        state.uncut = False
 
     def reset_to(self, offset: int, previous_crc: int) -> None:
         """See `PartitionLog.reset_to`."""
-        state, segments = self._state, self._segments
-        state.check_online()
-        with self._durability.round_lock, segments.lock, state.disk():
+        state, segments, durability = self._state, self._segments, self._durability
+        with durability.round_lock, state.disk():
+            state.check_online()
+            self.remove_rest()
             self._snapshots.drop_above(-1)
             # The first step is an empty log where it starts now, the second one where it shall start.
             first = segments.items[0]
-            self._files.unpin(segments.active_file)
-            segments.active_file = self._files.pin(first.path)
             self._cut_to(first, Mark(first.base_offset, first.base_offset, 0, previous_crc, -1))
-            self._epochs.cut_end(0)
-            self._durability.write_epochs()
+            durability.epochs_due |= self._epochs.cut_end(0)
+            durability.write_epochs()
             if offset != first.base_offset:
-                file = self._files.pin_new(f"{state.directory}/{offset:020d}{LOG_SUFFIX}")
-                self._filesystem.fsync_directory(state.directory)
-                state.end = state.flushed = Mark(offset, offset, 0, previous_crc, -1)
-                state.log_start_offset = state.high_watermark = offset
-                self._durability.write_checkpoint(both=True)
-                self._files.unpin(segments.active_file)
-                self._discard(first)
-                segments.add(offset, 0)
-                segments.active_file = file
+                self._move_to(offset, first, Mark(offset, offset, 0, previous_crc, -1))
+
+    def _move_to(self, offset: int, first: Segment, start: Mark) -> None:
+        """Let an empty log, of which `first` is the segment, start at `offset`."""
+        state, segments = self._state, self._segments
+        file = pin_empty(self._files, f"{state.directory}/{offset:020d}{LOG_SUFFIX}")
+        try:
+            self._filesystem.fsync_directory(state.directory)
+            self._durability.write_checkpoint(Checkpoint(offset, offset, start), both=True)
+        except BaseException:
+            self._files.unpin(file)
+            raise
+        with segments.lock:
+            state.uncut = True
+            state.truncations += 1
+            state.end = state.flushed = start
+            state.log_start_offset = state.high_watermark = offset
+            self._files.unpin(segments.active_file)
+            self._discard(first)
+            segments.add(offset, 0)
+            segments.active_file = file
+        self.remove_rest()

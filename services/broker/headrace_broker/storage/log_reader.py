@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from headrace.wire.batch import BatchHeader, iter_batches
 from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
@@ -14,9 +15,10 @@ from headrace.wire.ids import Offset
 
 from headrace_broker.storage.errors import LogDamagedError, SliceCutError
 from headrace_broker.storage.log_state import LogState
+from headrace_broker.storage.open_files import OpenFile
 from headrace_broker.storage.scan import BadBatch, ChainPoint, ReadAt, check_batches, check_next, walk_headers
 from headrace_broker.storage.segment import Segment
-from headrace_broker.storage.segments import SegmentList
+from headrace_broker.storage.segments import SegmentGoneError, SegmentList
 from headrace_broker.storage.slices import Slice
 from headrace_broker.storage.timestamps import (
     TimestampedOffset,
@@ -61,7 +63,7 @@ class LogReader:
             size_bytes, cuts, flushed = segment.size_bytes, segment.cuts, state.flushed
             cursor = self._cursors.get(offset)
             with state.disk():
-                file = segments.files.pin(segment.path)
+                file = segments.pin(segment)
         try:
             with state.disk():
                 read_at = segments.reader(file, nowait=nowait)
@@ -94,7 +96,7 @@ class LogReader:
         except BaseException as error:
             segments.files.unpin(file)
             if isinstance(error, LogDamagedError) and segment.cuts != cuts:
-                raise SliceCutError("the log was truncated while it was read", retriable=True) from error
+                raise _cut_meanwhile() from error
             raise
         with segments.lock:
             self._cursors[end[0]] = (segment, cuts, end[1])
@@ -149,40 +151,72 @@ class LogReader:
             end = header.end_offset, end_position
         return end
 
+    @contextmanager
+    def _pinned(self, segment: Segment, cuts: int) -> Iterator[OpenFile]:
+        """Pin one segment of a walk that began when it had been cut `cuts` times.
+
+        Raises SegmentGoneError: it has left the list since. SliceCutError: it was cut, so that what the walk finds is
+        neither damage nor an answer.
+        """
+        with self._state.disk():
+            file = self._segments.pin(segment)
+            try:
+                yield file
+            except LogDamagedError as error:
+                if segment.cuts != cuts:
+                    raise _cut_meanwhile() from error
+                raise
+            finally:
+                self._segments.files.unpin(file)
+        if segment.cuts != cuts:
+            raise _cut_meanwhile()
+
     def headers(self, offset: int) -> Iterator[BatchHeader]:
         """Walk segment by segment up to the end as it was at the call."""
         with self._segments.lock:
             self._state.check_online()
             end_offset = self._state.end.offset
             self._check_range(offset, end_offset)
-            parts = [segment for segment in self._segments.from_offset(offset) if segment.size_bytes]
-        if offset < end_offset:
-            for segment in parts:
-                with self._state.disk():
-                    for _, header in self._segments.walk(segment, offset, self._state.settings.index_interval_bytes):
+            parts = [(each, each.cuts) for each in self._segments.from_offset(offset) if each.size_bytes]
+        interval = self._state.settings.index_interval_bytes
+        for segment, cuts in parts if offset < end_offset else ():
+            try:
+                with self._pinned(segment, cuts):
+                    for _, header in self._segments.walk(segment, offset, interval):
                         if header.base_offset >= end_offset:
                             return
+                        if segment.cuts != cuts:
+                            raise _cut_meanwhile()
                         yield header
+            except SegmentGoneError:
+                self._check_range(segment.base_offset, self._state.end.offset)
+                raise _cut_meanwhile() from None
 
     def batch_before(self, offset: int) -> BatchHeader | None:
         """The header of the batch that ends at `offset`."""
         if offset <= self._state.log_start_offset or offset > self._state.end.offset:
             return None
-        header = next(self.headers(offset - 1))
+        header = self.batch_with(offset - 1)
         return header if header.end_offset == offset else None
+
+    def batch_with(self, offset: int) -> BatchHeader:
+        """The header of the batch that holds `offset`."""
+        header = next(self.headers(offset), None)
+        if header is None:
+            raise OffsetOutOfRangeError(f"offset {offset} is the end of the log: no batch holds it")
+        return header
 
     def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
         """Skip segments by their maxima, then batches by the time index, then walk headers."""
         with self._segments.lock:
             self._state.check_online()
-            parts = [segment for segment in self._segments.items if segment.size_bytes]
-        for segment in parts:
-            with self._state.disk():
-                file = self._segments.files.pin(segment.path)
-                try:
+            parts = [(each, each.cuts) for each in self._segments.items if each.size_bytes]
+        for segment, cuts in parts:
+            try:
+                with self._pinned(segment, cuts) as file:
                     found = self._find_time(segment, self._segments.reader(file), timestamp_ms, kind)
-                finally:
-                    self._segments.files.unpin(file)
+            except SegmentGoneError:
+                continue
             if found is not None:
                 return found
         return None
@@ -218,17 +252,16 @@ class LogReader:
             if offset == self._state.end.offset:
                 return Offset(offset)
             parts = [
-                (segment, segment.size_bytes) for segment in self._segments.from_offset(offset) if segment.size_bytes
+                (each, each.cuts, each.size_bytes) for each in self._segments.from_offset(offset) if each.size_bytes
             ]
             end_offset = self._state.end.offset
         before: ChainPoint | None = None
-        for segment, size_bytes in parts:
-            with self._state.disk():
-                file = self._segments.files.pin(segment.path)
-                try:
+        for segment, cuts, size_bytes in parts:
+            try:
+                with self._pinned(segment, cuts) as file:
                     before = self._verify_segment(segment, self._segments.reader(file), size_bytes, offset, before)
-                finally:
-                    self._segments.files.unpin(file)
+            except SegmentGoneError:
+                before = None
         return Offset(end_offset)
 
     def checked_headers(self, offset: int) -> Iterator[BatchHeader]:
@@ -236,6 +269,8 @@ class LogReader:
         end_offset = self._state.end.offset
         while offset < end_offset:
             offset, headers = self._check_slice(offset, CHECKED_BYTES)
+            if not headers:
+                raise _cut_meanwhile()
             yield from headers
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
@@ -245,12 +280,16 @@ class LogReader:
 
     def _check_slice(self, offset: int, max_bytes: int) -> tuple[Offset, list[BatchHeader]]:
         headers: list[BatchHeader] = []
-        end_offset = self._state.end.offset
+        truncations, end_offset = self._state.truncations, self._state.end.offset
         with self.read(offset, max_bytes, end_offset, nowait=False) as found:
             data, position, path = found.read(), found.position, found.path
             if not data and offset < end_offset:
-                segment = self._segments.find(offset)
-                position, header = next(self._segments.walk(segment, offset, self._state.settings.index_interval_bytes))
+                with self._segments.lock, self._state.disk():
+                    segment, interval = self._segments.find(offset), self._state.settings.index_interval_bytes
+                    self._check_range(offset, end_offset)
+                    if self._state.truncations != truncations:
+                        raise _cut_meanwhile()
+                    position, header = next(self._segments.walk(segment, offset, interval))
                 reason = f"the batch ends at offset {header.end_offset}, the log at {end_offset}"
                 raise LogDamagedError(reason, file=segment.path, offset=header.base_offset, position=position)
             before: ChainPoint | None = None
@@ -281,3 +320,7 @@ class LogReader:
             header = item[1]
             before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
         return before
+
+
+def _cut_meanwhile() -> SliceCutError:
+    return SliceCutError("the log was truncated while it was read", retriable=True, action="Read it again.")

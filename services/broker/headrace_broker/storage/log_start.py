@@ -5,16 +5,19 @@ Belongs to a `PartitionLog`, which documents the methods it passes through and c
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 
 from headrace.wire.errors import OffsetOutOfRangeError
 from headrace.wire.ids import Offset
 
+from headrace_broker.storage.checkpoint import Checkpoint
 from headrace_broker.storage.durability import LogDurability
 from headrace_broker.storage.environment import LogEnvironment
 from headrace_broker.storage.epochs import EpochHistory
+from headrace_broker.storage.errors import REFUSALS
 from headrace_broker.storage.log_state import LogState
-from headrace_broker.storage.removal import DeletedFiles, RetentionResult, SegmentAge, clock_jumped, expired
+from headrace_broker.storage.removal import DeletedFiles, SegmentAge, expired
 from headrace_broker.storage.segment import Segment
 from headrace_broker.storage.segments import SegmentList
 
@@ -31,22 +34,16 @@ class LogStart:
         durability: LogDurability,
     ) -> None:
         self._files = environment.files
-        self._filesystem = environment.filesystem
         self._state = state
         self._segments = segments
         self._epochs = epochs
         self._durability = durability
         self._deleted = DeletedFiles(environment.files)
-        self._last_retention_ms: int | None = None
 
-    def apply_retention(self, now_ms: int, high_watermark: int) -> RetentionResult:
-        """See `PartitionLog.apply_retention`."""
+    def plan_retention(self, now_ms: int | None, high_watermark: int) -> Offset:
+        """See `PartitionLog.plan_retention`."""
         state, segments = self._state, self._segments
         state.check_online()
-        jumped = clock_jumped(self._last_retention_ms, now_ms, state.settings.clock_jump_ms)
-        self._last_retention_ms = now_ms
-        if jumped:
-            return RetentionResult(0, 0, True)
         total_bytes = segments.size_bytes()
         ages: list[SegmentAge] = []
         count = 0
@@ -55,14 +52,12 @@ class LogStart:
             count = expired(ages, total_bytes, high_watermark, now_ms, state.settings)
             if count < len(ages):
                 break
-        if count:
-            self._raise_to(ages[count - 1].end_offset)
-        return RetentionResult(count, sum(age.size_bytes for age in ages[:count]), False)
+        return Offset(ages[count - 1].end_offset if count else state.log_start_offset)
 
     def _last_append_ms(self, segment: Segment) -> int:
         if not segment.index_ready:
             with self._state.disk():
-                file = self._files.pin(segment.path)
+                file = self._segments.pin(segment)
                 try:
                     read_at = self._segments.reader(file)
                     self._segments.ready_index(segment, read_at, self._state.settings.index_interval_bytes)
@@ -82,28 +77,39 @@ class LogStart:
 
     def _raise_to(self, offset: int) -> None:
         """Persist the log start, then let the segments below it go."""
+        state, durability = self._state, self._durability
+        with durability.round_lock, state.disk():
+            state.check_online()
+            if offset > state.log_start_offset:
+                high_watermark = max(state.high_watermark, offset)
+                if state.flushed.offset < offset:
+                    durability.flush_dirty()  # the recovery point may not lie in a segment that goes
+                durability.write_checkpoint(Checkpoint(offset, high_watermark, state.flushed), both=True)
+                with self._segments.lock:
+                    state.log_start_offset, state.high_watermark = offset, high_watermark
+                    durability.epochs_due |= self._epochs.cut_start(offset)
+        with suppress(*REFUSALS):  # The log start counts; what still lies below it goes in a later round.
+            self._remove_below_start()
+
+    def _remove_below_start(self) -> None:
+        """Let go of what lies below the log start. May be repeated."""
         state, segments, durability = self._state, self._segments, self._durability
         with durability.round_lock, state.disk():
+            state.check_online()
+            durability.write_epochs()
             with segments.lock:
-                state.log_start_offset = offset
-                state.high_watermark = max(state.high_watermark, offset)
-                epochs_changed = self._epochs.cut_start(offset)
-            if state.flushed.offset < offset:
-                durability.flush_dirty()  # the recovery point may not lie in a segment that goes
-            durability.write_checkpoint(both=True)
-            if epochs_changed:
-                durability.write_epochs()
-            with segments.lock:
-                gone = [s for s, following in pairwise(segments.items) if following.base_offset <= offset]
+                start = state.log_start_offset
+                gone = [s for s, following in pairwise(segments.items) if following.base_offset <= start]
                 for segment in gone:
                     segments.remove(segment)
+                    durability.release(segment)
+                    self._deleted.add(segment)
                 durability.forget_removed()
-            for segment in gone:
-                self._deleted.add(segment)
-            if gone:
-                self._filesystem.fsync_directory(state.directory)
+            self._deleted.rename(state.directory)
 
     def remove_deleted_files(self, now_ms: int) -> int:
         """See `PartitionLog.remove_deleted_files`."""
-        with self._state.disk():
-            return self._deleted.remove_due(now_ms, self._state.settings.file_delete_delay_ms)
+        state = self._state
+        self._remove_below_start()
+        with state.disk():
+            return self._deleted.remove_due(now_ms, state.settings.file_delete_delay_ms)

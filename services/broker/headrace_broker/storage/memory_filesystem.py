@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NoReturn
@@ -48,6 +48,22 @@ class _File:
 
 
 @dataclass(slots=True)
+class _Refusal:
+    error_number: int
+    operations: frozenset[str]
+    after: int
+    lasting: bool
+
+
+NEEDS_ROOM = frozenset(
+    ("create", "pwritev", "truncate", "allocate", "fsync", "fsync_directory", "make_directory", "rename", "unlink")
+)
+"""Operations that a full disk may refuse; which of them do depends on the file system."""
+NEEDS_DESCRIPTOR = frozenset(("create", "open", "fsync_directory", "list_directory"))
+"""Operations that open something."""
+
+
+@dataclass(slots=True)
 class _Fault:
     operation: str
     error_number: int
@@ -72,6 +88,9 @@ class MemoryFileSystem:
         self._names: dict[str, _File | None] = {"": None}  # None is a directory
         self._durable_names: dict[str, _File | None] = {"": None}
         self._faults: list[_Fault] = []
+        self._refusal: _Refusal | None = None
+        # How many calls `refuse` has made to fail.
+        self.refused = 0
         self._stopped = False
 
     # -- faults ----------------------------------------------------------------------------------------------------
@@ -86,9 +105,28 @@ class MemoryFileSystem:
         """
         self._faults.append(_Fault(operation, error_number, suffix, after, drops))
 
+    def refuse(self, error_number: int, operations: frozenset[str], *, after: int, lasting: bool) -> None:
+        """Let one of `operations` fail after `after` others have gone well; `lasting`: all, until `stop_refusing`."""
+        self._refusal = _Refusal(error_number, operations, after, lasting)
+
+    def stop_refusing(self) -> None:
+        """There is room, or there are descriptors, again."""
+        self._refusal = None
+
     def lose_power(self, *, after: int) -> None:
         """Stop the machine at one of the next calls, after `after` others: it raises `PowerLost` until `crash`."""
         self._faults.append(_Fault(_ANY, 0, "", after, None))
+
+    def snapshot(self) -> dict[str, bytes | None]:
+        """Return what is durable now, as a snapshot of the volume: contents by path, `None` for directories."""
+        return {name: None if file is None else file.durable for name, file in self._durable_names.items()}
+
+    def put_back(self, snapshot: Mapping[str, bytes | None]) -> None:
+        """Hold what a snapshot holds and nothing else. Only while nothing is open."""
+        self._names = {
+            name: None if content is None else _File(bytearray(content), content) for name, content in snapshot.items()
+        }
+        self._durable_names = dict(self._names)
 
     def keep_power(self) -> None:
         """Take back `lose_power`, where it has not happened yet."""
@@ -98,6 +136,7 @@ class MemoryFileSystem:
         """Lose power: close everything, keep what is durable and what `loss` and `chance` leave of the rest."""
         self._descriptors.clear()
         self._faults.clear()
+        self._refusal = None
         self._stopped = False
         if loss is not Loss.NOTHING:
             names = dict(self._durable_names)
@@ -144,7 +183,7 @@ class MemoryFileSystem:
 
     def open(self, path: str, *, create: bool = False) -> int:
         """Open or create."""
-        self._enter("open", path)
+        self._enter("open", path, "create" if create else "open")
         if create:
             if path in self._names:
                 raise _error(errno.EEXIST, path)
@@ -236,6 +275,7 @@ class MemoryFileSystem:
 
     def list_directory(self, path: str) -> list[str]:
         """Names in it."""
+        self._enter("list_directory", path)
         if not self.is_directory(path):
             raise _error(errno.ENOENT, path)
         return sorted(name.rpartition("/")[2] for name in self._names if name and _parent(name) == path)
@@ -283,10 +323,17 @@ class MemoryFileSystem:
         file.locked = True
         return True
 
-    def _enter(self, operation: str, path: str) -> None:
+    def _enter(self, operation: str, path: str, refusable: str = "") -> None:
         self.calls[operation] = self.calls.get(operation, 0) + 1
         if self._stopped:
             raise PowerLost(self)
+        refusal = self._refusal
+        if refusal is not None and (refusable or operation) in refusal.operations:
+            if refusal.after == 0:
+                self.refused += 1
+                self._refusal = refusal if refusal.lasting else None
+                raise _error(refusal.error_number, path)
+            refusal.after -= 1
         for fault in self._faults:
             if fault.operation in (operation, _ANY) and path.endswith(fault.suffix):
                 if fault.after == 0:

@@ -25,42 +25,56 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Hands out pinned descriptors by path; holds at most `capacity` that nobody pins."""
+    """Hands out pinned descriptors by path; keeps at most `capacity` that nobody pins."""
 
     def __init__(self, filesystem: FileSystem, capacity: int) -> None:
         self.filesystem = filesystem
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._files: dict[str, OpenFile] = {}
+        self._unpinned: OrderedDict[str, OpenFile] = OrderedDict()  # least recently used first
 
     def pin(self, path: str) -> OpenFile:
         """Open `path` if it is not open, and pin it; raises OSError."""
         with self._lock:
             file = self._files.get(path)
             if file is None:
-                file = OpenFile(path, self.filesystem.open(path))
-                self._files[path] = file
-                self._evict()
-            else:
-                file.pins += 1
-                self._files.move_to_end(path)
+                return self._open(path, create=False)
+            if file.pins == 0:
+                del self._unpinned[path]
+            file.pins += 1
             return file
 
     def pin_new(self, path: str) -> OpenFile:
         """Create `path` exclusively (H47) and pin it; raises FileExistsError and other OSErrors."""
         with self._lock:
-            file = OpenFile(path, self.filesystem.open(path, create=True))
-            self._files[path] = file
-            self._evict()
-            return file
+            return self._open(path, create=True)
+
+    def _open(self, path: str, *, create: bool) -> OpenFile:
+        file = OpenFile(path, self.filesystem.open(path, create=create))
+        stale = self._files.get(path)
+        if stale is not None:  # The name was removed and made anew behind it.
+            stale.forgotten = True
+            if self._unpinned.pop(path, None) is not None:
+                self.filesystem.close(stale.descriptor)
+        self._files[path] = file
+        return file
 
     def unpin(self, file: OpenFile) -> None:
-        """Give up one pin; a forgotten file closes with its last."""
+        """Give up one pin; a forgotten file closes with its last, the others stay open up to the capacity."""
         with self._lock:
             assert file.pins > 0, f"{file.path} was unpinned more often than pinned"
             file.pins -= 1
-            if file.pins == 0 and file.forgotten:
+            if file.pins:
+                return
+            if file.forgotten:
                 self.filesystem.close(file.descriptor)
+                return
+            self._unpinned[file.path] = file
+            if len(self._unpinned) > self._capacity:
+                path, oldest = self._unpinned.popitem(last=False)
+                del self._files[path]
+                self.filesystem.close(oldest.descriptor)
 
     def forget(self, path: str) -> OpenFile | None:
         """Drop `path`, because it is renamed or removed; slices go on by their pins.
@@ -74,15 +88,31 @@ class OpenFiles:
             file.forgotten = True
             if file.pins:
                 return file
+            del self._unpinned[path]
             self.filesystem.close(file.descriptor)
             return None
 
-    def _evict(self) -> None:
-        if len(self._files) <= self._capacity:
-            return
-        for path, file in list(self._files.items()):
-            if file.pins == 0:
-                del self._files[path]
-                self.filesystem.close(file.descriptor)
-                if len(self._files) <= self._capacity:
-                    return
+    def drop_all(self, directory: str) -> None:
+        """Close every file of a log that could not be opened, pinned or not: nobody else has met it yet."""
+        with self._lock:
+            for path in [path for path in self._files if path.startswith(f"{directory}/")]:
+                self._unpinned.pop(path, None)
+                self.filesystem.close(self._files.pop(path).descriptor)
+
+
+def pin_empty(files: OpenFiles, path: str) -> OpenFile:
+    """Create and pin `path`; an empty file that a crash or a refused call left there is used again (H47).
+
+    Raises FileExistsError: it holds something. Other OSErrors.
+    """
+    try:
+        return files.pin_new(path)
+    except FileExistsError:
+        file = files.pin(path)
+        try:
+            if files.filesystem.size(file.descriptor):
+                raise
+        except BaseException:
+            files.unpin(file)
+            raise
+        return file

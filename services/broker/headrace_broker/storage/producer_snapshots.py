@@ -36,6 +36,7 @@ class ProducerSnapshots:
     def load(self) -> tuple[Offset, bytes] | None:
         """See `PartitionLog.load_producer_snapshot`."""
         state = self._state
+        state.check_online()
         with state.disk():
             for offset in reversed(self._offsets()):
                 if state.log_start_offset <= offset <= state.end.offset:

@@ -104,7 +104,7 @@ def _drop_below_start(segments: SegmentList, log_start_offset: int) -> None:
         segment = segments.items[0]
         segments.remove(segment)
         segments.files.forget(segment.path)
-        segments.drop_index_files(segment)
+        segments.drop_index_files(segment.stem)
         segments.filesystem.unlink(segment.path)
 
 
@@ -245,7 +245,7 @@ def _cut(segments: SegmentList, scan: _Scan) -> None:
     for segment in reversed(list(segments.items)):
         if segment.base_offset < bad.base_offset:
             break
-        segments.drop_index_files(segment)
+        segments.drop_index_files(segment.stem)
         # A segment whose very name does not fit goes too; the one that holds the new end is cut.
         if segment.base_offset > scan.end.offset or segment.base_offset > scan.end.segment:
             segments.remove(segment)

@@ -13,14 +13,6 @@ from headrace_broker.storage.segment import DELETED_SUFFIX, INDEX_SUFFIXES, LOG_
 from headrace_broker.storage.settings import UNLIMITED, LogSettings
 
 
-class RetentionResult(NamedTuple):
-    """What one round of retention did."""
-
-    deleted_segments: int
-    deleted_bytes: int
-    clock_jumped: bool  # the round was skipped (H43): alarm
-
-
 class SegmentAge(NamedTuple):
     """What retention needs to know of a closed segment."""
 
@@ -29,21 +21,19 @@ class SegmentAge(NamedTuple):
     last_append_ms: int
 
 
-def clock_jumped(last_round_ms: int | None, now_ms: int, limit_ms: int) -> bool:
-    """Whether the clock moved, since the last round, further than it can have: then no age can be trusted (H43)."""
-    return last_round_ms is not None and not -limit_ms <= now_ms - last_round_ms <= limit_ms
-
-
 def expired(
-    ages: Sequence[SegmentAge], total_bytes: int, high_watermark: int, now_ms: int, settings: LogSettings
+    ages: Sequence[SegmentAge], total_bytes: int, high_watermark: int, now_ms: int | None, settings: LogSettings
 ) -> int:
     """Give how many of the oldest closed segments go; `total_bytes` counts the active one too.
 
-    Only segments wholly below the high watermark, and none after the first that stays (I18).
+    Only segments wholly below the high watermark, and none after the first that stays (I18). `now_ms` is None while the
+    clock is in doubt: then only sizes count (H43).
     """
+    by_time = now_ms is not None and settings.retention_ms != UNLIMITED
+    oldest_ms = (now_ms or 0) - settings.retention_ms
     count = 0
     for age in ages:
-        too_old = settings.retention_ms != UNLIMITED and age.last_append_ms < now_ms - settings.retention_ms
+        too_old = by_time and age.last_append_ms < oldest_ms
         too_many = settings.retention_bytes != UNLIMITED and total_bytes - age.size_bytes >= settings.retention_bytes
         if age.end_offset > high_watermark or not (too_old or too_many):
             break
@@ -53,21 +43,33 @@ def expired(
 
 
 class DeletedFiles:
-    """Segments that are out of the log but not yet off the disk; a slice may still read them."""
+    """Segments that are out of the log but not yet off the disk; a slice may still read them.
+
+    A call that is refused (a full disk, a busy machine) may be repeated: it goes on where it stopped.
+    """
 
     def __init__(self, files: OpenFiles) -> None:
         self._files = files
+        self._unnamed: list[tuple[str, OpenFile | None]] = []  # not yet renamed
         self._waiting: list[tuple[int | None, str, OpenFile | None]] = []
 
     def add(self, segment: Segment) -> None:
-        """Rename a segment's files; the caller syncs the directory."""
+        """Take in a segment that has left the list; `rename` follows."""
+        self._unnamed.append((segment.stem, self._files.forget(segment.path)))
+
+    def rename(self, directory: str) -> None:
+        """Rename the files of what was added, and sync the directory. Raises OSError."""
         filesystem = self._files.filesystem
-        open_file = self._files.forget(segment.path)
-        for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):
-            path = segment.stem + suffix
-            if filesystem.exists(path):
-                filesystem.rename(path, path + DELETED_SUFFIX)
-        self._waiting.append((None, segment.stem, open_file))
+        if not self._unnamed:
+            return
+        for stem, _ in self._unnamed:
+            for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):
+                path = stem + suffix
+                if filesystem.exists(path):
+                    filesystem.rename(path, path + DELETED_SUFFIX)
+        filesystem.fsync_directory(directory)
+        self._waiting += [(None, stem, open_file) for stem, open_file in self._unnamed]
+        self._unnamed = []
 
     def remove_due(self, now_ms: int, delay_ms: int) -> int:
         """Unlink what has waited `delay_ms` since the first call that saw it and is not pinned; how many wait on."""

@@ -1,10 +1,11 @@
 """Walking over the batches of one segment file: headers only for look-ups, whole batches for recovery and verification.
 
-Nothing here changes a file. Damage raises `LogDamagedError` with file, offset and position (I17).
+Damage raises `LogDamagedError` with file, offset and position (I17). Nothing here changes a file but `write_again`.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from headrace.wire.crc import crc32c
 from headrace.wire.errors import CorruptBatchError
 
 from headrace_broker.storage.errors import LogDamagedError
+from headrace_broker.storage.filesystem import FileSystem
 
 WINDOW_BYTES = 8192
 _SEARCH_BYTES = 1 << 20
@@ -110,6 +112,30 @@ def check_batches(
         yield position, header
         before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
         position = end
+
+
+def write_again(
+    filesystem: FileSystem, descriptor: int, path: str, position: int, end_position: int, before: ChainPoint
+) -> ChainPoint:
+    """Write the batches from `position` to `end_position` over themselves, each checked as it is read; the last one.
+
+    Raises OSError: also where a batch does not pass its checks, as what was written there cannot be read any more.
+    """
+    while position < end_position:
+        try:
+            header = read_header(filesystem.pread(descriptor, HEADER_BYTES, position))
+            batch = filesystem.pread(descriptor, header.batch_bytes, position)
+            wrong = check_next(batch, header, before) if len(batch) == header.batch_bytes else "it ends early"
+        except CorruptBatchError as error:
+            wrong = error.message
+        if wrong:
+            reason = f"what a refused fsync left at byte {position} is not what was written: {wrong}"
+            raise OSError(errno.EIO, reason, path)
+        if filesystem.pwritev(descriptor, [batch], position) != len(batch):
+            raise OSError(errno.ENOSPC, "short write", path)
+        before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+        position += header.batch_bytes
+    return before
 
 
 def find_valid_batch(read_at: ReadAt, position: int, size_bytes: int, offset: int, max_batch_bytes: int) -> int | None:

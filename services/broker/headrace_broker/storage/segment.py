@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from headrace_broker.storage.filesystem import FileSystem
 from headrace_broker.storage.index import IndexCache, SegmentIndex
+from headrace_broker.storage.open_files import OpenFile
 
 LOG_SUFFIX = ".log"
 DELETED_SUFFIX = ".deleted"
@@ -21,6 +22,7 @@ class Segment:
         "cuts",
         "dirty",
         "first_append_ms",
+        "held_file",
         "index",
         "index_ready",
         "path",
@@ -40,6 +42,9 @@ class Segment:
         self.cuts = 0
         # Written since the last fsync.
         self.dirty = False
+        # The descriptor that a rolled segment was written through, pinned until its fsync has ended well: an error of
+        # writing back is reported to descriptors that were open, and once (fsyncgate).
+        self.held_file: OpenFile | None = None
         # Append timestamp of the first batch in ms; -1 while not known.
         self.first_append_ms = -1
         self.index = SegmentIndex(filesystem, self.stem, base_offset, cache)

@@ -23,6 +23,10 @@ class WouldBlockError(Exception):
     """A look-up that must not block would have to; never leaves this package."""
 
 
+class SegmentGoneError(Exception):
+    """Retention or a truncation has removed the segment since it was looked up; never leaves this package."""
+
+
 class SegmentList:
     """Segments ascending by base offset; the last is the active one."""
 
@@ -61,6 +65,22 @@ class SegmentList:
         at = self.items.index(segment)
         del self.items[at], self._bases[at]
         segment.index.drop()
+
+    def pin(self, segment: Segment) -> OpenFile:
+        """Pin the file of a segment while the list has it: its files are renamed or removed only after it has left.
+
+        Raises SegmentGoneError, LogDamagedError (somebody else has removed the file), OSError.
+        """
+        with self.lock:
+            at = bisect_right(self._bases, segment.base_offset) - 1
+            if at < 0 or self.items[at] is not segment:
+                raise SegmentGoneError
+            try:
+                return self.files.pin(segment.path)
+            except FileNotFoundError as error:
+                raise LogDamagedError(
+                    "the file is gone", file=segment.path, offset=segment.base_offset, position=0
+                ) from error
 
     def find(self, offset: int) -> Segment:
         """Give the segment that holds or would hold `offset`."""
@@ -161,14 +181,24 @@ class SegmentList:
     def rebuild_index(self, segment: Segment, read_at: ReadAt, interval_bytes: int) -> SegmentIndex:
         """Build the index from the segment's headers alone; raises LogDamagedError where those are damaged."""
         with self._index_lock:
-            index = SegmentIndex(self.filesystem, segment.stem, segment.base_offset, self._cache)
-            self._extend_or_raise(index, segment, read_at, interval_bytes)
+            cuts = segment.cuts
+            index = self.new_index(segment, read_at, interval_bytes, segment.size_bytes)
             with self.lock:
+                if segment.cuts != cuts:
+                    raise LogDamagedError(
+                        "the segment was cut", file=segment.path, offset=segment.base_offset, position=0
+                    )
                 self._extend_or_raise(index, segment, read_at, interval_bytes)  # what was appended meanwhile
                 segment.index.drop()
                 segment.index = index
                 segment.index_ready = True
             return index
+
+    def new_index(self, segment: Segment, read_at: ReadAt, interval_bytes: int, size_bytes: int) -> SegmentIndex:
+        """Return an index of the first `size_bytes` of a segment, which does not have it yet."""
+        index = SegmentIndex(self.filesystem, segment.stem, segment.base_offset, self._cache)
+        self._extend_or_raise(index, segment, read_at, interval_bytes, size_bytes)
+        return index
 
     def _extend(self, index: SegmentIndex, segment: Segment, read_at: ReadAt, interval_bytes: int) -> bool:
         try:
@@ -177,9 +207,12 @@ class SegmentList:
             return False
         return True
 
-    def _extend_or_raise(self, index: SegmentIndex, segment: Segment, read_at: ReadAt, interval_bytes: int) -> None:
+    def _extend_or_raise(
+        self, index: SegmentIndex, segment: Segment, read_at: ReadAt, interval_bytes: int, size_bytes: int | None = None
+    ) -> None:
         start, offset = index.covered_position, index.covered_offset
-        for _, header in walk_headers(read_at, segment.path, start, segment.size_bytes, offset):
+        end_position = segment.size_bytes if size_bytes is None else size_bytes
+        for _, header in walk_headers(read_at, segment.path, start, end_position, offset):
             index.note(
                 header.base_offset,
                 header.end_offset,
@@ -190,10 +223,13 @@ class SegmentList:
             )
 
     def walk(self, segment: Segment, offset: int, interval_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Give position and header from the batch that holds `offset` to the segment's end; pins the file meanwhile."""
+        """Give position and header from the batch that holds `offset` to the segment's end; pins the file meanwhile.
+
+        Raises as `pin`.
+        """
         if segment.size_bytes == 0:
             return
-        file = self.files.pin(segment.path)
+        file = self.pin(segment)
         try:
             read_at = self.reader(file)
             end_position = segment.size_bytes
@@ -202,11 +238,11 @@ class SegmentList:
         finally:
             self.files.unpin(file)
 
-    def drop_index_files(self, segment: Segment) -> None:
+    def drop_index_files(self, stem: str) -> None:
         """Remove the index files of a segment whose end was cut: they may know batches that are gone."""
         for suffix in INDEX_SUFFIXES:
-            if self.filesystem.exists(segment.stem + suffix):
-                self.filesystem.unlink(segment.stem + suffix)
+            if self.filesystem.exists(stem + suffix):
+                self.filesystem.unlink(stem + suffix)
 
 
 def _is_ready(segment: Segment) -> bool:

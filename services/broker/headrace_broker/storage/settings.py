@@ -32,8 +32,6 @@ class LogSettings:
     file_delete_delay_ms: int = 60_000
     # The recovery point is written at most this often, in milliseconds.
     checkpoint_interval_ms: int = 1_000
-    # A retention round whose clock differs from the last round's by more than this is skipped (H43), in milliseconds.
-    clock_jump_ms: int = 24 * 3_600_000
     # A batch on disk longer than this is damage, in bytes (header included): bounds what recovery reads at once.
     max_batch_bytes: int = 64 * 1024 * 1024
 
@@ -45,7 +43,6 @@ class LogSettings:
             "segment_ms",
             "index_interval_bytes",
             "checkpoint_interval_ms",
-            "clock_jump_ms",
             "max_batch_bytes",
         ):
             if getattr(self, name) <= 0:

@@ -5,7 +5,7 @@ Made by `PartitionLog.read`; read by `Fetch`, replica fetch and, by file descrip
 
 from __future__ import annotations
 
-from headrace_broker.storage.errors import LogDamagedError, SliceCutError, storage_offline
+from headrace_broker.storage.errors import LogDamagedError, SliceCutError, storage_error
 from headrace_broker.storage.open_files import OpenFile, OpenFiles
 from headrace_broker.storage.segment import Segment
 
@@ -73,7 +73,7 @@ class Slice:
         try:
             data = self._files.filesystem.pread(self.fileno(), self.size_bytes, self.position)
         except OSError as error:
-            raise storage_offline(self._segment.path, error) from error
+            raise storage_error(self._segment.path, error) from error
         self._check_uncut(len(data))
         return data
 
@@ -84,7 +84,7 @@ class Slice:
         try:
             data = self._files.filesystem.pread_nowait(self.fileno(), self.size_bytes, self.position)
         except OSError as error:
-            raise storage_offline(self._segment.path, error) from error
+            raise storage_error(self._segment.path, error) from error
         if data is not None:
             self._check_uncut(len(data))
         return data

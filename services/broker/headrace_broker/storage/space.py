@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from headrace_broker.storage.errors import is_no_room
+from headrace_broker.storage.errors import is_no_room, is_refused
 from headrace_broker.storage.filesystem import FileSystem
 from headrace_broker.storage.settings import DiskLimits
 
@@ -39,11 +40,17 @@ class DiskSpaceGuard:
         self._reserve_path = f"{path}/{RESERVE_FILE}"
         self.refusing = False
 
+    @property
+    def least_bytes(self) -> int:
+        """A volume of this size refuses every append, however empty it is."""
+        return self._limits.refuse_below_bytes + self._limits.reserve_bytes
+
     def note_appended(self, size_bytes: int) -> None:
         """Count appended bytes; look at the volume again once enough have come."""
         self._unchecked_bytes += size_bytes
         if self._unchecked_bytes >= self._limits.check_every_bytes:
-            self.check()
+            with suppress(OSError):  # The append is done; the look that the broker takes each second reports it.
+                self.check()
 
     def note_full(self) -> None:
         """Refuse appends from now on: the volume said ENOSPC, whatever it says is free."""
@@ -77,14 +84,16 @@ class DiskSpaceGuard:
         return self._limits.reserve_bytes == 0 or self._filesystem.exists(self._reserve_path)
 
     def _make_reserve(self) -> bool:
-        descriptor = self._filesystem.open(self._reserve_path, create=True)
         try:
-            self._filesystem.allocate(descriptor, self._limits.reserve_bytes)
+            descriptor = self._filesystem.open(self._reserve_path, create=True)
+            try:
+                self._filesystem.allocate(descriptor, self._limits.reserve_bytes)
+            finally:
+                self._filesystem.close(descriptor)
         except OSError as error:
-            if not is_no_room(error):
+            if not is_refused(error):
                 raise
-            self._filesystem.unlink(self._reserve_path)
+            if self._filesystem.exists(self._reserve_path):
+                self._filesystem.unlink(self._reserve_path)
             return False
-        finally:
-            self._filesystem.close(descriptor)
         return True

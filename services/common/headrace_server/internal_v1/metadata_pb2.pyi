@@ -6,17 +6,19 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClusterMeta(_message.Message):
-    __slots__ = ("cluster_id", "generation", "format_version")
+    __slots__ = ("cluster_id", "generation", "format_version", "secret")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     generation: int
     format_version: int
-    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ...) -> None: ...
+    secret: bytes
+    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class BrokerLive(_message.Message):
-    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers", "storage_since", "capabilities", "transfer_address", "instance")
+    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers", "storage_since", "capabilities", "transfer_address", "instance", "max_replicas", "takes_no_replicas")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +35,8 @@ class BrokerLive(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_NO_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     address: str
     internal_address: str
@@ -49,7 +53,9 @@ class BrokerLive(_message.Message):
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     transfer_address: str
     instance: str
-    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ..., storage_since: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., transfer_address: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+    max_replicas: int
+    takes_no_replicas: str
+    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ..., storage_since: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., transfer_address: _Optional[str] = ..., instance: _Optional[str] = ..., max_replicas: _Optional[int] = ..., takes_no_replicas: _Optional[str] = ...) -> None: ...
 
 class BrokerSession(_message.Message):
     __slots__ = ("boot_id", "storage_id", "unbroken_since", "storage_since", "storage_era")
@@ -64,6 +70,14 @@ class BrokerSession(_message.Message):
     storage_since: int
     storage_era: bytes
     def __init__(self, boot_id: _Optional[bytes] = ..., storage_id: _Optional[bytes] = ..., unbroken_since: _Optional[int] = ..., storage_since: _Optional[int] = ..., storage_era: _Optional[bytes] = ...) -> None: ...
+
+class DirectoryVersion(_message.Message):
+    __slots__ = ("storage_id", "version")
+    STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    storage_id: bytes
+    version: int
+    def __init__(self, storage_id: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class CoordinatorLive(_message.Message):
     __slots__ = ("coordinator_id", "address", "version", "capabilities")
@@ -100,6 +114,14 @@ class Topic(_message.Message):
     created_ms: int
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[int] = ..., replication_factor: _Optional[int] = ..., configs: _Optional[_Mapping[str, str]] = ..., created_ms: _Optional[int] = ...) -> None: ...
 
+class DeletedTopic(_message.Message):
+    __slots__ = ("topic", "deleted_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DELETED_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: Topic
+    deleted_ms: int
+    def __init__(self, topic: _Optional[_Union[Topic, _Mapping]] = ..., deleted_ms: _Optional[int] = ...) -> None: ...
+
 class Replica(_message.Message):
     __slots__ = ("broker_id", "broker_epoch")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -109,7 +131,7 @@ class Replica(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ...) -> None: ...
 
 class PartitionState(_message.Message):
-    __slots__ = ("replicas", "adding", "removing", "leader", "leader_epoch", "in_sync", "eligible_leaders", "min_insync_replicas", "unclean", "partition_epoch", "unclean_epoch", "copy_bytes_per_second", "durable")
+    __slots__ = ("replicas", "adding", "removing", "leader", "leader_epoch", "in_sync", "eligible_leaders", "min_insync_replicas", "unclean", "partition_epoch", "unclean_epoch", "copy_bytes_per_second", "durable", "fetch_fences", "successors", "high_watermark")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ADDING_FIELD_NUMBER: _ClassVar[int]
     REMOVING_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +145,9 @@ class PartitionState(_message.Message):
     UNCLEAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FENCES_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedScalarFieldContainer[int]
     adding: _containers.RepeatedScalarFieldContainer[int]
     removing: _containers.RepeatedScalarFieldContainer[int]
@@ -136,13 +161,34 @@ class PartitionState(_message.Message):
     unclean_epoch: int
     copy_bytes_per_second: int
     durable: bool
-    def __init__(self, replicas: _Optional[_Iterable[int]] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., leader: _Optional[_Union[Replica, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., eligible_leaders: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., min_insync_replicas: _Optional[int] = ..., unclean: bool = ..., partition_epoch: _Optional[int] = ..., unclean_epoch: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., durable: bool = ...) -> None: ...
+    fetch_fences: _containers.RepeatedCompositeFieldContainer[FetchFence]
+    successors: _containers.RepeatedCompositeFieldContainer[Replica]
+    high_watermark: int
+    def __init__(self, replicas: _Optional[_Iterable[int]] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., leader: _Optional[_Union[Replica, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., eligible_leaders: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., min_insync_replicas: _Optional[int] = ..., unclean: bool = ..., partition_epoch: _Optional[int] = ..., unclean_epoch: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., durable: bool = ..., fetch_fences: _Optional[_Iterable[_Union[FetchFence, _Mapping]]] = ..., successors: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., high_watermark: _Optional[int] = ...) -> None: ...
+
+class FetchFence(_message.Message):
+    __slots__ = ("broker_id", "partition_epoch")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    partition_epoch: int
+    def __init__(self, broker_id: _Optional[int] = ..., partition_epoch: _Optional[int] = ...) -> None: ...
 
 class DrainedBroker(_message.Message):
     __slots__ = ("since_ms",)
     SINCE_MS_FIELD_NUMBER: _ClassVar[int]
     since_ms: int
     def __init__(self, since_ms: _Optional[int] = ...) -> None: ...
+
+class ProcessClock(_message.Message):
+    __slots__ = ("wall_ms", "in_doubt", "believed_ms")
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
+    BELIEVED_MS_FIELD_NUMBER: _ClassVar[int]
+    wall_ms: int
+    in_doubt: bool
+    believed_ms: int
+    def __init__(self, wall_ms: _Optional[int] = ..., in_doubt: bool = ..., believed_ms: _Optional[int] = ...) -> None: ...
 
 class ProducerIdBlock(_message.Message):
     __slots__ = ("next_producer_id",)

@@ -16,18 +16,20 @@ class ReplicaFetchRequest(_message.Message):
     def __init__(self, follower: _Optional[_Union[FollowerIdentity, _Mapping]] = ..., topics: _Optional[_Iterable[_Union[TopicReplicaFetch, _Mapping]]] = ...) -> None: ...
 
 class FollowerIdentity(_message.Message):
-    __slots__ = ("cluster_id", "generation", "broker_id", "broker_epoch", "handshake")
+    __slots__ = ("cluster_id", "generation", "broker_id", "broker_epoch", "handshake", "proof")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     generation: int
     broker_id: int
     broker_epoch: int
     handshake: _handshake_pb2.Handshake
-    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class TopicReplicaFetch(_message.Message):
     __slots__ = ("topic_id", "partitions")
@@ -38,7 +40,7 @@ class TopicReplicaFetch(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetch, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetch(_message.Message):
-    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "found_damage", "partition_epoch", "read_offset")
+    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "found_damage", "partition_epoch", "read_offset", "log_start_offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +52,7 @@ class PartitionReplicaFetch(_message.Message):
     FOUND_DAMAGE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     READ_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader_epoch: int
     token: int
@@ -61,13 +64,16 @@ class PartitionReplicaFetch(_message.Message):
     found_damage: bool
     partition_epoch: int
     read_offset: int
-    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., found_damage: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ...) -> None: ...
+    log_start_offset: int
+    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., found_damage: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
 
 class ReplicaFetchResponse(_message.Message):
-    __slots__ = ("topics",)
+    __slots__ = ("topics", "challenge")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicReplicaFetchResult]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicReplicaFetchResult, _Mapping]]] = ...) -> None: ...
+    challenge: bytes
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicReplicaFetchResult, _Mapping]]] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class TopicReplicaFetchResult(_message.Message):
     __slots__ = ("topic_id", "partitions")

@@ -293,7 +293,7 @@ class EtcdMetastore:
                 answer = await send(endpoint, timeout)
             except grpc.aio.AioRpcError as error:
                 self._note(what, started, error)
-                _raise_definite(what, error, read=True)
+                _raise_definite(what, endpoint.address, error, read=True)
                 failures.append(f"{endpoint.address}: {_reason(error)}")
                 self._leave(endpoint)
             except NoKeepAliveError as error:
@@ -316,7 +316,7 @@ class EtcdMetastore:
             answer = await send(endpoint)
         except grpc.aio.AioRpcError as error:
             self._note(what, started, error)
-            _raise_definite(what, error, read=False)
+            _raise_definite(what, endpoint.address, error, read=False)
             self._leave(endpoint)
             raise MetastoreUnknownOutcomeError(
                 f"etcd at {endpoint.address} did not say how {what} ended: {_reason(error)}"
@@ -440,14 +440,19 @@ async def _disconnect(endpoint: _Endpoint, grace_s: float | None = None) -> None
     await endpoint.channel.close(grace_s)
 
 
-def _raise_definite(what: str, error: grpc.RpcError, *, read: bool) -> None:
+def _raise_definite(what: str, address: str, error: grpc.RpcError, *, read: bool) -> None:
     """Raise where etcd's answer says for certain that nothing was done; return otherwise."""
     if _is_lease_gone(error):
         raise LeaseNotFoundError(f"{what}: the lease has ended", action="Get a new lease and register anew.") from error
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.OUT_OF_RANGE and "compacted" in details:
         raise CompactedError(f"{what}: {details}", compact_revision=0) from error
-    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.UNIMPLEMENTED):
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        raise InvalidConfigError(
+            f"{address} serves gRPC and is no etcd: it has no method for {what}",
+            action="Let etcd_endpoints name members of etcd (port 2379), not brokers or coordinators.",
+        ) from error
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE):
         raise InvalidRequestError(f"etcd refused {what}: {details}", action="Report it: a bug.") from error
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) and read:
         raise MetastoreUnavailableError(

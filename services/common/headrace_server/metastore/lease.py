@@ -173,12 +173,16 @@ class LeaseKeeper:
             # ValueError: gRPC's word for a channel that `stop` closed under the call.
             self._note_silence()
             return False
+        self._take_answer(sent_ms, ttl_ms)
+        return True
+
+    def _take_answer(self, sent_ms: int, ttl_ms: int) -> None:
+        """Note what etcd said of a renewal that was sent at `sent_ms`."""
         if ttl_ms <= 0:
             self._change(LeaseState.LOST)
-            return True
+            return
         self._deadline_ms = sent_ms + ttl_ms - self._margin_ms
         self._change(LeaseState.ALIVE if self._clock.boottime_ms() < self._deadline_ms else LeaseState.SILENT)
-        return True
 
     def _note_silence(self) -> None:
         if self._clock.boottime_ms() >= self._deadline_ms:

@@ -3,8 +3,8 @@
 `load` reads the whole prefix at one revision; `run`, a task of the owner, follows the changes from there on and applies
 them by whole revision. It never misses a change and goes on: where the watch breaks it resumes behind the last revision
 applied; where that has been compacted, or the stream falls silent, or every `relist_interval_s` as a check on a watch
-that lies, it reads everything again and applies the difference. A revision that goes back, or another etcd cluster, is
-refused for good: `run` raises, and the service must stop.
+that lies, it reads everything again and applies the difference. A revision that goes back, of etcd or of one key, or
+another etcd cluster, is refused for good: `run` raises, and the service must stop.
 
 The view is behind by nature. Nothing may be decided on it that compare-and-swap does not check.
 """
@@ -158,16 +158,31 @@ class PrefixView:
                 if relist:
                     await self.load()
                 else:
-                    # One linearizable read: a watch from a revision that a restored etcd has not reached yet would
-                    # wait in silence.
-                    read = await self._metastore.get(self._prefix)
-                    self._check(read.cluster_id, read.revision)
+                    relist = not await self._is_continued()
+                    if relist:
+                        continue
             except MetastoreRolledBackError:
                 raise
             except MetastoreUnavailableError:
                 failures = min(failures + 1, 10)
             else:
                 return 0
+
+    async def _is_continued(self) -> bool:
+        """Whether etcd still has the newest key of the view: one that was restored most likely has not (H81).
+
+        One linearizable read, of the revision, too: a watch from a revision that a restored etcd has not reached yet
+        would wait in silence, and one restored with a raised revision would go on as if nothing had been.
+        """
+        lasting = [key_value for key_value in self._key_values.values() if not key_value.lease_id]
+        newest = max(lasting, key=lambda key_value: key_value.mod_revision, default=None)
+        read = await self._metastore.get(self._prefix if newest is None else newest.key)
+        self._check(read.cluster_id, read.revision)
+        if newest is None:
+            return True
+        if read.key_value is not None:
+            self._check_key(read.key_value)
+        return read.key_value is not None
 
     async def _follow(self) -> None:
         """Watch from behind the last revision applied until the stream breaks, which raises."""
@@ -200,6 +215,8 @@ class PrefixView:
     def _take_list(self, listed: RangeResult) -> None:
         """Replace everything by what stands at `listed.revision`, and report the difference as one change."""
         self._check(listed.cluster_id, listed.revision)
+        for key_value in listed.key_values:
+            self._check_key(key_value)
         self._cluster_id = listed.cluster_id
         fresh = {key_value.key: key_value for key_value in listed.key_values}
         changed = [key for key in self._key_values if key not in fresh]
@@ -240,6 +257,15 @@ class PrefixView:
         if revision < self._revision:
             raise MetastoreRolledBackError(
                 f"etcd stands at revision {revision}, but {self._revision} has been seen: it was restored or replaced"
+            )
+
+    def _check_key(self, found: KeyValue) -> None:
+        """Refuse a key of the past: its mod_revision never falls, also where a restore raised etcd's own revision."""
+        known = self._key_values.get(found.key)
+        if known is not None and found.mod_revision < known.mod_revision:
+            raise MetastoreRolledBackError(
+                f"etcd has {found.key} of revision {found.mod_revision}, but {known.mod_revision} has been seen: "
+                "it was restored or replaced"
             )
 
     def _check_cluster(self, cluster_id: int) -> None:

@@ -5,8 +5,11 @@ and returns what the first one that applies makes of the key; each step is one w
 a write that loses its compare is normal, and the next look decides anew. docs/protocols/metadata.md lists the steps.
 
 Why it comes to rest while brokers and topics stay as they are: the steps only take entries out of the in-sync set or
-replace them by later sessions, leadership moves to a strictly less burdened member only (`_burden`), the preferred
-leader bears none, and a move is finished once.
+replace them by later sessions, a leader is asked to hand over to strictly less burdened members only (`_burden`), the
+preferred leader bears none, and a move is finished once.
+
+A leader that lives hands over itself: the controller names successors, the leader stops appends and names the next
+leader once that has all of its log (H24).
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from headrace.wire.ids import TopicId
-from headrace_server.partition_state import Move, PartitionState, Replica, change
+from headrace_server.partition_state import Move, PartitionState, Replica, ask_hand_over, change
 from headrace_server.topic_configs import effective_min_insync_replicas
 
-from headrace_coordinator.core.election import Session, carry_over, elect, is_session, preferred, reluctance
+from headrace_coordinator.core.election import Session, by_preference, carry_over, elect, is_session, reluctance
 
 
 class Step(Enum):
@@ -34,11 +37,11 @@ class Step(Enum):
     LEAVE = "leave"
     """A stopping broker that does not lead leaves the in-sync set where enough stay (KIP-841)."""
     RELIEVE = "relieve"
-    """Leadership leaves a broker that stops, is drained, or gives the partition away (H24, H25)."""
+    """A leader that stops, is drained, or gives the partition away should hand over (H24, H25)."""
     FINISH_MOVE = "finish_move"
     """All added replicas are in sync: the removed ones go (H25)."""
     PREFER = "prefer"
-    """The first replica leads again."""
+    """The leader should hand over to the first replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +146,20 @@ def leave_stopping(state: PartitionState, live: Mapping[int, Session]) -> Partit
 
 
 def relieve(state: PartitionState, live: Mapping[int, Session], *, giving_away: bool) -> PartitionState | None:
-    """Move leadership to an in-sync member that bears less than the leader; a stopping leader leaves at once.
+    """Ask the leader to hand over to the in-sync members that bear least, where they bear less than it does.
 
-    `giving_away`: the move under way waits for nothing but the leader.
+    One that bears more than the leader by now is asked for no more. `giving_away`: the move under way waits for nothing
+    but the leader.
     """
     assert state.leader is not None, "the caller asks where somebody leads"
     burden = {entry: _burden(entry, state, live, giving_away) for entry in state.in_sync}
-    lighter = [entry for entry in state.in_sync if burden[entry] < burden[state.leader]]
-    if not lighter:
-        return None
-    least = min(burden[entry] for entry in lighter)
-    leader = preferred(state, [entry for entry in lighter if burden[entry] == least], live)
-    stays = state.in_sync
-    if live[state.leader.broker_id].stopping and len(stays) > state.min_insync_replicas:
-        stays = tuple(entry for entry in stays if entry != state.leader)
-    return change(state, leader=leader, in_sync=stays)
+    least = min(burden.values())
+    wanted = state.successors
+    if least < burden[state.leader]:
+        wanted = by_preference(state, [entry for entry in state.in_sync if burden[entry] == least], live)
+    elif any(burden[entry] > least for entry in wanted):
+        wanted = ()
+    return None if set(wanted) == set(state.successors) else ask_hand_over(state, wanted)
 
 
 def is_move_copied(state: PartitionState, min_insync_replicas: int) -> bool:
@@ -182,14 +184,16 @@ def finish_move(state: PartitionState, min_insync_replicas: int) -> PartitionSta
 
 
 def prefer(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
-    """Let the first replica lead, if it is in sync, bears nothing, is suspected by nobody, and nothing moves."""
+    """Ask for the first replica to lead, if it is in sync, bears nothing, is suspected by nobody, and nothing moves."""
     first = state.replica_of(state.replicas[0])
-    if first is None or first == state.leader or state.adding or state.removing or not is_session(first, live):
+    if first is None or first == state.leader or not is_session(first, live):
+        return None
+    if state.adding or state.removing or state.successors:
         return None
     session = live[first.broker_id]
     if reluctance(session) or session.suspected_by:
         return None
-    return change(state, leader=first, in_sync=state.in_sync)
+    return ask_hand_over(state, (first,))
 
 
 def _burden(

@@ -151,17 +151,21 @@ def reluctance(session: Session) -> int:
 
 
 def preferred(state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, Session]) -> Replica:
-    """Choose one of several equally entitled ones: by reluctance, then by suspicion, then in replica order.
+    """Choose one of several equally entitled ones, at least one: the first `by_preference`."""
+    return by_preference(state, candidates, live)[0]
 
-    `candidates`: at least one, all live.
-    """
+
+def by_preference(
+    state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, Session]
+) -> tuple[Replica, ...]:
+    """Order equally entitled ones, all live: by reluctance, then by suspicion, then in replica order."""
     rank = {broker_id: index for index, broker_id in enumerate(state.replicas)}
 
     def key(entry: Replica) -> tuple[int, int, int]:
         session = live[entry.broker_id]
         return reluctance(session), session.suspected_by, rank[entry.broker_id]
 
-    return min(candidates, key=key)
+    return tuple(sorted(candidates, key=key))
 
 
 def _sole_replica(state: PartitionState, live: Mapping[int, Session]) -> Replica | None:

@@ -7,11 +7,13 @@ registries of consumers and ownership (section 3.2).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace_server.internal_v1 import metadata_pb2
 
 from headrace_coordinator.core.assignors import DEFAULT_ASSIGNOR, TopicPartition
+
+EPOCHS_PER_GENERATION = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,16 @@ class Group:
                 for partition, member_id in self.target.items()
             )
         )
+
+
+def begin_epochs(group: Group, generation: int, create_revision: int) -> Group:
+    """Return a group that has no epochs yet with its first ones, above those of every earlier group of its name (I28).
+
+    `create_revision` is that of the group's key. Each epoch of an earlier group took a revision of etcd before the key
+    was deleted; and a restore from a backup, after which revisions repeat, begins another generation.
+    """
+    first = (generation - 1) * EPOCHS_PER_GENERATION + create_revision
+    return group if group.group_epoch else replace(group, group_epoch=first, assignment_epoch=first)
 
 
 def encode_group(group: Group) -> bytes:

@@ -65,8 +65,6 @@ class Transition:
     """Members that were put out because their lease is gone: the transaction compares that it is."""
     ended: tuple[bytes, ...]
     """Members that left, were replaced or had their time: their lease's key is deleted in the transaction."""
-    dropped_topics: tuple[bytes, ...] = ()
-    """Topics that somebody owned partitions of and that are gone: the transaction compares that they are (H72)."""
     errors: Mapping[bytes, HeadraceError] = field(default_factory=dict)
     """Heartbeats that are refused, by member; they have changed nothing."""
     deferred: frozenset[bytes] = frozenset()
@@ -91,6 +89,7 @@ def transition(
     leaving: Collection[bytes],
     live: Collection[bytes],
     topics: Mapping[str, AssignableTopic],
+    deleted: Collection[bytes],
     stored: Mapping[bytes, bytes],
     begun: Mapping[bytes, int],
     overdue: Collection[bytes],
@@ -98,12 +97,13 @@ def transition(
 ) -> Transition:
     """Compute what becomes of the group; level-triggered, so that it may be asked with nothing to report.
 
-    `live`: members whose lease's key is there. `topics`: all topics by name. `stored`: the values of the members'
-    assignment keys. `begun`: by id of a topic, below which partition offsets of it are stored. `overdue`: members that
-    did not give up in time, as the asking coordinator counts. `now_ms`: its wall clock, for what the state says of
-    since when; nothing is decided on it. Two coordinators that ask the same get the same.
+    `live`: members whose lease's key is there. `topics`: all topics by name. `deleted`: ids of topics that are known to
+    be deleted; one of the group's that is in neither is still there. `stored`: the values of the members' assignment
+    keys. `begun`: by id of a topic, below which partition offsets of it are stored. `overdue`: members that did not
+    give up in time, as the asking coordinator counts. `now_ms`: its wall clock, for what the state says of since when;
+    nothing is decided on it. Two coordinators that ask the same get the same.
     """
-    round_ = _Round(group, live, topics, now_ms)
+    round_ = _Round(group, live, _with_missing(group, topics, deleted), now_ms)
     round_.put_out(overdue)
     for member_id in sorted(leaving):
         round_.end(member_id)
@@ -116,6 +116,22 @@ def transition(
     round_.retarget()
     round_.grant()
     return round_.finish(stored)
+
+
+def _with_missing(
+    group: Group, topics: Mapping[str, AssignableTopic], deleted: Collection[bytes]
+) -> Mapping[str, AssignableTopic]:
+    """Add the group's topics that the view lacks and that nothing says to be deleted.
+
+    The view is behind, or cannot decode their values (H72).
+    """
+    present = {topic.topic_id for topic in topics.values()}
+    missing = {
+        topic.name: AssignableTopic(topic_id, topic.name, topic.partitions)
+        for topic_id, topic in group.topics.items()
+        if topic_id not in present and topic_id not in deleted
+    }
+    return {**topics, **missing} if missing else topics
 
 
 class _Round:
@@ -141,7 +157,6 @@ class _Round:
         self._ended: list[bytes] = []
         self._shrunk: dict[bytes, None] = {}  # members that own less: whoever gets it next may not be told before them
         self._deferred: set[bytes] = set()
-        self._dropped_topics: list[bytes] = []
         self._operations = 1
         self._compares = 1
         self._more = False
@@ -297,11 +312,7 @@ class _Round:
         return GroupTopic(topic.topic_id, topic.name, topic.partitions, min(first, topic.partitions))
 
     def _drop_topic(self, topic_id: bytes) -> None:
-        """Take the partitions of a topic that is gone from their owners, who need not be asked."""
-        if not self._spend(0, compares=1):
-            self._more = True
-            return
-        self._dropped_topics.append(topic_id)
+        """Take the partitions of a topic that was deleted from their owners, who need not be asked."""
         for partition in [partition for partition in self._owners if partition[0] == topic_id]:
             self._raise_epoch(self._owners.pop(partition).member_id)
 
@@ -399,7 +410,6 @@ class _Round:
             written,
             tuple(self._absent),
             tuple(self._ended),
-            tuple(self._dropped_topics),
             self.errors,
             frozenset(self._deferred),
             more or self._more or bool(self._deferred),

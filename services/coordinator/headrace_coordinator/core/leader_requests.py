@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from headrace.wire.errors import InvalidRequestError, LeaderNotAvailableError, UnknownBrokerError
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import Compare, CreateRevisionIs
-from headrace_server.partition_state import PartitionState, Replica, change
+from headrace_server.partition_state import PartitionState, Replica, ask_hand_over
 
 from headrace_coordinator.core.election import Session, elect_uncleanly, electable, is_session, preferred
 
 
 def elect_preferred(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
-    """Give the key once the preferred one of the in-sync replicas leads; None: it does.
+    """Give the key once the leader is asked to hand over to the preferred one of the in-sync replicas.
+
+    None: that one leads, or the leader has been asked.
 
     Raises:
         LeaderNotAvailableError: nobody leads now; the controller elects as soon as somebody can be elected.
@@ -27,7 +29,7 @@ def elect_preferred(state: PartitionState, live: Mapping[int, Session]) -> Parti
             action="Wait for the controller to elect one, or elect uncleanly if no replica in sync comes back.",
         )
     leader = preferred(state, [entry for entry in state.in_sync if is_session(entry, live)], live)
-    return None if leader == state.leader else change(state, leader=leader, in_sync=state.in_sync)
+    return None if leader == state.leader or state.successors == (leader,) else ask_hand_over(state, (leader,))
 
 
 def elect_unclean(state: PartitionState, live: Mapping[int, Session], broker_id: int | None) -> PartitionState:

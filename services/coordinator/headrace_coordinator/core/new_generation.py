@@ -12,7 +12,7 @@ no member: who still lives joins again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace_server.internal_v1 import metadata_pb2
@@ -50,6 +50,7 @@ class Inventory:
     generation: int
     storage_id: bytes
     storage_era: bytes
+    directory_version: int
     logs: Mapping[tuple[bytes, int], LogEnd]
     """By topic id and partition."""
     damaged: Mapping[tuple[bytes, int], str] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Plan:
 def plan_partitions(
     names: Mapping[bytes, str],
     states: Mapping[tuple[bytes, int], PartitionState],
+    deleted: Collection[bytes],
     inventories: Sequence[Inventory],
     broker_epoch: int,
     now_ms: int,
@@ -77,6 +79,7 @@ def plan_partitions(
     Args:
         names: topics of the backup by id.
         states: their partitions as the backup has them.
+        deleted: ids of topics that were deleted before the backup: their logs stay what they are, to be deleted.
         inventories: of all brokers whose disks there are.
         broker_epoch: of the sessions that the new generation begins with, the same for all these brokers.
         now_ms: for `created_ms` of topics that come back.
@@ -89,7 +92,8 @@ def plan_partitions(
         name = f"{names.get(key[0], key[0].hex())}-{key[1]}"
         decided[key] = _decide(name, state, ends, present, broker_epoch, notes)
     recovered: list[metadata_pb2.Topic] = []
-    unknown = sorted({key for inventory in inventories for key in inventory.logs if key[0] not in names})
+    known = {*names, *deleted}
+    unknown = sorted({key for inventory in inventories for key in inventory.logs if key[0] not in known})
     for topic_id in dict.fromkeys(key[0] for key in unknown):
         count = 1 + max(number for found, number in unknown if found == topic_id)
         topic, found = _recover_topic(topic_id, count, inventories, broker_epoch, now_ms)

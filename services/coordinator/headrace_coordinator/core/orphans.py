@@ -5,7 +5,7 @@ Pure; asked by the controller a few times in each grace time. How topics are wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.wire.ids import TopicId
@@ -17,37 +17,56 @@ class Orphan:
 
     topic_id: TopicId
     tid_revision: int
-    """mod_revision of `tid/{topic_id}`; 0: the key is absent."""
+    """mod_revision of `tid/{topic_id}`; 0: the key is absent, and the topic was deleted."""
     visible: bool
     """The topic is there under its name: only `partitions` are to go."""
     partitions: tuple[int, ...]
     """Ascending."""
 
 
+@dataclass(frozen=True, slots=True)
+class TopicIdEntry:
+    """What `tid/{topic_id}` says."""
+
+    mod_revision: int
+    partitions: int
+    """How many have ever been visible; 0: the topic is still being created."""
+
+
 def find_orphans(
     visible: Mapping[TopicId, int],
-    tid_revisions: Mapping[TopicId, int],
+    entries: Mapping[TopicId, TopicIdEntry],
     partitions: Iterable[tuple[TopicId, int]],
+    deleted: Collection[TopicId],
 ) -> list[Orphan]:
-    """Find what belongs to no visible topic, ascending by topic id.
+    """Find what is known to be a remainder, ascending by topic id.
 
-    `visible`: number of partitions by topic; `tid_revisions`: mod_revision of each `tid/` key; `partitions`: all keys.
+    A topic that lacks its name although its partitions were visible, and partitions of a topic that neither exists nor
+    was deleted, are no remainders: something that should be there is missing, and nothing is made of that.
+    `visible`: number of partitions by topic; `entries`: all `tid/` keys; `partitions`: all keys; `deleted`: topics.
     """
     beyond: dict[TopicId, list[int]] = {}
     for topic_id, number in partitions:
-        if number >= visible.get(topic_id, 0):
+        entry = entries.get(topic_id)
+        if number >= max(visible.get(topic_id, 0), 0 if entry is None else entry.partitions):
             beyond.setdefault(topic_id, []).append(number)
-    unnamed = [topic_id for topic_id in tid_revisions if topic_id not in visible]
-    return [
-        Orphan(
-            topic_id,
-            tid_revisions.get(topic_id, 0),
-            topic_id in visible,
-            tuple(sorted(beyond.get(topic_id, ()))),
-        )
-        for topic_id in sorted({*beyond, *unnamed})
-        if topic_id not in visible or topic_id in tid_revisions
-    ]
+    found = []
+    for topic_id in sorted({*beyond, *entries}):
+        entry, numbers = entries.get(topic_id), tuple(sorted(beyond.get(topic_id, ())))
+        if topic_id in visible:
+            if entry is not None and numbers:
+                found.append(Orphan(topic_id, entry.mod_revision, True, numbers))
+        elif entry is None:
+            if topic_id in deleted:
+                found.append(Orphan(topic_id, 0, False, numbers))
+        elif entry.partitions == 0:
+            found.append(Orphan(topic_id, entry.mod_revision, False, numbers))
+    return found
+
+
+def nameless_topics(visible: Collection[TopicId], entries: Mapping[TopicId, TopicIdEntry]) -> list[TopicId]:
+    """Find topics whose partitions were visible and whose name is missing, ascending."""
+    return sorted(topic_id for topic_id, entry in entries.items() if entry.partitions and topic_id not in visible)
 
 
 def ripe_orphans(
@@ -55,8 +74,8 @@ def ripe_orphans(
 ) -> list[Orphan]:
     """Give those that have been there unchanged for `grace_ms`; keeps `first_seen_ms` up to date.
 
-    An attempt still under way moves `tid/{topic_id}` or ends within its deadline; a key without its `tid` belongs to
-    nobody and is ripe at once.
+    An attempt still under way moves `tid/{topic_id}` or ends within its deadline. What is left of a topic that was
+    deleted is ripe at once.
     """
     orphans = {(orphan.topic_id, orphan.tid_revision): orphan for orphan in found}
     for key in [key for key in first_seen_ms if key not in orphans]:

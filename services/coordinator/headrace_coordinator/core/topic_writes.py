@@ -111,17 +111,33 @@ def configure(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int
     )
 
 
-def delete(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int) -> Write:
-    """Delete a topic and all its partitions at once. Failure branch as `create`."""
+def delete(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int, now_ms: int) -> Write:
+    """Delete a topic and all its partitions at once, and say so. Failure branch as `create`."""
+    deleted = metadata_pb2.DeletedTopic(topic=topic, deleted_ms=now_ms)
     return Write(
         (ModRevisionIs(keyspace.topic(topic.name), topic_revision),),
         (
             Delete(keyspace.topic(topic.name)),
             Delete(keyspace.topic_by_id(topic.topic_id)),
             DeletePrefix(keyspace.partition_prefix(topic.topic_id)),
+            Put(keyspace.deleted_topic(topic.topic_id), deleted.SerializeToString(deterministic=True)),
         ),
         _get_topic(keyspace, topic),
     )
+
+
+def delete_unclaimed(keyspace: Keyspace, topic_id: bytes, now_ms: int) -> Write:
+    """Say of an id that no topic has that its logs may be deleted. Failure branch: `tid/{topic_id}`."""
+    deleted = metadata_pb2.DeletedTopic(topic=metadata_pb2.Topic(topic_id=topic_id), deleted_ms=now_ms)
+    tid_key = keyspace.topic_by_id(topic_id)
+    put = Put(keyspace.deleted_topic(topic_id), deleted.SerializeToString(deterministic=True))
+    return Write((VersionIs(tid_key, 0),), (put,), (Get(tid_key),))
+
+
+def remove_deleted(keyspace: Keyspace, revisions: Mapping[bytes, int]) -> Write:
+    """Forget deleted topics (mod_revision by topic id, at most 127), whose logs have had time to go."""
+    compares = tuple(ModRevisionIs(keyspace.deleted_topic(topic_id), found) for topic_id, found in revisions.items())
+    return Write(compares, tuple(Delete(keyspace.deleted_topic(topic_id)) for topic_id in revisions))
 
 
 def _is_new(keyspace: Keyspace, topic: metadata_pb2.Topic) -> tuple[Compare, ...]:

@@ -17,6 +17,10 @@ from headrace_coordinator.runtime.group_view import GroupEntry
 MAX_GROUP_ID_CHARACTERS = 249
 MAX_TOPICS = 1_000
 MAX_METADATA_BYTES = 4_096
+MAX_SUBSCRIPTION_BYTES = 64 << 10
+"""Of the names of topics of one member."""
+MAX_POSITIONS_BYTES = 256 << 10
+"""Of what one reader reports; 10,000 partitions take about 100 KiB."""
 SESSION_TIMEOUT_MS = (1_000, 600_000)
 REBALANCE_TIMEOUT_MS = (1_000, 86_400_000)
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
@@ -60,6 +64,11 @@ def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
         raise InvalidRequestError("the member subscribes to nothing", action="Name topics or a pattern.")
     if len(request.topics) > MAX_TOPICS:
         raise InvalidRequestError(f"{len(request.topics)} topics are over the limit of {MAX_TOPICS}")
+    if (size := sum(map(len, request.topics))) > MAX_SUBSCRIPTION_BYTES:
+        raise InvalidRequestError(
+            f"the names of the topics have {size} characters, more than {MAX_SUBSCRIPTION_BYTES}",
+            action="Subscribe by a pattern, or to fewer topics.",
+        )
     for name in request.topics:
         check_topic_name(name)
     pattern = request.topic_pattern

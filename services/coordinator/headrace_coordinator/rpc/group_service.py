@@ -22,6 +22,7 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
 )
 from headrace.wire.releases import MEMBER_NEEDS
+from headrace.wire.topic_names import check_topic_name
 from headrace_server.clock import Clock
 from headrace_server.handshakes import check_handshake
 from headrace_server.internal_v1 import metadata_pb2
@@ -36,6 +37,7 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_messages import (
     MAX_METADATA_BYTES,
+    MAX_POSITIONS_BYTES,
     check_group_id,
     check_member_id,
     read_member,
@@ -49,6 +51,7 @@ from headrace_coordinator.rpc.group_messages import (
 from headrace_coordinator.runtime.group_offsets import Commit, GroupOffsets
 from headrace_coordinator.runtime.group_rounds import GroupRounds
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
+from headrace_coordinator.runtime.metadata_limits import MetadataLimits
 from headrace_coordinator.runtime.positions import ReportedPositions
 
 SERVICE_NAME = "headrace.v1.GroupService"
@@ -75,6 +78,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         answers: Answers,
         metrics: CoordinatorMetrics,
         clock: Clock,
+        limits: MetadataLimits,
     ) -> None:
         self._metastore = metastore
         self._view = view
@@ -87,6 +91,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         self.call_errors = metrics.common.call_errors
         self.call_seconds = metrics.timers(SERVICE_NAME, but=("Heartbeat",))
         self._clock = clock
+        self._limits = limits
 
     # --- membership ---
 
@@ -118,6 +123,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 raise await self._no_session(request, present.lease_id)
             lease_id = present.lease_id
         else:
+            self._limits.check_member(request.group_id)
             lease_id = (await self._metastore.grant_lease(member.session_timeout_ms)).lease_id
         joining = replace(member, lease_id=lease_id, joined_ms=self._clock.now_ms())
         heartbeat = MemberHeartbeat(joining, 0, request.assignor, read_owned(request))
@@ -266,6 +272,8 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 if commit.partition in commits:
                     raise InvalidRequestError(f"partition {asked.partition} is named twice")
                 commits[commit.partition], places[commit.partition] = commit, place
+        if any(commit.offset >= 0 for commit in commits.values()):
+            self._limits.check_group(request.group_id)
         outcome = await self._offsets.commit(
             request.group_id,
             request.member_id,
@@ -424,12 +432,22 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         _check_count(request.topics)
         if not 1_000 <= request.expire_ms <= 86_400_000:
             raise InvalidRequestError(f"expire_ms = {request.expire_ms} is not within 1000 to 86400000")
+        self._limits.check_group(request.reader_id)
         positions = metadata_pb2.ReportedPositions(client_id=request.client_id[:256])
         for topic in request.topics:
+            if topic.name or not topic.topic_id:
+                check_topic_name(topic.name)
+            if len(topic.topic_id) not in (0, 16):
+                raise InvalidRequestError(f"a topic id has 16 bytes, not {len(topic.topic_id)}")
             reported = positions.topics.add(topic_id=topic.topic_id, name=topic.name)
             for each in topic.partitions:
                 reported.partitions.append(each.partition)
                 reported.offsets.append(each.offset)
+        if positions.ByteSize() > MAX_POSITIONS_BYTES:
+            raise InvalidRequestError(
+                f"the positions take {positions.ByteSize()} bytes, more than {MAX_POSITIONS_BYTES}",
+                action="Report fewer partitions, or none.",
+            )
         revision = await self._positions.report(request.reader_id, positions, request.expire_ms)
         return groups_pb2.ReportPositionsResponse(revision=revision)
 

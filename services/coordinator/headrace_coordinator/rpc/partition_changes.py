@@ -11,9 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.v1 import cluster_pb2, topics_pb2
-from headrace.wire.errors import HeadraceError, InvalidRequestError, TimedOutError, UnknownPartitionError
+from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, TimedOutError, UnknownPartitionError
+from headrace.wire.ids import TopicId
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
+from headrace_server.partition_state import PartitionState
+from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.runtime.partition_rounds import registered_sessions
@@ -25,6 +28,7 @@ from headrace_coordinator.runtime.partition_store import (
     StoredPartition,
 )
 from headrace_coordinator.runtime.topic_store import TopicStore
+from headrace_coordinator.runtime.waiting import wait_until
 
 READS_AT_ONCE = 32
 
@@ -99,7 +103,8 @@ class PartitionChanges:
 
         seen: set[tuple[bytes, int]] = set()
         async with asyncio.TaskGroup() as tasks:
-            for one in asked:
+            for index, one in enumerate(asked):
+                await let_others_run(index)
                 topic = found[topic_key(one.reference)]
                 if isinstance(topic, HeadraceError):
                     self._answers.put_error(one.answer, topic)
@@ -114,6 +119,39 @@ class PartitionChanges:
             await self._answers.see(max((outcome.revision for _, outcome in changed), default=0), deadline)
         return changed
 
+    async def await_hand_overs(
+        self, changed: Iterable[tuple[AskedPartition, ChangedPartition]], deadline: float, *, validate_only: bool
+    ) -> None:
+        """Wait until the leaders that were asked have handed over, or lead on, and fill the answers with what became.
+
+        `validate_only`: with what would.
+        """
+        asked = [(one, outcome) for one, outcome in changed if outcome.after.successors]
+        if validate_only:
+            for one, outcome in asked:
+                one.answer.leader_id = outcome.after.successors[0].broker_id
+                one.answer.leader_epoch = outcome.after.leader_epoch + 1
+            return
+
+        def state_of(one: AskedPartition) -> PartitionState | None:
+            found = self._view.partition(TopicId(one.answer.topic_id), one.partition)
+            return None if found is None else found.state
+
+        def is_over() -> bool:
+            states = [state_of(one) for one, _ in asked]
+            return not any(state is not None and state.successors for state in states)
+
+        await wait_until(self._view, is_over, deadline)
+        for one, outcome in asked:
+            state = state_of(one)
+            if state is None:
+                self._answers.put_error(one.answer, UnknownPartitionError("the partition was deleted meanwhile"))
+            elif state.leader == outcome.after.leader:
+                self._answers.put_error(one.answer, _not_handed_over(state))
+            else:
+                one.answer.leader_id = -1 if state.leader is None else state.leader.broker_id
+                one.answer.leader_epoch = state.leader_epoch
+
     async def _change(
         self, one: AskedPartition, topic: FoundTopic, deadline: float, *, validate_only: bool
     ) -> ChangedPartition:
@@ -126,6 +164,15 @@ class PartitionChanges:
             )
         after = one.decide(found.state, registered_sessions(self._view))
         return ChangedPartition(found.state, after or found.state, 0, after is None)
+
+
+def _not_handed_over(state: PartitionState) -> TimedOutError:
+    leader = -1 if state.leader is None else state.leader.broker_id
+    return TimedOutError(
+        f"the replica did not reach the end of the leader's log in time; broker {leader} leads on",
+        outcome=Outcome.UNKNOWN if state.successors else Outcome.NOT_APPLIED,
+        action="Ask again; where it lasts, wait until less is written, or the replica is faster.",
+    )
 
 
 def _fill(answer: cluster_pb2.PartitionChangeResult, outcome: ChangedPartition) -> None:

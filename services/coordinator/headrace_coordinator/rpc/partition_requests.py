@@ -16,6 +16,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView, Partition, Topic
 from headrace_server.metastore.api import Compare, CreateRevisionIs
 from headrace_server.partition_state import PartitionState
+from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.core.election import Session
 from headrace_coordinator.core.leader_requests import elect_preferred, elect_unclean, nobody_returned
@@ -69,7 +70,8 @@ class PartitionRequests:
             raise InvalidRequestError(f"copy_bytes_per_second = {request.copy_bytes_per_second} is negative")
         response = cluster_pb2.ReassignPartitionsResponse()
         asked = []
-        for wanted in request.partitions:
+        for index, wanted in enumerate(request.partitions):
+            await let_others_run(index)
             answer = response.partitions.add(**_named(wanted.topic), partition=wanted.partition)
             decide = _reassign(wanted, request.copy_bytes_per_second)
             asked.append(AskedPartition(wanted.topic, wanted.partition, answer, decide, self._added_live))
@@ -143,6 +145,8 @@ class PartitionRequests:
                 for number in range(topic.partitions)
             ]
         changed = await self._changes.change_all(asked, found, deadline, validate_only=request.validate_only)
+        if not is_unclean:
+            await self._changes.await_hand_overs(changed, deadline, validate_only=request.validate_only)
         for one, outcome in changed:
             if is_unclean and not outcome.unchanged and not request.validate_only:
                 self._metrics.unclean_elections.inc()

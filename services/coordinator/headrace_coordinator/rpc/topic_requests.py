@@ -18,6 +18,7 @@ from headrace.wire.errors import (
     TopicAlreadyExistsError,
 )
 from headrace_server.metadata_view import ClusterView, Topic
+from headrace_server.rpc import let_others_run
 from headrace_server.topic_configs import describe_topic_config
 
 from headrace_coordinator.core.placement import Placement
@@ -33,10 +34,13 @@ from headrace_coordinator.core.topics import (
     place_new_topic,
 )
 from headrace_coordinator.rpc.answers import Answers
+from headrace_coordinator.runtime.metadata_limits import MetadataLimits
 from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_coordinator.runtime.waiting import wait_until
 from headrace_coordinator.settings import CoordinatorSettings
 
+TOPICS_PER_TURN = 25
+"""Placing so many topics, or beginning to write them, keeps the event loop for some milliseconds."""
 NO_LEADER_YET = "not every partition has a leader yet"
 
 
@@ -49,7 +53,9 @@ class TopicRequests:
         view: ClusterView,
         answers: Answers,
         settings: CoordinatorSettings,
+        limits: MetadataLimits,
     ) -> None:
+        self._limits = limits
         self._store = store
         self._view = view
         self._answers = answers
@@ -62,12 +68,14 @@ class TopicRequests:
         self, request: cluster_pb2.CreateTopicsRequest, seconds_left: float
     ) -> cluster_pb2.CreateTopicsResponse:
         """Create each topic that can be, and answer when they have leaders or the time is up."""
+        self._limits.check_reserve("the creation of a topic")
         deadline = self._answers.deadline(request.timeout_ms, seconds_left)
         await self._store.check_reachable(deadline)
         answers = [cluster_pb2.CreateTopicResult(name=topic.name[:1_000]) for topic in request.topics]
-        plans = self._plan_creation(request, answers)
+        plans = await self._plan_creation(request, answers)
         async with asyncio.TaskGroup() as tasks:
             for index, (topic, placement) in plans.items():
+                await let_others_run(index, TOPICS_PER_TURN)
                 step = self._check_new_name if request.validate_only else self._create_one
                 tasks.create_task(step(topic, placement, answers[index], deadline))
         return cluster_pb2.CreateTopicsResponse(topics=answers)
@@ -75,13 +83,18 @@ class TopicRequests:
     async def delete(
         self, request: cluster_pb2.DeleteTopicsRequest, seconds_left: float
     ) -> cluster_pb2.DeleteTopicsResponse:
-        """Delete each topic that is there."""
+        """Delete each topic that is there; or, `unclaimed`, let brokers delete logs of ids that no topic has."""
         deadline = self._answers.deadline(0, seconds_left)
         await self._store.check_reachable(deadline)
         answers = [_result(reference) for reference in request.topics]
 
         async def one(reference: topics_pb2.TopicRef, answer: cluster_pb2.TopicResult) -> None:
             try:
+                if request.unclaimed:
+                    revision = await self._store.delete_unclaimed(
+                        reference, deadline, validate_only=request.validate_only
+                    )
+                    return await self._answers.see(revision, deadline)
                 if request.validate_only:
                     message, revision = (await self._store.find(reference, deadline)).message, 0
                 else:
@@ -106,6 +119,7 @@ class TopicRequests:
         try:
             found = await self._store.find(request.topic, deadline)
             answer.result.name, answer.result.topic_id = found.message.name, found.message.topic_id
+            self._limits.check_reserve("a further partition")
             total = request.total_partitions
             added = check_more_partitions(found.message, total, assignments, self._defaults.max_partitions)
             self._check_room(added)
@@ -164,7 +178,7 @@ class TopicRequests:
                 self._answers.put_error(answer, error)
         return response
 
-    def _plan_creation(
+    async def _plan_creation(
         self, request: cluster_pb2.CreateTopicsRequest, answers: list[cluster_pb2.CreateTopicResult]
     ) -> dict[int, tuple[CheckedTopic, Placement]]:
         """Check and place the topics one after the other, each beside those before it; errors go into the answers."""
@@ -173,6 +187,7 @@ class TopicRequests:
         names: set[str] = set()
         asked = 0
         for index, new in enumerate(request.topics):
+            await let_others_run(index, TOPICS_PER_TURN)
             answer = answers[index]
             try:
                 if new.name in names:

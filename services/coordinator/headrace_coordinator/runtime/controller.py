@@ -10,7 +10,7 @@ written again, or the view has moved past it (C2, C3). Belongs to the event loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 from headrace.wire.errors import MetastoreUnavailableError
@@ -32,6 +32,7 @@ from headrace_server.partition_state import encode
 from headrace_coordinator.core.control import PartitionChange, Step
 from headrace_coordinator.core.orphans import Orphan
 from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.runtime.deleted_topics import DeletedTopics
 from headrace_coordinator.runtime.orphan_rounds import OrphanRounds
 from headrace_coordinator.runtime.partition_rounds import PartitionRounds
 from headrace_coordinator.runtime.session import CoordinatorSession
@@ -55,6 +56,7 @@ class Controller:
         *,
         max_inflight: int,
         orphan_grace_ms: int,
+        deleted_topics_retention_ms: int,
         leader_rebalance_interval_ms: int,
     ) -> None:
         self._metastore = metastore
@@ -66,6 +68,7 @@ class Controller:
         self._permits = asyncio.Semaphore(max_inflight)
         self._partitions = PartitionRounds(view, metrics)
         self._orphans = OrphanRounds(metastore, view, metrics, clock, grace_ms=orphan_grace_ms)
+        self._deleted = DeletedTopics(metastore, view, clock, retention_ms=deleted_topics_retention_ms)
         self._rebalance_interval_ms = leader_rebalance_interval_ms
         self._rebalance_ms = 0
         self._wake = asyncio.Event()
@@ -139,6 +142,9 @@ class Controller:
                     for key, orphan in self._orphans.ripe().items():
                         if key not in working:
                             working[key] = tasks.create_task(self._clear(key, orphan, epoch, working))
+                    forgotten = self._keyspace.deleted_topic_prefix()
+                    if forgotten not in working and (expired := self._deleted.expired()):
+                        working[forgotten] = tasks.create_task(self._forget(forgotten, expired, epoch, working))
                 for task in working.values():
                     task.cancel()
         finally:
@@ -218,6 +224,20 @@ class Controller:
         finally:
             working.pop(key, None)
 
+    async def _forget(
+        self, key: str, expired: Mapping[bytes, int], epoch: int, working: dict[str, asyncio.Task[None]]
+    ) -> None:
+        """Forget deleted topics once; `key` stands for the work."""
+        try:
+            async with self._permits:
+                await self._deleted.remove(expired, epoch)
+        except MetastoreRolledBackError:
+            raise
+        except MetastoreUnavailableError as error:
+            log.warning("deleted_topics_not_forgotten", cause=str(error))
+        finally:
+            working.pop(key, None)
+
     async def _see(self, revision: int) -> None:
         """Wait until the view shows what a write lost against, or for a moment."""
         deadline = asyncio.get_running_loop().time() + RETRY_SECONDS
@@ -244,7 +264,7 @@ class Controller:
                     bound.info("leader_elected")
             case Step.RELIEVE | Step.PREFER:
                 self._metrics.leadership_moves.inc()
-                bound.info("leadership_moved", step=change.step.value)
+                bound.info("hand_over_asked", step=change.step.value, to=[e.broker_id for e in after.successors])
             case Step.SWEEP | Step.LEAVE:
                 if len(after.in_sync) < len(before.in_sync):
                     self._metrics.in_sync_shrinks.inc()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 from headrace.wire.errors import HeadraceError
@@ -48,9 +48,14 @@ class AssignableTopics:
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
         start = len(self._view.keyspace.prefix)
-        if any(key.startswith(("topic/", "part/", "live/"), start) for key in keys):
+        if any(key.startswith(("topic/", "deleted/", "part/", "live/"), start) for key in keys):
             self._topics = None
             self.version += 1
+
+    @property
+    def deleted(self) -> Collection[bytes]:
+        """Ids of topics that are known to be deleted."""
+        return self._view.deleted.keys()
 
     def get(self) -> Mapping[str, AssignableTopic]:
         """By name."""
@@ -82,7 +87,9 @@ class GroupKeeper:
         *,
         coordinator_id: str,
         offsets_retention_ms: int,
+        clock_doubt: Callable[[], str] = lambda: "",
     ) -> None:
+        """`clock_doubt`: why the wall clock cannot be believed now; empty: it can."""
         self._view = view
         self._groups = groups
         self._rounds = rounds
@@ -92,6 +99,7 @@ class GroupKeeper:
         self._clock = clock
         self._coordinator_id = coordinator_id
         self._offsets_retention_ms = offsets_retention_ms
+        self._clock_doubt = clock_doubt
         self._noticed: dict[str, None] = {}
         self._settled: dict[str, tuple[int, int]] = {}
         """The version of each group's state, and of the topics, at which there was nothing to do for it."""
@@ -169,6 +177,7 @@ class GroupKeeper:
             leaving=(),
             live=entry.live,
             topics=self._topics.get(),
+            deleted=self._topics.deleted,
             stored={member_id: key_value.value for member_id, key_value in entry.assignments.items()},
             begun=entry.begun,
             overdue=(),
@@ -209,15 +218,17 @@ class GroupKeeper:
     def _is_expired(self, group_id: str, group: Group) -> bool:
         """Whether a group has had no members for the retention time, by the wall clocks of those who say so and ask.
 
-        They may differ, or have jumped; so this coordinator has to have seen it empty for `SEEN_EMPTY_MS`, too.
+        They may differ; so this coordinator has to have seen it empty for `SEEN_EMPTY_MS`, too. While its own clock is
+        in doubt no group expires (H43).
         """
         if not group.empty_since_ms or group.members:
             return False
         seen_ms = self._rounds.times.empty_ms(group_id, group)
         lasted_ms = self._clock.now_ms() - group.empty_since_ms
-        return lasted_ms >= self._offsets_retention_ms and seen_ms >= min(self._offsets_retention_ms, SEEN_EMPTY_MS)
+        if lasted_ms < self._offsets_retention_ms or seen_ms < min(self._offsets_retention_ms, SEEN_EMPTY_MS):
+            return False
+        return not self._clock_doubt()
 
     def _gone(self, entry: GroupEntry) -> set[bytes]:
-        """Topics that have offsets in a group and that this coordinator does not know."""
-        topic_ids = {topic_id for topic_id, _ in entry.offsets}
-        return {topic_id for topic_id in topic_ids if self._view.topic_by_id(topic_id) is None}
+        """Topics that have offsets in a group and that are known to be deleted: one that is only absent is not."""
+        return {topic_id for topic_id, _ in entry.offsets if topic_id in self._view.deleted}

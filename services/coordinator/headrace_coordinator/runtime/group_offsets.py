@@ -32,6 +32,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import (
     Compare,
     Delete,
+    Exists,
     Metastore,
     MetastoreRolledBackError,
     MetastoreUnknownOutcomeError,
@@ -50,6 +51,8 @@ from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 log = structlog.get_logger(__name__)
 
 MAX_OFFSETS = 60
+MAX_FORGOTTEN = 40
+"""Offsets of deleted topics that one transaction removes: each may need three compares."""
 RETRY_SECONDS = 0.05
 VIEW_SECONDS = 2.0
 
@@ -276,17 +279,17 @@ class GroupOffsets:
         return [Delete(key) for key in keys[:MAX_OFFSETS]]
 
     async def forget_topics(self, group_id: str, topic_ids: Collection[bytes]) -> int:
-        """Delete offsets of topics that are gone, `MAX_OFFSETS` at most; returns how many were tried.
+        """Delete offsets of topics that were deleted, `MAX_FORGOTTEN` at most; returns how many were tried.
 
-        The transaction compares that the topics are gone: this coordinator's view of them may be behind.
+        The transaction compares that etcd says so, and has no such topic.
         """
         entry, keyspace = self._view.entry(group_id), self._view.keyspace
-        partitions = [partition for partition in sorted(entry.offsets) if partition[0] in topic_ids][:MAX_OFFSETS]
+        partitions = [partition for partition in sorted(entry.offsets) if partition[0] in topic_ids][:MAX_FORGOTTEN]
         if not partitions:
             return 0
-        compares: list[Compare] = [
-            VersionIs(keyspace.topic_by_id(topic_id), 0) for topic_id in dict.fromkeys(p[0] for p in partitions)
-        ]
+        compares: list[Compare] = []
+        for topic_id in dict.fromkeys(topic_id for topic_id, _ in partitions):
+            compares += [Exists(keyspace.deleted_topic(topic_id)), VersionIs(keyspace.topic_by_id(topic_id), 0)]
         operations: list[Operation] = []
         for partition in partitions:
             key = keyspace.group_offset(group_id, *partition)

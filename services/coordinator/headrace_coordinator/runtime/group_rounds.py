@@ -9,8 +9,9 @@ not taken into a round. Belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import structlog
 from headrace.wire.errors import (
@@ -38,7 +39,7 @@ from headrace_server.metastore.api import (
 from headrace_server.metastore.view import PrefixView
 
 from headrace_coordinator.core.assignors import AssignableTopic
-from headrace_coordinator.core.group_state import Group, Member, encode_group
+from headrace_coordinator.core.group_state import Group, Member, begin_epochs, encode_group
 from headrace_coordinator.core.group_transition import MemberHeartbeat, Transition, check_size, transition
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_times import GroupTimes
@@ -64,15 +65,26 @@ class _Waiting:
     task: asyncio.Task[None] | None = None
 
 
+class Topics(Protocol):
+    """The topics of the cluster."""
+
+    @property
+    def deleted(self) -> Collection[bytes]:
+        """Ids of topics that are known to be deleted."""
+
+    def get(self) -> Mapping[str, AssignableTopic]:
+        """All topics by name."""
+
+
 class GroupRounds:
-    """See the module. `topics` are all topics of the cluster, kept by `assignable_topics`."""
+    """See the module."""
 
     def __init__(
         self,
         metastore: Metastore,
         source: PrefixView,
         view: GroupView,
-        topics: Callable[[], Mapping[str, AssignableTopic]],
+        topics: Topics,
         metrics: CoordinatorMetrics,
         clock: Clock,
         *,
@@ -193,10 +205,16 @@ class GroupRounds:
         entry = self._view.entry(group_id)
         heartbeats = {member_id: beat for member_id, (beat, _) in waiting.heartbeats.items()}
         leaving = tuple(waiting.leaving)
-        result = self._compute(entry, heartbeats, leaving, self.times.overdue(group_id, entry.group))
-        if result.changes(entry.group) and not await self._write(group_id, entry, result):
-            waiting.look = True
-            return False
+        before = self._with_epochs(entry)
+        result = self._compute(entry, before, heartbeats, leaving, self.times.overdue(group_id, entry.group))
+        if result.changes(before):
+            if not entry.mod_revision:
+                await self._create(group_id)
+                waiting.look = True
+                return False
+            if not await self._write(group_id, entry, result):
+                waiting.look = True
+                return False
         waiting.look |= result.more
         for member_id, beat in heartbeats.items():
             if member_id in result.deferred or waiting.heartbeats.get(member_id, (None, None))[0] is not beat:
@@ -206,11 +224,33 @@ class GroupRounds:
         for member_id in leaving:
             if member_id not in result.deferred and member_id in waiting.leaving:
                 _settle(waiting.leaving.pop(member_id), None)
-        return result.changes(entry.group)
+        return result.changes(before)
+
+    def _with_epochs(self, entry: GroupEntry) -> Group:
+        """Return the group with its first epochs where its key is there and has none yet."""
+        if not entry.mod_revision:
+            return entry.group
+        return begin_epochs(entry.group, self._view.keyspace.generation, entry.create_revision)
+
+    async def _create(self, group_id: str) -> None:
+        """Create the key of a group that has none, or whose earlier one was deleted: its revision begins the epochs."""
+        key = self._view.keyspace.group(group_id)
+        group = Group(empty_since_ms=self._clock.now_ms())
+        try:
+            written = await self._metastore.txn([VersionIs(key, 0)], [Put(key, encode_group(group))])
+        except MetastoreUnknownOutcomeError:
+            self._metrics.unknown_writes.inc()
+            raise
+        if written.succeeded:
+            await self._source.wait_for(written.revision, VIEW_SECONDS)
+        else:
+            self._metrics.group_conflicts.inc()
+            await self._catch_up(group_id, self._view.entry(group_id))
 
     def _compute(
         self,
         entry: GroupEntry,
+        before: Group,
         heartbeats: Mapping[bytes, MemberHeartbeat],
         leaving: tuple[bytes, ...],
         overdue: frozenset[bytes],
@@ -219,11 +259,12 @@ class GroupRounds:
 
         def compute(taken: list[MemberHeartbeat]) -> Transition:
             return transition(
-                entry.group,
+                before,
                 heartbeats=taken,
                 leaving=leaving,
                 live=entry.live,
-                topics=self._topics(),
+                topics=self._topics.get(),
+                deleted=self._topics.deleted,
                 stored=stored,
                 begun=entry.begun,
                 overdue=overdue,
@@ -246,7 +287,6 @@ class GroupRounds:
             ModRevisionIs(keyspace.group(group_id), entry.mod_revision),
             *(VersionIs(keyspace.group_member(group_id, member_id), 0) for member_id in result.absent),
         ]
-        compares += [VersionIs(keyspace.topic_by_id(topic_id), 0) for topic_id in result.dropped_topics]
         operations: list[Operation] = [Put(keyspace.group(group_id), encode_group(result.group))]
         for member_id in result.gone:
             operations.append(Delete(keyspace.group_assignment(group_id, member_id)))

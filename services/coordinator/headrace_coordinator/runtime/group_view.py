@@ -48,6 +48,8 @@ class GroupEntry:
     group: Group = field(default_factory=Group)
     mod_revision: int = 0
     """Of the state's key; 0: there is none."""
+    create_revision: int = 0
+    """Of the state's key in this life of the group; 0: there is none."""
     assignments: dict[bytes, KeyValue] = field(default_factory=dict)
     live: dict[bytes, KeyValue] = field(default_factory=dict)
     offsets: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
@@ -74,6 +76,11 @@ class GroupView:
         self.source = source
         self.groups: dict[str, GroupEntry] = {}
         self.positions: dict[str, KeyValue] = {}
+        self.members = 0
+        """Of all groups, by their signs of life."""
+        self.key_bytes = 0
+        """Of all keys and values."""
+        self._key_bytes: dict[str, int] = {}
         self._watchers: dict[str, dict[asyncio.Event, bytes | None]] = {}
         self._callbacks: list[Callable[[str], None]] = []
         for key_value in source.items(keyspace.groups_prefix):
@@ -126,6 +133,7 @@ class GroupView:
     def _apply(self, key: str, key_value: KeyValue | None) -> tuple[str, bytes | None]:
         """Take in one key; the group whose members it concerns, or "", and the member whose assignment it is."""
         parsed = self.keyspace.parse(key)
+        self._count(key, key_value, is_member=isinstance(parsed, GroupMemberKey))
         if isinstance(parsed, PositionKey):
             _set(self.positions, parsed.reader_id, key_value)
             return "", None
@@ -137,6 +145,7 @@ class GroupView:
                 case GroupKey():
                     entry.group = Group() if key_value is None else decode_group(key_value.value)
                     entry.mod_revision = 0 if key_value is None else key_value.mod_revision
+                    entry.create_revision = 0 if key_value is None else key_value.create_revision
                 case GroupAssignmentKey(_, member_id):
                     _set(entry.assignments, member_id, key_value)
                 case GroupMemberKey(_, member_id):
@@ -151,6 +160,15 @@ class GroupView:
         if isinstance(parsed, GroupOffsetKey):
             return "", None
         return parsed.group_id, parsed.member_id if isinstance(parsed, GroupAssignmentKey) else None
+
+    def _count(self, key: str, key_value: KeyValue | None, *, is_member: bool) -> None:
+        before = self._key_bytes.pop(key, None)
+        after = None if key_value is None else len(key) + len(key_value.value)
+        if after is not None:
+            self._key_bytes[key] = after
+        self.key_bytes += (after or 0) - (before or 0)
+        if is_member:
+            self.members += (after is not None) - (before is not None)
 
 
 def _offset(key_value: KeyValue) -> StoredOffset:

@@ -8,18 +8,20 @@ from __future__ import annotations
 import structlog
 from headrace.wire.ids import TopicId
 from headrace_server.clock import Clock
+from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import PartitionKey, TopicIdKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import CreateRevisionIs, Metastore
 
 from headrace_coordinator.core import topic_writes
-from headrace_coordinator.core.orphans import Orphan, find_orphans, ripe_orphans
+from headrace_coordinator.core.orphans import Orphan, TopicIdEntry, find_orphans, nameless_topics, ripe_orphans
 from headrace_coordinator.metrics import CoordinatorMetrics
 
 log = structlog.get_logger(__name__)
 
 ORPHAN_ROUNDS = 4
 """Looks for orphans in one grace time."""
+NEXT_STEP = "Its key topic/NAME is missing; put it back with the value of tid/TOPIC_ID, or restore etcd from a backup."
 
 
 class OrphanRounds:
@@ -36,6 +38,7 @@ class OrphanRounds:
         self._grace_ms = grace_ms
         self._seen: dict[tuple[TopicId, int], int] = {}
         self._look_ms = 0
+        self._nameless: frozenset[TopicId] = frozenset()
 
     @property
     def interval_ms(self) -> int:
@@ -54,15 +57,22 @@ class OrphanRounds:
             return {}  # A topic that this release cannot read is no orphan.
         self._look_ms = now_ms + self.interval_ms
         source, keyspace = self._view.source, self._keyspace
-        tids: dict[TopicId, int] = {}
+        entries: dict[TopicId, TopicIdEntry] = {}
         for key_value in source.items(keyspace.topic_by_id_prefix()):
             parsed = keyspace.parse(key_value.key)
             if isinstance(parsed, TopicIdKey):
-                tids[parsed.topic_id] = key_value.mod_revision
+                stored = keyspace.decode_value(key_value.key, key_value.value)
+                if not isinstance(stored, metadata_pb2.Topic):
+                    return {}
+                entries[parsed.topic_id] = TopicIdEntry(key_value.mod_revision, stored.partitions)
         parsed_keys = (keyspace.parse(key_value.key) for key_value in source.items(keyspace.partition_prefix()))
         partitions = [(key.topic_id, key.partition) for key in parsed_keys if isinstance(key, PartitionKey)]
         visible = {topic.topic_id: topic.partitions for topic in self._view.topics.values()}
-        found = find_orphans(visible, tids, partitions)
+        found = find_orphans(visible, entries, partitions, self._view.deleted)
+        for topic_id in nameless_topics(visible, entries):
+            if topic_id not in self._nameless:
+                log.error("topic_without_name", topic_id=topic_id.hex(), action=NEXT_STEP)
+        self._nameless = frozenset(nameless_topics(visible, entries))
         return {
             keyspace.topic_by_id(orphan.topic_id): orphan
             for orphan in ripe_orphans(found, self._seen, now_ms, self._grace_ms)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
 from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
@@ -21,6 +21,7 @@ from headrace_server.metastore.api import (
     Put,
 )
 from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState, give_back
+from headrace_server.telemetry import LogInterval
 
 from headrace_coordinator.metrics import CoordinatorMetrics
 
@@ -66,15 +67,18 @@ class CoordinatorSession:
 
     async def run(self) -> None:
         """Register, and register again whenever the lease is lost, until cancelled."""
+        waiting = LogInterval(self._clock.monotonic_ms)
         while True:
             try:
                 await self._register()
             except (MetastoreUnavailableError, LeaseNotFoundError) as error:
                 if isinstance(error, MetastoreRolledBackError):
                     raise
-                log.warning("registration_delayed", cause=str(error))
+                if waiting.is_due():
+                    log.warning("registration_delayed", cause=str(error), for_seconds=waiting.for_seconds)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            waiting.end()
             await self._lost.wait()
             log.warning("lease_lost", lease_id=self.lease_id)
             await self._leave()
@@ -87,17 +91,18 @@ class CoordinatorSession:
             await give_back(self._metastore, lease_id)
 
     async def _register(self) -> None:
-        granted_at_ms = self._clock.boottime_ms()
-        lease = await self._metastore.grant_lease(self._lease_ttl_ms)
         key = self._keyspace.coordinator(self.live.coordinator_id)
         value = self.live.SerializeToString()
         while True:
+            base = await self._wait_until_free(key)
+            granted_at_ms = self._clock.boottime_ms()
+            lease = await self._metastore.grant_lease(self._lease_ttl_ms)
+            if (await self._metastore.txn([ModRevisionIs(key, base)], [Put(key, value, lease.lease_id)])).succeeded:
+                break
             found = (await self._metastore.get(key)).key_value
             if found is not None and found.lease_id == lease.lease_id:
                 break
-            compare = ModRevisionIs(key, 0 if found is None else found.mod_revision)
-            if (await self._metastore.txn([compare], [Put(key, value, lease.lease_id)])).succeeded:
-                break
+            await give_back(self._metastore, lease.lease_id)
         self._lost.clear()
         self._keeper = LeaseKeeper(
             self._make_renewer(),
@@ -111,6 +116,38 @@ class CoordinatorSession:
         self._metrics.registered.set(1)
         log.info("registered", lease_id=lease.lease_id, address=self.live.address)
         self._tell()
+
+    async def _wait_until_free(self, key: str) -> int:
+        """Return the revision of the registration that may be replaced, 0 where there is none.
+
+        One with this process's own address is that of a process which is dead: its address could be bound. Another one
+        is waited for, three times as long as a dead process would keep it.
+
+        Raises:
+            InvalidConfigError: another process keeps the id.
+        """
+        waiting = LogInterval(self._clock.monotonic_ms)
+        given_up_at_ms = self._clock.monotonic_ms() + 3 * self._lease_ttl_ms
+        while True:
+            found = (await self._metastore.get(key)).key_value
+            if found is None:
+                return 0
+            other = metadata_pb2.CoordinatorLive.FromString(found.value)
+            if other.address == self.live.address:
+                return found.mod_revision
+            if self._clock.monotonic_ms() >= given_up_at_ms:
+                raise InvalidConfigError(
+                    f"coordinator id {self.live.coordinator_id} is registered by the process at {other.address}",
+                    action="Set another coordinator_id for this one, or stop the other one.",
+                )
+            if waiting.is_due():
+                log.warning(
+                    "coordinator_id_in_use",
+                    coordinator_id=self.live.coordinator_id,
+                    address=other.address,
+                    for_seconds=waiting.for_seconds,
+                )
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _leave(self) -> None:
         keeper, self._keeper = self._keeper, None

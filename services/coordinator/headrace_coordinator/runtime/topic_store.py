@@ -96,10 +96,11 @@ class TopicStore:
                     broker.live.host,
                     replicas=replicas.get(broker_id, 0),
                     leaders=leaders.get(broker_id, 0),
+                    room=_room(broker.live.max_replicas, replicas.get(broker_id, 0)),
                 ),
             )
             for broker_id, broker in sorted(self._view.brokers.items())
-            if not self._view.is_draining(broker_id)
+            if not self._view.is_draining(broker_id) and not broker.live.takes_no_replicas
         }
 
     async def exists(self, name: str, deadline: float) -> bool:
@@ -300,7 +301,7 @@ class TopicStore:
                 return last.message, 0  # It is gone: by an attempt of ours whose answer was lost, or by another's.
             last = found
             result = await self._writes.send(
-                settling, topic_writes.delete(self._keyspace, found.message, found.topic_revision)
+                settling, topic_writes.delete(self._keyspace, found.message, found.topic_revision, self._clock.now_ms())
             )
             if not result.succeeded:
                 return None
@@ -308,6 +309,37 @@ class TopicStore:
             return found.message, result.revision
 
         return await self._writes.until_settled(attempt, deadline, "deleting a topic")
+
+    async def delete_unclaimed(self, reference: topics_pb2.TopicRef, deadline: float, *, validate_only: bool) -> int:
+        """Say of an id that no topic has that its logs may be deleted; the revision, 0 where nothing was written.
+
+        Raises:
+            InvalidRequestError: the reference is no id of 16 bytes.
+            ConflictError: a topic has the id.
+            Otherwise as `create`.
+        """
+        topic_id = reference.topic_id
+        if len(topic_id) != 16:
+            raise InvalidRequestError(
+                f"{len(topic_id)} bytes are no topic id", action="Give the id that the broker's log names, 16 bytes."
+            )
+
+        async def attempt(settling: Settling) -> int | None:
+            found = await self._writes.read(self._keyspace.topic_by_id(topic_id), deadline)
+            if found is not None or self._view.topic_by_id(topic_id) is not None:
+                raise ConflictError(
+                    f"there is a topic with id {topic_id.hex()}",
+                    outcome=Outcome.NOT_APPLIED,
+                    retriable=False,
+                    action="Delete the topic by its name.",
+                )
+            if validate_only:
+                return 0
+            write = topic_writes.delete_unclaimed(self._keyspace, topic_id, self._clock.now_ms())
+            result = await self._writes.send(settling, write)
+            return result.revision if result.succeeded else None
+
+        return await self._writes.until_settled(attempt, deadline, "deleting unclaimed logs")
 
     def states(self, topic_id: bytes) -> list[PartitionState]:
         """The states of a topic's partitions, as the view shows them."""
@@ -360,3 +392,8 @@ def _initial_states(
         first + index: initial_state(replicas, candidates, config.min_insync_replicas, durable=config.counts_flushed)
         for index, replicas in enumerate(assignments)
     }
+
+
+def _room(max_replicas: int, held: int) -> int | None:
+    """How many more replicas a broker takes; None: it says nothing of a limit."""
+    return max(max_replicas - held, 0) if max_replicas else None

@@ -1,0 +1,173 @@
+"""Which logs are deleted, and which stay because nothing says that they may go (PROTOCOL H25, H26, H81).
+
+A log is deleted on positive evidence only, after the delay that its topic sets:
+
+- its topic is gone and `deleted/{topic_id}` is there, or
+- its partition's key does not name this broker, at a revision after the last one at which it did.
+
+Absence is no evidence: an etcd restored from a backup lacks topics, too, and a view leaves out what it cannot decode.
+While one value of the metadata cannot be decoded nothing is deleted at all. The evidence is looked at again when the
+delay is over. A log without it, that no key claims for this broker, is unclaimed: it stays on the disk, closed, is
+counted and logged, and is opened again when a key names it. Owned by `Assignments`, belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+from headrace.wire.errors import HeadraceError
+from headrace_server.metadata_view import ClusterView
+from headrace_server.topic_configs import TopicConfig, read_stored_topic_config
+
+from headrace_broker.runtime.directory_calls import DirectoryCalls
+from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.storage.directory import DataDirectory, LogId
+from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS
+from headrace_broker.storage.log import PartitionLog
+
+log = structlog.get_logger(__name__)
+
+NEXT_STEP = (
+    "After a restore of etcd follow the guide disaster-recovery; to delete it run "
+    "`headrace topic delete --unclaimed` with the topic's id."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deletion:
+    """A log that is to be deleted."""
+
+    due_ms: int
+    """By the monotonic clock."""
+    log: PartitionLog | None
+    """`None`: it is not open."""
+
+
+class LogDeletion:
+    """The logs of a data directory that no partition here holds."""
+
+    def __init__(
+        self, view: ClusterView, directory: DataDirectory, calls: DirectoryCalls, services: PartitionServices
+    ) -> None:
+        self._view = view
+        self._directory = directory
+        self._calls = calls
+        self._services = services
+        self._pending: dict[LogId, _Deletion] = {}
+        self._unclaimed: dict[LogId, None] = {}
+        self._removing = False
+        """Directories of deleted logs may be left on the disk."""
+
+    @property
+    def unclaimed(self) -> list[LogId]:
+        """The logs that no key claims and nothing allows to delete, sorted."""
+        return sorted(self._unclaimed)
+
+    def has_evidence(self, log_id: LogId) -> bool:
+        """Whether a log that this broker is not named for may be deleted, as the view shows it now."""
+        view = self._view
+        if view.undecodable:
+            return False
+        if view.topic_by_id(log_id.topic_id) is None:
+            is_reserved = view.source.get(view.keyspace.topic_by_id(log_id.topic_id)) is not None
+            return log_id.topic_id in view.deleted and not is_reserved
+        entry = view.partition(*log_id)
+        if entry is None or self._services.broker_id in entry.state.replicas:
+            return False
+        claimed_at = self._directory.seen.revision_of(log_id.directory_name)
+        return claimed_at is not None and claimed_at < entry.mod_revision
+
+    def schedule(self, log_id: LogId, partition_log: PartitionLog | None) -> None:
+        """Delete a log, open or not, when the delay of its topic is over and the evidence still holds."""
+        delay_ms = self._delay_ms(log_id)
+        self._pending[log_id] = _Deletion(self._services.clock.monotonic_ms() + delay_ms, partition_log)
+        self._unclaimed.pop(log_id, None)
+        self._count()
+        log.info("partition_deleted", topic_id=log_id.topic_id.hex(), partition=log_id.partition, delay_ms=delay_ms)
+
+    async def keep(self, log_id: LogId, partition_log: PartitionLog | None, high_watermark: int | None = None) -> None:
+        """Close a log that no key claims for this broker, and keep it."""
+        self._pending.pop(log_id, None)
+        self._unclaimed[log_id] = None
+        self._count()
+        log.error(
+            "log_unclaimed",
+            topic_id=log_id.topic_id.hex(), partition=log_id.partition, reason=self._reason(log_id), action=NEXT_STEP,
+        )  # fmt: skip
+        if partition_log is not None:
+            try:
+                await self._calls.run(lambda: self._directory.close_log(partition_log, high_watermark=high_watermark))
+            except HeadraceError as error:
+                log.error("log_not_closed", topic_id=log_id.topic_id.hex(), reason=str(error))
+
+    def review(self, log_id: LogId) -> None:
+        """Schedule the deletion of an unclaimed log for which there is evidence by now."""
+        if log_id in self._unclaimed and self.has_evidence(log_id):
+            self.schedule(log_id, None)
+
+    async def claim(self, log_id: LogId) -> None:
+        """Forget a log that a key names again: what it has need not be copied again."""
+        deletion = self._pending.pop(log_id, None)
+        if deletion is not None and deletion.log is not None:
+            partition_log = deletion.log
+            with suppress(*REFUSALS):  # It is closed all the same, and recovered when it is opened.
+                await self._calls.run(lambda: self._directory.close_log(partition_log))
+        if self._unclaimed.pop(log_id, 0) is None:
+            self._count()
+            log.info("log_claimed", topic_id=log_id.topic_id.hex(), partition=log_id.partition)
+
+    async def delete_due(self) -> None:
+        """Delete the logs whose delay is over and whose evidence still holds; keep those that have lost it."""
+        if self._view.undecodable:
+            return
+        now_ms = self._services.clock.monotonic_ms()
+        due = {log_id: deletion for log_id, deletion in self._pending.items() if deletion.due_ms <= now_ms}
+        for log_id, deletion in due.items():
+            if self._pending.get(log_id) is not deletion:
+                continue  # Claimed while another log was deleted.
+            if not self.has_evidence(log_id):
+                await self.keep(log_id, deletion.log)
+                continue
+            del self._pending[log_id]
+            try:
+                await self._delete(log_id, deletion.log)
+            except HeadraceError as error:
+                log.error("partition_not_removed", topic_id=log_id.topic_id.hex(), reason=str(error))
+                if isinstance(error, REFUSALS):
+                    self._pending[log_id] = _Deletion(now_ms + RETRY_AFTER_MS, None)
+        self._removing |= bool(due)
+        if self._removing:
+            with suppress(*REFUSALS):  # The rest goes in a later round.
+                await self._calls.run(self._directory.remove_deleted)
+                self._removing = False
+
+    async def _delete(self, log_id: LogId, partition_log: PartitionLog | None) -> None:
+        if partition_log is None:
+            await self._calls.run(lambda: self._directory.delete_log_directory(log_id))
+        else:
+            await self._calls.run(lambda: self._directory.delete_log(partition_log))
+
+    def _delay_ms(self, log_id: LogId) -> int:
+        topic = self._view.topic_by_id(log_id.topic_id)
+        if topic is not None:
+            return topic.config.file_delete_delay_ms
+        deleted = self._view.deleted.get(log_id.topic_id)  # type: ignore[call-overload]
+        if deleted is None:
+            return TopicConfig().file_delete_delay_ms
+        if not deleted.message.topic.name:
+            return 0  # An administrator's word about unclaimed logs.
+        return read_stored_topic_config(deleted.message.topic.configs)[0].file_delete_delay_ms
+
+    def _reason(self, log_id: LogId) -> str:
+        if self._view.undecodable:
+            return f"{len(self._view.undecodable)} values of the metadata cannot be decoded by this release"
+        if self._view.topic_by_id(log_id.topic_id) is None:
+            return "etcd has no topic of this id, and does not say that it was deleted"
+        if self._view.partition(*log_id) is None:
+            return "etcd has the topic, but no readable key of this partition"
+        return "the partition's key names other brokers, at a revision at which this one may still be to come"
+
+    def _count(self) -> None:
+        self._services.metrics.unclaimed_logs.set(len(self._unclaimed))

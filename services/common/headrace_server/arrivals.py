@@ -1,0 +1,107 @@
+"""Requests that are on their way: a call whose headers came and whose message did not.
+
+gRPC counts a call when its headers are there, and the deadline is the caller's, so a call may stay half open for years.
+Here it has one second. gRPC does not say how much of a message has come; so a method that takes large messages, whose
+honest callers may need longer on a slow network, gives up its place after that second and goes on without one, among a
+few (`MAX_LATE`, `MAX_LATE_OF_PEER`) and for `LATE_SECONDS` at most. Time is counted in rounds of this event loop, not
+by the clock: after a stall of the loop nobody is late who was not before. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from headrace_server.places import Place
+
+ROUND_SECONDS = 0.2
+ARRIVAL_ROUNDS = 5
+LATE_SECONDS = 30.0
+MAX_LATE = 32
+MAX_LATE_OF_PEER = 8
+
+
+class NotArrivedError(Exception):
+    """The request did not come in time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class _Arrival:
+    __slots__ = ("is_large", "is_late", "place", "rounds", "seconds", "task")
+
+    def __init__(self, task: asyncio.Task[Any], place: Place, is_large: bool) -> None:
+        self.task = task
+        self.place = place
+        self.is_large = is_large
+        self.rounds = 0
+        self.is_late = False
+        self.seconds = 0.0  # how long it had, once it is over
+
+
+class Arrivals:
+    """The calls of one server whose request is on its way."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[_Arrival, None] = {}
+        self._late: dict[str, int] = {}
+        self._is_sweeping = False
+
+    async def read(self, context: Any, place: Place, *, is_large: bool) -> Any:
+        """Read the message of a call whose `context` has none yet; holds `place` again when it returns.
+
+        Raises:
+            NotArrivedError: it did not come.
+            ThrottledError: it came late, and there is no place any more.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        arrival = _Arrival(task, place, is_large)
+        self._waiting[arrival] = None
+        if not self._is_sweeping:
+            self._is_sweeping = True
+            asyncio.get_running_loop().call_later(ROUND_SECONDS, self._sweep)
+        try:
+            message = await context.read()
+        except asyncio.CancelledError:
+            if arrival.seconds and task.uncancel() == 0:
+                raise NotArrivedError(arrival.seconds) from None
+            raise
+        finally:
+            del self._waiting[arrival]
+            if arrival.is_late:
+                self._leave_late(place.peer)
+        if arrival.is_late:
+            place.retake()
+        return message
+
+    def _sweep(self) -> None:
+        for arrival in list(self._waiting):
+            arrival.rounds += 1
+            if arrival.is_late:
+                if arrival.rounds * ROUND_SECONDS >= LATE_SECONDS:
+                    self._end(arrival)
+            elif arrival.rounds >= ARRIVAL_ROUNDS:
+                if not (arrival.is_large and self._may_be_late(arrival.place.peer)):
+                    self._end(arrival)
+                    continue
+                arrival.is_late = True
+                self._late[arrival.place.peer] = self._late.get(arrival.place.peer, 0) + 1
+                arrival.place.release()
+        self._is_sweeping = bool(self._waiting)
+        if self._is_sweeping:
+            asyncio.get_running_loop().call_later(ROUND_SECONDS, self._sweep)
+
+    def _end(self, arrival: _Arrival) -> None:
+        if not arrival.seconds:
+            arrival.seconds = arrival.rounds * ROUND_SECONDS
+            arrival.task.cancel()
+
+    def _may_be_late(self, peer: str) -> bool:
+        return self._late.get(peer, 0) < MAX_LATE_OF_PEER and sum(self._late.values()) < MAX_LATE
+
+    def _leave_late(self, peer: str) -> None:
+        left = self._late.pop(peer) - 1
+        if left:
+            self._late[peer] = left

@@ -1,0 +1,94 @@
+"""Every method that a process of this project serves, and what one call of it may carry.
+
+One row for each method of each service, and for the transfer port. `RpcServer` refuses to start with a method that has
+no row, so that nobody can add a call without saying how large it may be; a test walks every descriptor. Which right a
+call needs will stand in the same rows. Pure.
+
+The bounds follow from two goals: no single call costs more than 100 ms of an event loop, nor more than 64 MiB of
+memory. Parsing 1 MiB of empty sub-messages, the worst that protobuf can be given, took 20 ms and 28 MiB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+class Pool(Enum):
+    """Whose places a call takes. Pools are apart, so that none can use up what another one needs."""
+
+    CLIENTS = auto()
+    ADMINISTRATORS = auto()
+    BROKERS = auto()
+    HEALTH = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The row of one method."""
+
+    max_bytes: int
+    """Of one request message."""
+    max_items: int
+    """Elements of all its repeated fields together, at every depth."""
+    pool: Pool = Pool.CLIENTS
+    is_large: bool = False
+    """Whether its message may take longer than a second to arrive over a slow network."""
+    answer_bytes_per_second: int = 0
+    """What one peer may have answered in the long run, of a method whose answer is dear to make; 0: it is not."""
+    calls_per_minute: int = 0
+    """Of one peer; 0: any number."""
+
+
+_DATA = Method(1 * MIB, 20_000)
+_SMALL = Method(64 * KIB, 1_000)
+_LISTING = Method(64 * KIB, 1_000, answer_bytes_per_second=1 * MIB)
+_ADMIN = Method(64 * KIB, 1_000, Pool.ADMINISTRATORS)
+_ADMIN_WIDE = Method(2 * MIB, 40_000, Pool.ADMINISTRATORS)
+_HEALTH = Method(4 * KIB, 10, Pool.HEALTH)
+
+TRANSFER_FETCH = "transfer/Fetch"
+"""The row of the transfer port, which is not gRPC's."""
+
+METHODS: dict[str, Method] = {
+    "/headrace.v1.BrokerService/Produce": Method(32 * MIB, 30_000, is_large=True),
+    "/headrace.v1.BrokerService/Fetch": _DATA,
+    "/headrace.v1.BrokerService/ListOffsets": _DATA,
+    "/headrace.v1.BrokerService/DeleteRecords": _DATA,
+    "/headrace.v1.BrokerService/DescribeLogs": Method(1 * MIB, 20_000, answer_bytes_per_second=256 * KIB),
+    "/headrace.v1.BrokerService/GetMetadata": _DATA,
+    "/headrace.v1.ClusterService/GetMetadata": _DATA,
+    "/headrace.v1.ClusterService/CreateTopics": Method(2 * MIB, 64_000),
+    "/headrace.v1.ClusterService/DeleteTopics": _DATA,
+    "/headrace.v1.ClusterService/CreatePartitions": Method(2 * MIB, 64_000),
+    "/headrace.v1.ClusterService/DescribeConfigs": Method(1 * MIB, 20_000, answer_bytes_per_second=1 * MIB),
+    "/headrace.v1.ClusterService/AlterConfigs": _SMALL,
+    "/headrace.v1.ClusterService/DescribeCluster": _ADMIN,
+    "/headrace.v1.ClusterService/InitProducerId": _SMALL,
+    "/headrace.v1.ClusterService/ReassignPartitions": _ADMIN_WIDE,
+    "/headrace.v1.ClusterService/ListReassignments": Method(1 * MIB, 20_000, Pool.ADMINISTRATORS),
+    "/headrace.v1.ClusterService/ElectLeaders": _ADMIN_WIDE,
+    "/headrace.v1.ClusterService/DrainBroker": _ADMIN,
+    "/headrace.v1.ClusterService/DumpMetadata": Method(
+        64 * KIB, 1_000, Pool.ADMINISTRATORS, answer_bytes_per_second=256 * KIB
+    ),
+    "/headrace.v1.GroupService/Heartbeat": Method(1 * MIB, 20_000),
+    "/headrace.v1.GroupService/LeaveGroup": _SMALL,
+    "/headrace.v1.GroupService/CommitOffsets": Method(2 * MIB, 20_000),
+    "/headrace.v1.GroupService/FetchOffsets": _DATA,
+    "/headrace.v1.GroupService/ListGroups": _LISTING,
+    "/headrace.v1.GroupService/DescribeGroup": _LISTING,
+    "/headrace.v1.GroupService/DeleteGroups": Method(1 * MIB, 2_000),
+    "/headrace.v1.GroupService/ReportPositions": _DATA,
+    "/headrace.v1.ProcessService/DescribeProcess": _ADMIN,
+    "/headrace.v1.ProcessService/SetLogLevel": Method(64 * KIB, 1_000, Pool.ADMINISTRATORS, calls_per_minute=60),
+    "/headrace.internal.v1.ReplicaService/ReplicaFetch": Method(1 * MIB, 2_500, Pool.BROKERS),
+    "/grpc.health.v1.Health/Check": _HEALTH,
+    "/grpc.health.v1.Health/Watch": _HEALTH,
+    "/grpc.health.v1.Health/List": _HEALTH,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Method(4 * KIB, 10, Pool.ADMINISTRATORS),
+    TRANSFER_FETCH: _DATA,
+}

@@ -1,0 +1,154 @@
+"""Places for open calls, and how much of the dear methods one caller may have. Pure; belong to an event loop.
+
+Pools are apart (see `methods.Pool`), and in each one a peer has a share: neither health nor administrators nor brokers
+wait behind clients, and no client behind another one's calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.wire.errors import Outcome, ThrottledError
+
+from headrace_server.methods import Pool
+
+RETRY_AFTER_MS = 100
+BURST_SECONDS = 8
+"""A caller may have as many seconds' worth at once."""
+MAX_DEBT_SECONDS = 30
+MAX_RATED_PEERS = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceLimits:
+    """How many calls of each pool are open at once: in all, and of one peer."""
+
+    clients: tuple[int, int] = (4_096, 512)
+    administrators: tuple[int, int] = (256, 16)
+    brokers: tuple[int, int] = (1_024, 256)
+    health: tuple[int, int] = (512, 8)
+
+
+class Place:
+    """What one open call holds; `release` more than once is once."""
+
+    __slots__ = ("_held", "_pool", "peer")
+
+    def __init__(self, pool: _PlacePool, peer: str) -> None:
+        self._pool = pool
+        self.peer = peer
+        self._held = True
+
+    def release(self, _context: object = None) -> None:
+        """Give it back; fits `add_done_callback` of a call's context."""
+        if self._held:
+            self._held = False
+            self._pool.leave(self.peer)
+
+    def retake(self) -> None:
+        """Hold one again after `release`, by one more call to it.
+
+        Raises:
+            ThrottledError: none is free.
+        """
+        assert not self._held
+        self._pool.enter(self.peer)
+        self._held = True
+
+
+class _PlacePool:
+    def __init__(self, name: str, limits: tuple[int, int]) -> None:
+        self._name = name
+        self._max_calls, self._max_peer_calls = limits
+        self._calls = 0
+        self._peers: dict[str, int] = {}
+
+    def enter(self, peer: str) -> None:
+        of_peer = self._peers.get(peer, 0)
+        if of_peer >= self._max_peer_calls:
+            raise _no_place(f"{of_peer} calls of {self._name} from {peer} are open, its share of the places")
+        if self._calls >= self._max_calls:
+            raise _no_place(f"{self._calls} calls of {self._name} are open, all that there are places for")
+        self._calls += 1
+        self._peers[peer] = of_peer + 1
+
+    def leave(self, peer: str) -> None:
+        self._calls -= 1
+        left = self._peers[peer] - 1
+        if left:
+            self._peers[peer] = left
+        else:
+            del self._peers[peer]
+
+
+class Places:
+    """The pools of one server."""
+
+    def __init__(self, limits: PlaceLimits) -> None:
+        self._pools = {
+            Pool.CLIENTS: _PlacePool("clients", limits.clients),
+            Pool.ADMINISTRATORS: _PlacePool("administrators", limits.administrators),
+            Pool.BROKERS: _PlacePool("brokers", limits.brokers),
+            Pool.HEALTH: _PlacePool("health", limits.health),
+        }
+
+    def take(self, pool: Pool, peer: str) -> Place:
+        """Take a place for a call.
+
+        Raises:
+            ThrottledError: none is free, or the peer holds its share; nothing was done, try again.
+        """
+        found = self._pools[pool]
+        found.enter(peer)
+        return Place(found, peer)
+
+
+class Rates:
+    """What each peer had of late of methods that are dear: bytes of answers, or calls."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        # (peer, method) -> when it will have paid for what it had; the least recently used first
+        self._paid_at: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._rates: dict[str, float] = {}
+
+    def check(self, peer: str, method: str, per_second: float, unit: str) -> None:
+        """Refuse a call of a peer that had its share.
+
+        Raises:
+            ThrottledError: with when to try again.
+        """
+        self._rates[method] = per_second
+        over_seconds = self._paid_at.get((peer, method), 0.0) - self._monotonic() - BURST_SECONDS
+        if over_seconds > 0:
+            raise ThrottledError(
+                f"{peer} had more of {method} than {per_second:g} {unit} a second",
+                outcome=Outcome.NOT_APPLIED,
+                retry_after_ms=round(over_seconds * 1000) + 1,
+                action="Ask for less, or less often.",
+            )
+
+    def charge(self, peer: str, method: str, amount: int) -> None:
+        """Count what a peer had, after `check`."""
+        now = self._monotonic()
+        paid_at = max(self._paid_at.pop((peer, method), 0.0), now) + amount / self._rates[method]
+        self._paid_at[(peer, method)] = min(paid_at, now + BURST_SECONDS + MAX_DEBT_SECONDS)
+        if len(self._paid_at) > MAX_RATED_PEERS:
+            self._paid_at.popitem(last=False)
+
+
+def peer_host(peer: str) -> str:
+    """The address of a gRPC peer without its port: `ipv4:10.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
+    return peer.rpartition(":")[0]
+
+
+def _no_place(message: str) -> ThrottledError:
+    return ThrottledError(
+        message,
+        outcome=Outcome.NOT_APPLIED,
+        retry_after_ms=RETRY_AFTER_MS,
+        action="Let calls end before others begin, or raise max_calls_per_peer and max_concurrent_calls.",
+    )

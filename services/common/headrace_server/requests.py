@@ -1,0 +1,145 @@
+"""From the bytes of a request to its message, within the limits of its row in `methods.METHODS`.
+
+Bytes are limited before anything is parsed; then the elements of all repeated fields are counted, which protobuf does
+in C, before anybody walks over them in Python; and no topic may be named twice where a handler does something for each
+name. Pure; used by `admission` and by the transfer port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
+from headrace.wire.envelopes import Envelope
+from headrace.wire.errors import InvalidRequestError
+
+from headrace_server.methods import Method
+
+Counter = Callable[[Any, int], int]
+"""Returns how many elements the repeated fields of a message have in all; stops counting above the second argument."""
+
+
+class RequestReader:
+    """Reads the requests of one method."""
+
+    def __init__(self, name: str, method: Method, parse: Callable[[bytes], Any], request_type: Any) -> None:
+        """`parse` returns a message of `request_type`, or an envelope around one."""
+        self.name = name
+        self._method = method
+        self._parse = parse
+        self._type_name = request_type.name
+        self._count = item_counter(request_type)
+        self._topics = _topic_names(request_type)
+
+    def read(self, data: bytes) -> Any:
+        """Parse one request.
+
+        Raises:
+            InvalidRequestError: it is too large, names too much or a topic twice, or is no such message.
+        """
+        method = self._method
+        if len(data) > method.max_bytes:
+            raise InvalidRequestError(
+                f"the request has {len(data)} bytes, and {self.name} takes at most {method.max_bytes}",
+                action="Send several smaller requests.",
+            )
+        try:
+            request = self._parse(data)
+        except DecodeError as error:
+            raise InvalidRequestError(
+                f"the request of {len(data)} bytes is no {self._type_name}",
+                action="Send the message that the proto of this method names.",
+            ) from error
+        message = request.message if type(request) is Envelope else request
+        if self._count(message, method.max_items) > method.max_items:
+            raise InvalidRequestError(
+                f"the request names more than {method.max_items} items, the limit of {self.name}",
+                action="Send several smaller requests.",
+            )
+        if self._topics is not None:
+            self._topics(message.topics)
+        return request
+
+
+def item_counter(message_type: Descriptor) -> Counter:
+    """Build what counts the elements of all repeated fields of a message, at every depth."""
+    return _build_counter(message_type, {}) or _count_nothing
+
+
+def _count_nothing(_message: Any, _limit: int) -> int:
+    return 0
+
+
+def _build_counter(message_type: Descriptor, known: dict[str, Counter]) -> Counter | None:
+    """None: the message has no repeated field. `known` are the counters of types that lie around this one."""
+    if message_type.full_name in known:
+        return known[message_type.full_name]
+
+    def itself(message: Any, limit: int) -> int:
+        return count(message, limit)
+
+    known = known | {message_type.full_name: itself}
+    repeated: list[tuple[str, Counter | None]] = []
+    single: list[tuple[str, Counter]] = []
+    for field in message_type.fields:
+        inner = None if field.message_type is None else _inner_counter(field, known)
+        if field.is_repeated:
+            repeated.append((field.name, inner))
+        elif inner is not None:
+            single.append((field.name, inner))
+
+    def count(message: Any, limit: int) -> int:
+        total = 0
+        for name, _ in repeated:
+            total += len(getattr(message, name))
+        if total > limit:
+            return total
+        for name, inner in repeated:
+            if inner is not None:
+                for element in getattr(message, name):
+                    total += inner(element, limit - total)
+                    if total > limit:
+                        return total
+        for name, inner in single:
+            if message.HasField(name):
+                total += inner(getattr(message, name), limit - total)
+        return total
+
+    return count if repeated or single else None
+
+
+def _inner_counter(field: FieldDescriptor, known: dict[str, Counter]) -> Counter | None:
+    assert field.message_type is not None
+    if field.message_type.GetOptions().map_entry:
+        return None  # Its entries are counted as elements; our maps hold nothing but scalars.
+    return _build_counter(field.message_type, known)
+
+
+def _topic_names(message_type: Descriptor) -> Callable[[Any], None] | None:
+    """Build what refuses topics that are named twice; None: the message names no topics."""
+    field = message_type.fields_by_name.get("topics")
+    if field is None or field.message_type is None:
+        return None
+    names = field.message_type.fields_by_name
+    if field.message_type.name == "TopicRef":
+        return lambda topics: _check_once(topics, lambda topic: topic.topic_id or topic.name)
+    if "topic" in names:
+        return lambda topics: _check_once(topics, lambda each: each.topic.topic_id or each.topic.name)
+    return None  # Groups' requests may, partition by partition: there nothing is done for a topic.
+
+
+def _check_once(topics: Any, key: Callable[[Any], bytes | str]) -> None:
+    if len(topics) < 2:
+        return
+    seen: set[bytes | str] = set()
+    for topic in topics:
+        name = key(topic)
+        if name and name in seen:
+            shown = name.hex() if isinstance(name, bytes) else name
+            raise InvalidRequestError(
+                f"the request names the topic {shown[:249]!r} twice",
+                action="Name each topic once, with all its partitions.",
+            )
+        seen.add(name)

@@ -1,0 +1,220 @@
+"""Rules about strangers: what a call may carry, whose places it takes, and for how long without a request."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import BROKER, SERVER, Mutant, Test
+
+REQUESTS = f"{SERVER}/requests.py"
+PLACES = f"{SERVER}/places.py"
+ARRIVALS = f"{SERVER}/arrivals.py"
+ENVELOPES = "sdk/headrace/wire/envelopes.py"
+HTTP = f"{SERVER}/http_endpoint.py"
+WAITERS = f"{BROKER}/runtime/waiters.py"
+TRANSFER = f"{BROKER}/rpc/transfer.py"
+POSITIONS = "sdk/headrace/client/positions.py"
+VIEW = f"{SERVER}/metadata_view.py"
+PROCESS = f"{SERVER}/process_service.py"
+LINK = f"{BROKER}/runtime/leader_link.py"
+NO_STRANGER = "The simulator has no strangers and no gRPC."
+
+REPLICATION = f"{BROKER}/runtime/replication.py"
+UNPROVEN = "tests/integration/test_replication_wire.py::test_unproven_or_unregistered_follower_is_refused"
+
+ADMISSION = (
+    Mutant(
+        "followers-unproven",
+        "A8",
+        REPLICATION,
+        "        if not is_proven(self._view.identity, follower, ",
+        "        if False and not is_proven(self._view.identity, follower, ",
+        "A stranger who read ids and sessions from the metadata fetches as a replica, and its word counts.",
+        Test(UNPROVEN, NO_STRANGER),
+    ),
+    Mutant(
+        "followers-of-any-session",
+        "A8",
+        REPLICATION,
+        "        if registered is None or registered.broker_epoch != identity.broker_epoch:\n",
+        "        if registered is not None and registered.broker_epoch > identity.broker_epoch:\n",
+        "A session that nobody registered keeps the registered one out.",
+        Test(UNPROVEN, NO_STRANGER),
+    ),
+    Mutant(
+        "bytes-unlimited",
+        "A1",
+        REQUESTS,
+        "        if len(data) > method.max_bytes:\n",
+        "        if False:\n",
+        "A request of any size is parsed.",
+        Test(
+            "tests/unit/common/test_methods.py::test_a_request_over_its_bytes_is_refused_unparsed",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "items-unlimited",
+        "A1",
+        REQUESTS,
+        "        if self._count(message, method.max_items) > method.max_items:\n",
+        "        if False:\n",
+        "A request with any number of empty elements is walked.",
+        Test("tests/unit/common/test_methods.py::test_empty_elements_are_counted_and_refused", NO_STRANGER),
+    ),
+    Mutant(
+        "topic-named-twice",
+        "A1",
+        REQUESTS,
+        "        if name and name in seen:\n",
+        "        if False:\n",
+        "What a topic costs is paid for each time a request names it.",
+        Test("tests/unit/common/test_methods.py::test_a_topic_named_twice_is_refused", NO_STRANGER),
+    ),
+    Mutant(
+        "produce-fields-unlimited",
+        "A1",
+        ENVELOPES,
+        "        if fields.left < 0:\n            raise ValueError",
+        "        if False:\n            raise ValueError",
+        "A large produce request is looked through in Python, field by field, however many it has.",
+        Test("tests/property/test_wire_envelopes.py::test_a_flood_of_fields_is_given_up", NO_STRANGER),
+    ),
+    Mutant(
+        "one-peer-takes-all",
+        "A2",
+        PLACES,
+        "        if of_peer >= self._max_peer_calls:\n",
+        "        if False:\n",
+        "One caller may hold every place.",
+        Test(
+            "tests/unit/common/test_places.py::test_a_peer_has_its_share_and_another_finds_a_place",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "health-behind-clients",
+        "A2",
+        PLACES,
+        '            Pool.HEALTH: _PlacePool("health", limits.health),\n        }\n',
+        '            Pool.HEALTH: _PlacePool("health", limits.health),\n        }\n'
+        "        self._pools[Pool.HEALTH] = self._pools[Pool.CLIENTS]\n",
+        "Health has the places that clients have.",
+        Test("tests/security/test_admission.py::test_health_is_answered_while_clients_hold_every_place", NO_STRANGER),
+    ),
+    Mutant(
+        "half-open-for-ever",
+        "A3",
+        ARRIVALS,
+        "            elif arrival.rounds >= ARRIVAL_ROUNDS:\n",
+        "            elif False:\n",
+        "A call without a request keeps its place until the deadline that it chose.",
+        Test(
+            "tests/security/test_admission.py::test_a_half_open_call_loses_its_place_and_an_honest_one_finds_it",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "late-holds-a-place",
+        "A3",
+        ARRIVALS,
+        "                arrival.place.release()\n",
+        "                pass\n",
+        "A large request that is late keeps its place.",
+        Test(
+            "tests/security/test_admission.py::test_a_large_request_may_be_late_without_a_place_and_only_a_few_are",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "silent-heads-keep-their-places",
+        "A4",
+        HTTP,
+        "        oldest.transport.abort()\n",
+        "        pass\n",
+        "A connection that sends no request keeps its place beside whoever comes.",
+        Test("tests/unit/common/test_http_endpoint.py::test_silent_connections_make_room_for_a_probe", NO_STRANGER),
+    ),
+    Mutant(
+        "a-byte-extends-the-head",
+        "A4",
+        HTTP,
+        "            async with asyncio.timeout(HEAD_SECONDS):\n",
+        "            async with asyncio.timeout(None):\n",
+        "A request's head may take for ever.",
+        Test("tests/unit/common/test_http_endpoint.py::test_a_head_that_trickles_is_cut_off", NO_STRANGER),
+    ),
+    Mutant(
+        "one-caller-waits-everywhere",
+        "A5",
+        WAITERS,
+        "        if of_peer >= max(1, self._max_waiting // (peers + 1)):\n",
+        "        if False:\n",
+        "One caller may take every place in which fetches wait.",
+        Test("tests/unit/broker/test_broker_runtime.py::test_waiting_places_are_shared_between_callers", NO_STRANGER),
+    ),
+    Mutant(
+        "throttle-ignored",
+        "A5",
+        POSITIONS,
+        "                    if answer.message.throttle_ms > 0 and not data:\n",
+        "                    if False:\n",
+        "A reader whose fetch found no place to wait asks again at once, and again.",
+        Test("tests/unit/client/test_positions.py::test_a_reader_that_is_told_to_wait_waits", NO_STRANGER),
+    ),
+    Mutant(
+        "silent-readers-keep-their-places",
+        "A6",
+        TRANSFER,
+        "        if not idle:\n            return False\n",
+        "        return False\n",
+        "Connections without a request hold the transfer port's places.",
+        Test(
+            "tests/unit/broker/test_broker_transfer.py::test_a_silent_connection_makes_room_for_one_that_comes",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "one-reader-takes-all",
+        "A6",
+        TRANSFER,
+        "        if len(own) >= share:\n",
+        "        if False:\n",
+        "One address may have all the connections of the transfer port.",
+        Test("tests/unit/broker/test_broker_transfer.py::test_an_address_has_its_share_of_the_places", NO_STRANGER),
+    ),
+    Mutant(
+        "metadata-described-once",
+        "A7",
+        VIEW,
+        "                self._described.pop(topic_id, None)\n                states",
+        "                states",
+        "Clients are told of the leaders that a topic had when somebody first asked.",
+        Test("tests/unit/common/test_metadata_view.py::test_what_is_kept_follows_every_change", NO_STRANGER),
+    ),
+    Mutant(
+        "every-measurement-an-fsync",
+        "A7",
+        PROCESS,
+        "now_ms - self._measured_ms >= MEASURE_MS",
+        "True",
+        "Whoever asks has the data disk do an fsync for him each time.",
+        Test("tests/unit/common/test_process_service.py::test_a_measurement_serves_all_who_ask", NO_STRANGER),
+    ),
+    Mutant(
+        "dear-calls-unlimited",
+        "A7",
+        PLACES,
+        "        if over_seconds > 0:\n",
+        "        if False:\n",
+        "One caller may have as many dear answers as it likes.",
+        Test("tests/unit/common/test_process_service.py::test_the_level_is_changed_so_often_and_no_more", NO_STRANGER),
+    ),
+    Mutant(
+        "a-message-of-all-partitions",
+        "A1",
+        LINK,
+        "islice(self._due.items(), MAX_FETCHES)",
+        "self._due.items()",
+        "A follower of many partitions sends a message that its leader refuses.",
+        Test("tests/unit/broker/test_broker_fetch_ahead.py::test_a_message_of_a_follower_is_bounded", NO_STRANGER),
+    ),
+)

@@ -1,0 +1,148 @@
+"""Rules of clients: which metadata counts, which life of a topic is meant, what becomes of a batch that failed."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import CLIENT, SERVER, Mutant, Test
+
+VERSIONS = f"{CLIENT}/topic_versions.py"
+INFLIGHT = f"{CLIENT}/inflight.py"
+POSITION = f"{CLIENT}/read_position.py"
+CALLS = f"{CLIENT}/cluster_calls.py"
+VIEW = f"{SERVER}/metadata_view.py"
+SPARK = "sdk/headrace/spark"
+NO_SPARK = "The simulator runs no query."
+TRUNCATION = "tests/unit/spark/test_spark_stream_truncation.py::test_records_that_an_election_replaced_are_a_loss"
+STAND_IN = "The simulator's clients are stand-ins: the shipped cores are driven by property tests."
+DISPATCH = "tests/property/test_client_dispatch.py::test_an_idempotent_producer_neither_loses_doubles_nor_reorders"
+
+CLIENTS = (
+    Mutant(
+        "older-metadata-believed",
+        "H26",
+        VERSIONS,
+        "            if known is not None and version < known.version and _claims_other(topic, known.topic_id):\n",
+        "            if False:\n",
+        "An answer of any age deletes a topic or brings an old life of it back.",
+        Test(DISPATCH, STAND_IN),
+    ),
+    Mutant(
+        "restored-cluster-locks-clients-out",
+        "H81",
+        VERSIONS,
+        "    return MetadataVersion(response.generation, response.revision)\n",
+        "    return MetadataVersion(0, response.revision)\n",
+        "After a restore from a backup nothing counts until the old revision is reached again.",
+        Test(
+            "tests/unit/client/test_stale_metadata.py::test_a_restored_cluster_is_believed_at_its_lower_revision",
+            "The simulator restores no cluster.",
+        ),
+    ),
+    Mutant(
+        "no-other-server-asked",
+        "H84",
+        CALLS,
+        "            if problem:\n",
+        "            if False:\n",
+        "The first answer is taken although newer metadata refutes it.",
+        Test(
+            "tests/unit/client/test_cluster_calls.py"
+            "::test_another_server_is_asked_where_an_answer_is_older_than_what_is_known",
+            STAND_IN,
+        ),
+    ),
+    Mutant(
+        "unreadable-topic-called-absent",
+        "H26",
+        VIEW,
+        "                    if reference.name in self._unreadable_topics():\n",
+        "                    if False:\n",
+        "A topic whose value cannot be read is answered as one that is not there.",
+        Test(
+            "tests/unit/common/test_metadata_view.py::test_a_topic_whose_value_cannot_be_read_is_not_called_absent",
+            "The simulator writes no value that cannot be read.",
+        ),
+    ),
+    Mutant(
+        "old-life-sent-to-new-leaders",
+        "H26",
+        INFLIGHT,
+        "            if leader is None or self._is_of_another_life(pipeline):\n",
+        "            if leader is None:\n",
+        "Batches of a deleted topic fly to the leaders of the new one again and again, and never end.",
+        Test(DISPATCH, STAND_IN),
+    ),
+    Mutant(
+        "position-kept-in-another-life",
+        "H26",
+        POSITION,
+        "        self.topic_id = self.topic_id or topic_id\n",
+        "        self.topic_id = topic_id\n",
+        "An offset of a deleted topic is read on from in the one that was created again.",
+        Test(
+            "tests/unit/client/test_positions.py::test_a_position_of_another_life_of_the_topic_is_lost",
+            STAND_IN,
+        ),
+    ),
+    Mutant(
+        "old-metadata-loses-a-new-position",
+        "H26",
+        POSITION,
+        '        self.replaced_by = topic_id if answer > self.compared_answer else b""\n',
+        "        self.replaced_by = topic_id\n",
+        "A position of a newer life than the metadata counts as lost.",
+        Test(
+            "tests/unit/client/test_positions.py::test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it",
+            STAND_IN,
+        ),
+    ),
+    Mutant(
+        "records-deleted-in-another-life",
+        "H26",
+        f"{CLIENT}/admin_steps.py",
+        "                _check_life(topic, topic_id, route.topic_id)\n",
+        "                topic_id = route.topic_id\n",
+        "An offset that was looked up in one topic deletes records of the next one of its name.",
+        Test(
+            "tests/unit/client/test_admin_replication.py"
+            "::test_records_are_deleted_in_the_topic_in_which_the_end_was_looked_up",
+            "No simulated client deletes records by an offset that it looked up.",
+        ),
+    ),
+    Mutant(
+        "sequences-reassigned-in-doubt",
+        "H51",
+        INFLIGHT,
+        "        if pipeline.queue and pipeline.queue[0].doubtful:\n            return\n",
+        "        if False:\n            return\n",
+        "A batch that may have been written gets a new epoch and sequence, and is written twice.",
+        Test(DISPATCH, STAND_IN),
+    ),
+    Mutant(
+        "failed-batch-moves-to-another-partition",
+        "H55",
+        INFLIGHT,
+        "        pipeline.put_back(back)\n        if pipeline.queue:\n            self._waiting[pipeline] = None\n",
+        "        pipeline = next(iter(self._waiting), pipeline)\n        pipeline.put_back(back)\n"
+        "        if pipeline.queue:\n            self._waiting[pipeline] = None\n",
+        "What failed in one partition is queued for another one.",
+        Test(DISPATCH, STAND_IN),
+    ),
+    Mutant(
+        "stream-reads-on-in-a-replaced-log",
+        "H143",
+        f"{SPARK}/stream_reader.py",
+        "        found = self._cluster().truncation_points(known, before.topic_ids)\n",
+        "        found: dict[TopicPartition, int] = {}\n",
+        "A stream goes on at its offset although an unclean election put other records there.",
+        Test(TRUNCATION, NO_SPARK),
+    ),
+    Mutant(
+        "checkpoint-without-epochs",
+        "H143",
+        f"{SPARK}/stream_offsets.py",
+        "        if self.epochs:\n            written[EPOCHS]",
+        "        if False:\n            written[EPOCHS]",
+        "A stream's checkpoint forgets of which leader epoch it has read.",
+        Test(TRUNCATION, NO_SPARK),
+    ),
+)

@@ -1,0 +1,183 @@
+"""Rules of what is deleted, and of how new etcd and a data directory are (H16, H25, H26, H42, H72, H81)."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Simulation, Test
+
+DELETION = f"{BROKER}/runtime/log_deletion.py"
+ASSIGNMENTS = f"{BROKER}/runtime/assignments.py"
+VIEW = f"{SERVER}/metastore/view.py"
+TRANSITION = f"{COORDINATOR}/core/group_transition.py"
+OFFSETS = f"{COORDINATOR}/runtime/group_offsets.py"
+ORPHANS = f"{COORDINATOR}/core/orphans.py"
+REGISTRATION = f"{BROKER}/runtime/registration.py"
+VOLUMES = {
+    "faults": ("volume put back", "kill"),
+    "fault_period_ms": 700,
+    "brokers": 3,
+    "replication_factor": 3,
+    "min_insync_replicas": 2,
+    "rates": (),
+}
+TESTS = "tests/unit/broker/test_broker_log_deletion.py"
+NOT_SIMULATED = "It takes an etcd that was restored, or a value that cannot be decoded: no faults of the simulator."
+
+DELETION_RULES = (
+    Mutant(
+        "absence-taken-for-deletion",
+        "H26",
+        DELETION,
+        "            return log_id.topic_id in view.deleted and not is_reserved\n",
+        "            return not is_reserved\n",
+        "A broker deletes the logs of topics that a restored etcd lacks.",
+        Test(f"{TESTS}::test_a_topic_that_etcd_lacks_at_the_start_is_kept", NOT_SIMULATED),
+    ),
+    Mutant(
+        "deletion-beside-what-cannot-be-decoded",
+        "H26",
+        DELETION,
+        "        if view.undecodable:\n            return False\n",
+        "",
+        "A broker deletes a log while values of the metadata are left out of its view.",
+        Test(f"{TESTS}::test_an_undecodable_topic_keeps_its_logs[False]", NOT_SIMULATED),
+    ),
+    Mutant(
+        "evidence-of-before-the-delay",
+        "H26",
+        DELETION,
+        "            if not self.has_evidence(log_id):\n",
+        "            if False:\n",
+        "What allowed a deletion when it was scheduled is not looked at again.",
+        Test(f"{TESTS}::test_evidence_is_looked_at_again_when_the_delay_is_over", NOT_SIMULATED),
+    ),
+    Mutant(
+        "moved-away-by-a-key-of-the-past",
+        "H25",
+        DELETION,
+        "        return claimed_at is not None and claimed_at < entry.mod_revision\n",
+        "        return True\n",
+        "A broker deletes a replica because of a key from before it came.",
+        Test(f"{TESTS}::test_an_old_key_is_no_evidence", NOT_SIMULATED),
+    ),
+    Mutant(
+        "restored-etcd-at-the-start",
+        "H81",
+        ASSIGNMENTS,
+        "        if revision < seen.revision:\n",
+        "        if False:\n",
+        "A broker that starts believes an etcd that is behind what its directory has seen.",
+        Test(f"{TESTS}::test_an_etcd_of_the_past_is_refused", NOT_SIMULATED),
+    ),
+    Mutant(
+        "key-of-the-past-at-the-start",
+        "H81",
+        ASSIGNMENTS,
+        "            if entry is not None and noted is not None and entry.mod_revision < noted:\n",
+        "            if False:\n",
+        "A broker that starts believes a key that is older than it has seen it.",
+        Test(f"{TESTS}::test_a_key_of_before_a_replica_came_does_not_delete_it", NOT_SIMULATED),
+    ),
+    Mutant(
+        "key-of-the-past-in-a-list",
+        "H81",
+        VIEW,
+        "        if known is not None and found.mod_revision < known.mod_revision:\n",
+        "        if False:\n",
+        "A process that runs believes an etcd whose revision was raised when it was restored.",
+        Test(
+            "tests/unit/common/test_prefix_view.py::test_a_key_of_the_past_is_refused",
+            "The simulator's etcd is not restored with a raised revision.",
+        ),
+    ),
+    Mutant(
+        "watch-resumed-over-a-restored-etcd",
+        "H81",
+        VIEW,
+        "        return read.key_value is not None\n",
+        "        return True\n",
+        "A watch that broke goes on over an etcd that lacks what the view has.",
+        Test(
+            "tests/unit/common/test_prefix_view.py::test_a_broken_watch_is_resumed_only_where_the_newest_key_is[False]",
+            "The simulator's etcd is not restored with a raised revision.",
+        ),
+    ),
+    Mutant(
+        "group-drops-what-a-view-lacks",
+        "H72",
+        TRANSITION,
+        "        if topic_id not in present and topic_id not in deleted\n",
+        "        if False\n",
+        "A coordinator whose view lacks a topic takes its partitions from who reads them.",
+        Test(
+            "tests/unit/coordinator/test_group_membership.py::test_a_topic_that_is_only_absent_keeps_its_owners[lost]",
+            "The simulated etcd loses no key of a topic.",
+        ),
+    ),
+    Mutant(
+        "offsets-of-what-a-view-lacks",
+        "H26",
+        OFFSETS,
+        "            compares += [Exists(keyspace.deleted_topic(topic_id)), ",
+        "            compares += [",
+        "Offsets of a topic that etcd lacks are removed.",
+        Test(
+            "tests/unit/coordinator/test_group_offsets.py::test_offsets_of_a_topic_that_is_only_absent_stay",
+            "The simulated etcd loses no key of a topic.",
+        ),
+    ),
+    Mutant(
+        "nameless-topic-cleared",
+        "H26",
+        ORPHANS,
+        "        elif entry.partitions == 0:\n",
+        "        else:\n",
+        "The controller clears away a topic that has lost its name, with all its partitions.",
+        Test(
+            "tests/unit/coordinator/test_controller.py::test_orphans_are_what_is_known_to_be_a_remainder",
+            "The simulator's topics are made before the run.",
+        ),
+    ),
+    Mutant(
+        "session-of-the-past-at-the-start",
+        "H81",
+        ASSIGNMENTS,
+        "        if broker_epoch < noted_epoch:\n",
+        "        if False:\n",
+        "A broker that starts believes an etcd that lacks its last session.",
+        Test(f"{TESTS}::test_an_etcd_that_lacks_the_last_session_is_refused", NOT_SIMULATED),
+    ),
+    Mutant(
+        "older-copy-counted",
+        "H16",
+        REGISTRATION,
+        "        if known.storage_id == storage.storage_id and storage.version < known.version:\n",
+        "        if False:\n",
+        "A volume that was put back counts as the member that it was.",
+        Simulation(60, durability="fsync", changes=VOLUMES),
+    ),
+    Mutant(
+        "older-copy-keeps-its-identity",
+        "H16",
+        REGISTRATION,
+        "            await storage.become_another()\n",
+        "",
+        "A volume that was put back is as new as etcd once its version has been raised.",
+        Test(
+            "tests/unit/broker/test_broker_registration.py::"
+            "test_a_start_that_ends_half_way_changes_nothing[first note-True]",
+            "It takes a process that ends between two calls of its registration.",
+        ),
+    ),
+    Mutant(
+        "version-in-etcd-first",
+        "H16",
+        REGISTRATION,
+        "                await self._storage.note_session(version, session.broker_epoch)\n",
+        "",
+        "etcd has a version that the directory does not have: it is taken for an older copy of itself.",
+        Test(
+            "tests/unit/broker/test_broker_registration.py::test_the_version_in_etcd_is_never_above_the_directory",
+            "It takes a write to etcd that is answered and one to the disk that is not.",
+        ),
+    ),
+)

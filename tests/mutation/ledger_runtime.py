@@ -1,0 +1,56 @@
+"""Rules of what runs the cores: streams, flushes and assignments of a broker, the controller's loop."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Simulation
+
+RUNTIME = f"{BROKER}/runtime"
+DAMAGE = {"faults": ("damage", "scrub"), "durable": True, "replication_factor": 3, "min_insync_replicas": 2}
+
+RUNTIME_RULES = (
+    Mutant(
+        "append-during-a-flush-not-flushed",
+        "H34",
+        f"{RUNTIME}/flusher.py",
+        "            if dirty:\n",
+        "            if False:\n",
+        "What was appended while a flush ran waits for the next append to be flushed.",
+        Simulation(50, durability="fsync"),
+    ),
+    Mutant(
+        "fetch-of-a-broken-stream-awaited",
+        "H6",
+        f"{RUNTIME}/leader_link.py",
+        "            partition.replica.end_fetch()\n            self.fetch(partition)\n",
+        "            self.fetch(partition)\n",
+        "A follower goes on awaiting the answer to a fetch whose stream has broken.",
+        Simulation(50),
+    ),
+    Mutant(
+        "session-lost-by-the-broker-alone",
+        "H76",
+        f"{RUNTIME}/assignments.py",
+        "        for partition in self.partitions:\n            partition.handle(SessionLost())\n",
+        "",
+        "Partitions lead on when the broker's registration is gone.",
+        Simulation(100, changes={"faults": ("lease ends early",)}),
+    ),
+    Mutant(
+        "damaged-log-kept",
+        "H33",
+        f"{RUNTIME}/assignments.py",
+        "        if is_news:\n            self._note_left(partition)\n",
+        "",
+        "A damaged replica that has left its key stays as it is: nobody copies its log anew.",
+        Simulation(50, durability="fsync", changes=DAMAGE),
+    ),
+    Mutant(
+        "partition-not-looked-at-after-a-write",
+        "C2",
+        f"{COORDINATOR}/runtime/controller.py",
+        "            self._partitions.note_again(change, written=written)\n",
+        "            if written:\n                self._partitions.note_again(change, written=written)\n",
+        "A controller whose write got no answer, or lost, does not look at the partition again.",
+        Simulation(200, changes={"faults": ("answers lost", "kill"), "rates": ("lost answers",), "rate": 0.08}),
+    ),
+)

@@ -1,0 +1,53 @@
+"""HTTP/2 by hand, as far as a stranger needs it: frames on a plain socket."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
+END_STREAM, END_HEADERS = 1, 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One frame."""
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """One header that no table is used for; name and value under 127 bytes."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def call_headers(path: str, **more: str) -> bytes:
+    """The headers of a gRPC call with a deadline of a hundred million hours."""
+    headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
+    headers |= {"content-type": "application/grpc", "grpc-timeout": "99999999H", **more}
+    return b"".join(literal(name.encode(), value.encode()) for name, value in headers.items())
+
+
+class Stranger:
+    """A connection to a gRPC server; a context manager."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def send(self, data: bytes) -> bool:
+        """Send frames; False: the server has closed the connection."""
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,218 @@
+"""What a stranger does at a listener before any handler runs, beside an honest client."""
+
+import asyncio
+import contextlib
+import resource
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from headrace.v1 import broker_pb2, broker_pb2_grpc
+from headrace.wire.errors import InvalidRequestError, ThrottledError, from_rpc_error
+from headrace_server.admission import UnlistedMethodError
+from headrace_server.arrivals import MAX_LATE_OF_PEER
+from headrace_server.methods import METHODS
+from headrace_server.places import PlaceLimits
+from headrace_server.rpc import RpcLimits, RpcServer, unary
+from prometheus_client import CollectorRegistry, Counter
+
+SERVICE = "/headrace.v1.BrokerService/"
+YEARS = 3.0e9
+"""A deadline in seconds that never comes."""
+
+
+class Broker(broker_pb2_grpc.BrokerServiceServicer):
+    def __init__(self):
+        self.call_errors = Counter("errors", "-", ["method", "code"], registry=CollectorRegistry())
+        self.gate = asyncio.Event()
+        self.fetching, self.full = 0, 4
+        self.is_full = asyncio.Event()
+
+    def errors(self, method, code):
+        return self.call_errors.labels(method, code)._value.get()
+
+    @unary
+    async def ListOffsets(self, request, context):
+        return broker_pb2.ListOffsetsResponse()
+
+    @unary
+    async def Fetch(self, request, context):
+        self.fetching += 1
+        if self.fetching == self.full:
+            self.is_full.set()
+        await self.gate.wait()
+        return broker_pb2.FetchResponse()
+
+    @unary
+    async def Produce(self, request, context):
+        return broker_pb2.ProduceResponse()
+
+
+def with_server(scenario, limits=None):
+    async def run():
+        server, broker = RpcServer(limits), Broker()
+        server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, broker, "headrace.v1.BrokerService")
+        address = await server.start("127.0.0.1:0")
+        try:
+            async with grpc.aio.insecure_channel(address) as channel:
+                await scenario(broker, channel)
+        finally:
+            broker.gate.set()
+            await server.stop(0)
+
+    asyncio.run(run())
+
+
+async def nothing():
+    await asyncio.Event().wait()
+    yield b""
+
+
+def half_open(channel, method, deadline=YEARS):
+    """A call whose headers are sent and whose message never is."""
+    return channel.stream_unary(SERVICE + method)(nothing(), timeout=deadline)
+
+
+async def error_of(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return from_rpc_error(caught.value)
+
+
+async def is_healthy(channel):
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="liveness"))
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_half_open_call_loses_its_place_and_an_honest_one_finds_it():
+    """F3: headers without a message end with RESOURCE_EXHAUSTED whatever their deadline; then places are free again."""
+
+    async def scenario(_broker, channel):
+        calls = [half_open(channel, "ListOffsets") for _ in range(20)]
+        errors = [await error_of(call) for call in calls]
+        assert all(isinstance(error, ThrottledError) for error in errors)
+        assert any("did not arrive within 1 s" in error.message for error in errors)
+        await broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=30)
+
+    with_server(scenario, RpcLimits(places=PlaceLimits(clients=(20, 20))))
+
+
+def test_health_is_answered_while_clients_hold_every_place():
+    """F3, F9: the health service has places of its own."""
+
+    async def scenario(broker, channel):
+        stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        waiting = [asyncio.ensure_future(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)) for _ in range(4)]
+        await broker.is_full.wait()
+        assert isinstance(await error_of(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)), ThrottledError)
+        assert await is_healthy(channel)
+        broker.gate.set()
+        await asyncio.gather(*waiting)
+
+    with_server(scenario, RpcLimits(places=PlaceLimits(clients=(4, 4))))
+
+
+def test_a_large_request_may_be_late_without_a_place_and_only_a_few_are():
+    """A slow producer is not cut off after a second; it holds no place meanwhile, and there is a bound."""
+
+    async def scenario(broker, channel):
+        broker.full = 12
+        calls = [half_open(channel, "Produce") for _ in range(MAX_LATE_OF_PEER + 4)]
+        late = {asyncio.ensure_future(wait(call)) for call in calls}
+        while len(late) > MAX_LATE_OF_PEER:
+            _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        assert len(late) == MAX_LATE_OF_PEER
+        stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        held = [asyncio.ensure_future(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)) for _ in range(12)]
+        await broker.is_full.wait()
+        broker.gate.set()
+        await asyncio.gather(*held)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(late)
+
+    async def wait(call):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await call
+
+    with_server(scenario, RpcLimits(places=PlaceLimits(clients=(12, 12))))
+
+
+@pytest.mark.parametrize(
+    ("method", "element"),
+    [("Produce", b"\x22\x00"), ("Fetch", b"\x2a\x00"), ("ListOffsets", b"\x12\x00")],
+)
+def test_a_flood_of_empty_elements_costs_next_to_nothing(method, element):
+    """F1: a mebibyte of empty topics costs 0.2 s of processor time at most, and what it took is given back at once."""
+    data = element * (1 << 19)
+
+    async def scenario(broker, channel):
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        errors = [await error_of(channel.unary_unary(SERVICE + method)(data, timeout=60)) for _ in range(10)]
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        assert all(isinstance(error, InvalidRequestError) for error in errors)
+        assert after.ru_utime - before.ru_utime < 2.0
+        assert after.ru_maxrss - before.ru_maxrss < 128 << 10
+        assert broker.errors(method, "INVALID_REQUEST") == 10
+
+    with_server(scenario)
+
+
+def test_undecodable_requests_are_the_callers_mistake_and_are_counted():
+    """F22: INVALID_ARGUMENT with a plain sentence, in call_errors, and no text of a Python exception."""
+
+    async def scenario(broker, channel):
+        error = await error_of(channel.unary_unary(SERVICE + "ListOffsets")(b"\xff\xff\xff", timeout=30))
+        assert isinstance(error, InvalidRequestError)
+        assert error.message == "the request of 3 bytes is no ListOffsetsRequest"
+        assert broker.errors("ListOffsets", "INVALID_REQUEST") == 1
+
+    with_server(scenario)
+
+
+def test_a_call_that_ends_without_a_message_is_refused():
+    """A stream of no messages is no request."""
+
+    async def scenario(_broker, channel):
+        call = channel.stream_unary(SERVICE + "ListOffsets")(timeout=30)
+        await call.done_writing()
+        assert "ended without a request" in (await error_of(call)).message
+
+    with_server(scenario)
+
+
+def test_messages_that_grpc_compressed_are_refused():
+    """Nothing is inflated before it is admitted."""
+
+    async def scenario(_broker, channel):
+        call = channel.unary_unary(SERVICE + "ListOffsets")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\x12\x00" * 1000, timeout=30, compression=grpc.Compression.Gzip)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    with_server(scenario)
+
+
+def test_a_server_refuses_a_method_without_a_row(monkeypatch):
+    """Nobody adds a call without saying what it may carry."""
+    monkeypatch.delitem(METHODS, SERVICE + "ListOffsets")
+
+    async def run():
+        with pytest.raises(UnlistedMethodError, match="BrokerService/ListOffsets has no row"):
+            RpcServer().add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
+
+    asyncio.run(run())
+
+
+def test_half_open_calls_leave_an_honest_client_its_answers():
+    """F3: every honest call is answered beside strangers that come with all the streams of a connection."""
+
+    async def scenario(_broker, channel):
+        strangers = [half_open(channel, "ListOffsets") for _ in range(200)]
+        stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        for _ in range(200):
+            await stub.ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=60)
+        for call in strangers:
+            call.cancel()
+
+    with_server(scenario)

@@ -1,0 +1,116 @@
+"""Every method of every listener takes whatever is sent to it: no INTERNAL, no UNKNOWN, no crash, no record lost.
+
+`make security` sends as many calls as FUZZ_CALLS says, `make test` some thousands. FUZZ_SEED draws others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+
+import grpc
+import pytest
+from headrace.wire.errors import STATUS_DETAILS_KEY
+from headrace.wire.transfer import PREFACE
+
+from tests.security.conftest import Witness
+from tests.security.fuzzing import Fuzz, methods
+
+CALLS = int(os.environ.get("FUZZ_CALLS", "3000"))
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
+AT_ONCE = 16
+CALL_SECONDS = 0.5
+FORBIDDEN = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+BROKER, CLUSTER, GROUP, PROCESS = (f"headrace.v1.{name}Service" for name in ("Broker", "Cluster", "Group", "Process"))
+REPLICA, HEALTH = "headrace.internal.v1.ReplicaService", "grpc.health.v1.Health"
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+STREAMS = {*methods(REPLICA), *methods(REFLECTION)}
+
+
+async def send(channel: grpc.aio.Channel, path: str, data: bytes) -> grpc.StatusCode:
+    """Make one call, read all of its answers, and return how it ended.
+
+    Without an error of its own a server answers UNAVAILABLE only where it is gone. That a stream could not be written
+    because the server had ended it is what gRPC's client calls an internal error of itself.
+    """
+    try:
+        if path in STREAMS:
+            async for _ in channel.stream_stream(path)(iter([data]), timeout=CALL_SECONDS):
+                pass
+        else:
+            async for _ in channel.unary_stream(path)(data, timeout=CALL_SECONDS):
+                pass
+    except grpc.aio.AioRpcError as error:
+        failed = error
+    else:
+        return grpc.StatusCode.OK
+    is_typed = any(key == STATUS_DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
+    is_mine = path in STREAMS and failed.details() == "Internal error from Core"
+    assert failed.code() not in FORBIDDEN or is_mine, (path, failed.code(), failed.details(), data[:200])
+    assert failed.code() is not grpc.StatusCode.UNAVAILABLE or is_typed, (path, failed.details(), data[:200])
+    return failed.code()
+
+
+async def fuzz(address: str, services: list[str], calls: int, seed: int) -> Counter[tuple[str, str]]:
+    """Send calls, and count how they ended by method and status."""
+    paths = [path for service in services for path in methods(service)]
+    drawn, seen = Fuzz(seed), Counter()
+    left = calls
+
+    async def work() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            path, data = drawn.call(paths)
+            code = await send(channel, path, data)
+            seen[path, code.name] += 1
+
+    async with grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(work())
+    return seen
+
+
+async def pour(address: str, contents: list[bytes], preface: bytes) -> None:
+    """Send each at a connection of its own, and read until the server has had enough or has nothing more to say."""
+    host, _, port = address.rpartition(":")
+    for content in contents:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        with contextlib.suppress(OSError, TimeoutError):
+            writer.write(preface + content)
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(1 << 16), 2)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("listener", "services"),
+    [
+        ("client", [BROKER, PROCESS, REPLICA, HEALTH, REFLECTION]),
+        ("internal", [BROKER, REPLICA]),
+        ("coordinator", [CLUSTER, GROUP, PROCESS, HEALTH]),
+    ],
+)
+def test_whatever_is_called_has_a_proper_answer(witness: Witness, listener: str, services: list[str]) -> None:
+    """Fuzzed calls are answered or refused with a status that says whose mistake it is."""
+    processes = witness.processes()
+    seen = asyncio.run(fuzz(witness.address(listener), services, CALLS // 3, SEED))
+    assert {path for path, _ in seen} == {path for service in services for path in methods(service)}
+    assert any(code == "INVALID_ARGUMENT" for _, code in seen)
+    assert witness.processes() == processes
+    witness.work()
+
+
+def test_whatever_comes_at_the_other_ports_ends_its_connection_alone(witness: Witness) -> None:
+    """Frames of the transfer port and heads of the HTTP port."""
+    processes, drawn = witness.processes(), Fuzz(SEED)
+    count = max(50, CALLS // 200)
+    asyncio.run(pour(witness.address("transfer"), list(drawn.frames(count)), PREFACE))
+    asyncio.run(pour(witness.address("metrics"), list(drawn.heads(count)), b""))
+    assert witness.processes() == processes
+    witness.work()

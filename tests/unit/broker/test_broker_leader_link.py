@@ -1,0 +1,211 @@
+"""A follower's end of the stream to a leader: how it ends, and what of it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from headrace.wire.envelopes import Envelope
+from headrace.wire.errors import StorageOfflineError
+from headrace_broker.core.messages import SessionLost, SessionStarted
+from headrace_broker.core.replica import Role
+from headrace_broker.runtime import leader_link
+from headrace_broker.runtime.follower_stream import FollowerStream
+from headrace_broker.runtime.leader_link import LeaderLink
+from headrace_broker.runtime.uninterrupted import cancel_and_wait
+from headrace_server.clock import ManualClock
+from headrace_server.internal_v1 import metadata_pb2, replication_pb2
+from headrace_server.metadata_view import ClusterView
+from headrace_server.partition_state import Replica
+
+from tests.unit.broker.test_broker_fetch_ahead import LEADER, Follower, Stream, answer, following, slices
+from tests.unit.broker.test_broker_runtime import TOPIC_ID
+
+
+class EndingStream(Stream):
+    """A stream whose leader ends it when the test says so; `at_end` runs while the link gives its writer up."""
+
+    at_end: Callable[[], object]
+
+    async def write(self, request: replication_pb2.ReplicaFetchRequest) -> None:
+        await super().write(request)
+        if request.topics:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.at_end()
+                raise
+
+    def end(self) -> None:
+        self.messages.put_nowait(cast(Envelope, None))
+
+
+def streams(monkeypatch: pytest.MonkeyPatch, made: list[Stream]) -> None:
+    """Give the link these streams, one after the other."""
+
+    @asynccontextmanager
+    async def open_channel(*_: object) -> AsyncIterator[Any]:
+        yield made.pop(0)
+
+    monkeypatch.setattr(leader_link, "open_channel", open_channel)
+
+
+def connected(follower: Follower) -> LeaderLink:
+    """The follower's link, with a leader that is registered."""
+    live = metadata_pb2.BrokerLive(broker_id=LEADER.broker_id)
+    view = SimpleNamespace(brokers={LEADER.broker_id: SimpleNamespace(live=live)})
+    link = follower.link
+    link._view = cast(ClusterView, view)
+    link._goes_with = lambda leader: True  # type: ignore[method-assign]
+    return link
+
+
+def test_what_an_ended_task_failed_with_is_raised() -> None:
+    """A task that is ended may have met a bug: it is not dropped with the task."""
+
+    async def fails() -> None:
+        raise AssertionError("I8")
+
+    async def scenario() -> None:
+        task = asyncio.create_task(fails())
+        await asyncio.wait([task])
+        with pytest.raises(AssertionError, match="I8"):
+            await cancel_and_wait(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_link_that_is_cancelled_while_its_stream_ends_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop comes in the moment in which the link waits for its writer: it ends, and opens no other stream."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            link = connected(follower)
+            stream = EndingStream()
+            streams(monkeypatch, [stream])
+            running = asyncio.create_task(link.run())
+            stream.at_end = running.cancel
+            await stream.next_fetch()
+            stream.end()
+            await asyncio.wait([running])
+            assert running.cancelled()
+
+    asyncio.run(scenario())
+
+
+class Gate:
+    """Holds a blocking call of the log in its thread until the test opens it."""
+
+    def __init__(self, follower: Follower, method: str) -> None:
+        self.entered, self.opened = asyncio.Event(), threading.Event()
+        loop, call = asyncio.get_running_loop(), getattr(follower.partition.open_log, method)
+
+        def held(*arguments: Any) -> Any:
+            loop.call_soon_threadsafe(self.entered.set)
+            assert self.opened.wait(20)
+            return call(*arguments)
+
+        setattr(follower.partition.open_log, method, held)
+
+    async def reached(self) -> None:
+        await asyncio.wait_for(self.entered.wait(), 20)
+
+
+def diverge(stream: Stream, fetch: replication_pb2.PartitionReplicaFetch) -> None:
+    """Let the leader say that the logs part at offset 0."""
+    response = replication_pb2.ReplicaFetchResponse()
+    result = response.topics.add(topic_id=TOPIC_ID).partitions.add(token=fetch.token, leader_epoch=fetch.leader_epoch)
+    result.diverged.leader_epoch, result.diverged.end_offset = -1, 0
+    stream.messages.put_nowait(Envelope(response, [[[b""]]]))
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("what", ["cut", "write"])
+def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The next stream finds it at work: it fetches there once it has done, whoever was cancelled meanwhile."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            link = connected(follower)
+            broken, next_one = Stream(), Stream()
+            streams(monkeypatch, [broken, next_one])
+            gate = Gate(follower, "truncate_to" if what == "cut" else "append_replicated")
+            follower.gate.set()
+            running = asyncio.create_task(link.run())
+            fetch = await broken.next_fetch()
+            if what == "cut":
+                diverge(broken, fetch)
+            else:
+                broken.answer(fetch, slices(1)[0], 0)
+            await gate.reached()
+            broken.messages.put_nowait(cast(Envelope, None))
+            if what == "cut":
+                await next_one.sent.get()  # Who follows.
+                assert next_one.sent.empty()
+                await turns()
+                assert not link._due, "the link has looked at it, and could not fetch"
+            gate.opened.set()
+            assert (await next_one.next_fetch()).offset == (0 if what == "cut" else 1)
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_writes_while_its_session_is_renewed_fetches_again(tmp_path: Path) -> None:
+    """The leader epoch is the same before and after, so nothing else would make it fetch."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            partition = follower.partition
+            cast(Any, partition)._host.unfollow = follower.link.remove
+            (first,) = slices(1)
+            async with follower.write(answer(follower.fetch(), first, 0)):
+                partition.handle(SessionLost())
+                partition.handle(SessionStarted(6))
+                assert partition.replica.role is Role.FOLLOWING
+                assert follower.fetch() is None, "it writes still"
+            fetch = follower.fetch()
+            assert fetch is not None
+            assert fetch.offset == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_write_takes_the_replica_offline_though_its_stream_broke(tmp_path: Path) -> None:
+    """H34: the failure is the replica's, not that of whoever waited for the write."""
+
+    async def scenario() -> None:
+        async with following(tmp_path) as follower:
+            cast(Any, follower.partition)._host.unfollow = follower.link.remove
+            (first,) = slices(1)
+            follower.failure = StorageOfflineError("the disk is gone")
+            async with follower.write(answer(follower.fetch(), first, 0)) as taking:
+                taking.cancel()
+            assert follower.partition.replica.role is Role.OFFLINE
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_has_ended_takes_no_fetch_in() -> None:
+    """H6, H17: what a follower sent before it came again is behind what it has sent since."""
+    found: list[object] = []
+    services = SimpleNamespace(clock=ManualClock())
+    stream = FollowerStream(Replica(2, 7), found.append, lambda _: True, lambda *_: None, cast(Any, services))
+    stream.close()
+    request = replication_pb2.ReplicaFetchRequest()
+    request.topics.add(topic_id=TOPIC_ID).partitions.add(partition=0)
+    stream.take(request)
+    assert not found

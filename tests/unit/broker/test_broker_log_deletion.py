@@ -1,0 +1,447 @@
+"""When a broker deletes a log: the shipped `Assignments` over an etcd in memory and a real data directory (H25, H26).
+
+The cluster's metadata is written as coordinators write it; what a restored etcd or a stray write leaves is written by
+hand. `see` brings the view up to date as a relist does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from headrace.wire.batch import read_header
+from headrace.wire.encoding import encode_batch
+from headrace.wire.errors import InvalidConfigError
+from headrace.wire.ids import BrokerId
+from headrace_broker.core.suspicion import SuspicionTable
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.flusher import Flusher
+from headrace_broker.runtime.partition import log_settings
+from headrace_broker.runtime.replication import Replication
+from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.runtime.suspicions import Suspicions
+from headrace_broker.settings import BrokerSettings
+from headrace_broker.storage.directory import DataDirectory, LogId
+from headrace_coordinator.core import topic_writes
+from headrace_server.clock import ManualClock
+from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Delete, DeletePrefix, Operation, Put
+from headrace_server.metastore.memory import MemoryMetastore
+from headrace_server.metastore.view import PrefixView
+from headrace_server.partition_state import PartitionState, Replica, encode
+from headrace_server.topic_configs import TopicConfig
+from prometheus_client import CollectorRegistry
+
+IDENTITY = ClusterIdentity("c", "cluster-id", 1, b"s" * 32)
+KEYS = IDENTITY.keyspace
+OLD, NEW = bytes([1]) * 16, bytes([2]) * 16
+WEEK_MS = 7 * 86_400_000
+
+
+def is_there(path: Path, topic_id: bytes, number: int = 0) -> bool:
+    return (path / LogId(topic_id, number).directory_name).is_dir()
+
+
+class Quiet:
+    """Where suspicions would be published."""
+
+    async def announce_suspected(self, broker_ids: object) -> bool:
+        return True
+
+
+class Etcd:
+    """The metadata, written as coordinators do."""
+
+    def __init__(self) -> None:
+        self.metastore = MemoryMetastore(clock=ManualClock())
+
+    async def write(self, *operations: Operation) -> int:
+        return (await self.metastore.txn([], operations)).revision
+
+    async def create(self, topic_id: bytes, name: str, *, partitions: int = 1, replicas: tuple[int, ...] = (1,)) -> int:
+        topic = metadata_pb2.Topic(name=name, topic_id=topic_id, partitions=partitions, replication_factor=1)
+        state = PartitionState(replicas, None, 0, (Replica(replicas[0], 1),))
+        puts = [Put(KEYS.partition(topic_id, number), encode(state)) for number in range(partitions)]
+        value = topic.SerializeToString()
+        return await self.write(Put(KEYS.topic(name), value), Put(KEYS.topic_by_id(topic_id), value), *puts)
+
+    async def delete(self, topic_id: bytes, name: str) -> None:
+        found = (await self.metastore.get(KEYS.topic(name))).key_value
+        assert found is not None
+        topic = metadata_pb2.Topic.FromString(found.value)
+        write = topic_writes.delete(KEYS, topic, found.mod_revision, 1)
+        assert (await self.metastore.txn(write.compares, write.success)).succeeded
+
+    async def lose(self, topic_id: bytes, name: str) -> None:
+        """What a backup of before the topic was made leaves, as a relist shows it."""
+        await self.write(
+            Delete(KEYS.topic(name)),
+            Delete(KEYS.topic_by_id(topic_id)),
+            DeletePrefix(KEYS.partition_prefix(topic_id)),
+        )
+
+
+class Broker:
+    """Broker 1 from start to stop, without a session: what it holds does not depend on one."""
+
+    def __init__(self, etcd: Etcd, directory: DataDirectory, executor: ThreadPoolExecutor) -> None:
+        self.etcd = etcd
+        self.directory = directory
+        self.clock = ManualClock()
+        self.metrics = BrokerMetrics(CollectorRegistry())
+        self.source = PrefixView(etcd.metastore, KEYS.prefix, self.clock)
+        settings = BrokerSettings(broker_id=1, data_dir=directory.path)
+        self.services = PartitionServices(
+            BrokerId(1), settings, self.clock, self.metrics, Flusher(self.metrics), executor
+        )
+        self.assignments: Assignments
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        await self.source.load()
+        view = ClusterView(IDENTITY, self.source)
+        suspicions = Suspicions(SuspicionTable(threshold=8, promised_ms=100, tick_ms=100), Quiet(), self.metrics)
+        replication = Replication(view, self.etcd.metastore, self.services, suspicions, tasks, None)
+        self.assignments = Assignments(view, self.directory, self.services, replication)
+        await self.assignments.open_existing()
+
+    async def see(self) -> None:
+        """Relist, and do what follows."""
+        await self.source.load()
+        await self.assignments.reconcile()
+
+    async def wait(self, ms: int) -> None:
+        """Let time go by, and do the rounds of maintenance."""
+        self.clock.advance(ms)
+        await self.assignments.note_metadata()
+        await self.assignments.delete_due()
+
+    def write_records(self, topic_id: bytes) -> None:
+        partition = self.assignments.get((topic_id, 0))
+        assert partition is not None
+        assert partition.log is not None
+        batch = encode_batch([b"one", b"two"], base_timestamp_ms=1)
+        partition.log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=1)
+        partition.log.flush()
+
+    def holds(self, topic_id: bytes, number: int = 0) -> bool:
+        """Whether the log's directory is there."""
+        return is_there(Path(self.directory.path), topic_id, number)
+
+    def records(self, topic_id: bytes) -> int:
+        partition = self.assignments.get((topic_id, 0))
+        assert partition is not None
+        assert partition.log is not None
+        return partition.log.log_end_offset
+
+    @property
+    def unclaimed(self) -> list[bytes]:
+        found = [topic_id for topic_id, _ in self.assignments.unclaimed]
+        assert self.metrics.unclaimed_logs._value.get() == len(found)
+        return found
+
+
+@asynccontextmanager
+async def started(etcd: Etcd, path: Path) -> AsyncIterator[Broker]:
+    """A broker that runs, and stops in order."""
+    directory = DataDirectory.open(
+        str(path), cluster_id="cluster-id", generation=1, broker_id=1, new_storage_id=bytes(16)
+    )
+    with ThreadPoolExecutor(2) as executor:
+        broker = Broker(etcd, directory, executor)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await broker.start(tasks)
+                await broker.assignments.reconcile()
+                yield broker
+                await broker.assignments.close()
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            broker.services.flusher.close()
+            directory.close(clean=True, broker_epoch=1)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(whole())
+
+
+def test_a_deleted_topic_is_deleted_after_its_delay(tmp_path: Path) -> None:
+    """The key of its deletion is the evidence, seen while the broker runs and when it starts."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        await etcd.create(OLD, "old")
+        await etcd.create(NEW, "new")
+        async with started(etcd, tmp_path) as broker:
+            await etcd.delete(OLD, "old")
+            await broker.see()
+            assert broker.assignments.get((OLD, 0)) is None
+            await broker.wait(59_999)
+            assert broker.holds(OLD)
+            await broker.wait(1)
+            assert not broker.holds(OLD)
+            assert broker.unclaimed == []
+        await etcd.delete(NEW, "new")
+        async with started(etcd, tmp_path) as broker:
+            assert broker.holds(NEW)
+            await broker.wait(60_000)
+            assert not broker.holds(NEW)
+
+    run(scenario)
+
+
+def test_a_topic_that_etcd_lacks_at_the_start_is_kept(tmp_path: Path) -> None:
+    """H26: an etcd restored from a backup of before the topic lacks it, too; what comes back is served again."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        await etcd.create(OLD, "old")
+        async with started(etcd, tmp_path) as broker:
+            broker.write_records(OLD)
+        await etcd.lose(OLD, "old")
+        async with started(etcd, tmp_path) as broker:
+            assert broker.unclaimed == [OLD]
+            await broker.wait(WEEK_MS)
+            assert broker.holds(OLD)
+            await etcd.create(OLD, "recovered")
+            await broker.see()
+            assert broker.unclaimed == []
+            assert broker.records(OLD) == 2
+
+    run(scenario)
+
+
+def test_a_topic_that_a_running_broker_misses_is_kept(tmp_path: Path) -> None:
+    """H26, H81: a relist of a restored etcd, whose revision was raised, has no topic: nothing says it was deleted."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        await etcd.create(OLD, "old")
+        async with started(etcd, tmp_path) as broker:
+            broker.write_records(OLD)
+            await etcd.lose(OLD, "old")
+            await broker.see()
+            assert broker.unclaimed == [OLD]
+            assert broker.assignments.get((OLD, 0)) is None
+            await broker.wait(WEEK_MS)
+            assert broker.holds(OLD)
+            await etcd.create(OLD, "old")
+            await broker.see()
+            assert broker.records(OLD) == 2
+
+    run(scenario)
+
+
+def test_an_operator_deletes_what_is_unclaimed(tmp_path: Path) -> None:
+    """What `headrace topic delete --unclaimed` writes is evidence like any other."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        await etcd.create(OLD, "old")
+        async with started(etcd, tmp_path) as broker:
+            await etcd.lose(OLD, "old")
+            await broker.see()
+            assert broker.unclaimed == [OLD]
+            write = topic_writes.delete_unclaimed(KEYS, OLD, 1)
+            assert (await etcd.metastore.txn(write.compares, write.success)).succeeded
+            await broker.see()
+            assert broker.unclaimed == []
+            await broker.wait(0)
+            assert not broker.holds(OLD)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bool) -> None:
+    """1b: a value of a later release is left out of the view; its topic is not gone, nor is anything else deleted."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        await etcd.create(OLD, "old")
+        await etcd.create(NEW, "new")
+        good = (await etcd.metastore.get(KEYS.topic("old"))).key_value
+        assert good is not None
+
+        async def meet(broker: Broker) -> None:
+            await etcd.delete(NEW, "new")
+            await broker.see()
+            assert not broker.assignments._deletion._pending
+            await broker.wait(WEEK_MS)
+            assert broker.holds(OLD)
+            assert broker.holds(NEW)
+            await etcd.write(Put(KEYS.topic("old"), good.value))
+            await broker.see()
+            assert broker.records(OLD) == 2
+            await broker.wait(WEEK_MS)
+            assert not broker.holds(NEW)
+            assert broker.holds(OLD)
+
+        async with started(etcd, tmp_path) as broker:
+            broker.write_records(OLD)
+            await etcd.write(Put(KEYS.topic("old"), b"\xff of a later release"))
+            await broker.see()
+            assert broker.assignments.get((OLD, 0)) is not None  # It serves on with what it has seen.
+            if not restarted:
+                await meet(broker)
+        if restarted:
+            async with started(etcd, tmp_path) as broker:
+                assert broker.unclaimed == [OLD]
+                await meet(broker)
+
+    run(scenario)
+
+
+def test_evidence_is_looked_at_again_when_the_delay_is_over(tmp_path: Path) -> None:
+    """Where it is gone by then, as after a restore, or where a value became undecodable, the log stays."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        await etcd.create(OLD, "old")
+        await etcd.create(NEW, "new")
+        async with started(etcd, tmp_path) as broker:
+            await etcd.delete(OLD, "old")
+            await etcd.delete(NEW, "new")
+            await broker.see()
+            await etcd.write(Delete(KEYS.deleted_topic(OLD)), Put(KEYS.topic("odd"), b"\xff"))
+            await broker.see()
+            await broker.wait(60_000)
+            assert broker.holds(OLD)
+            assert broker.holds(NEW)
+            await etcd.write(Delete(KEYS.topic("odd")))
+            await broker.see()
+            await broker.wait(60_000)
+            assert broker.holds(OLD)
+            assert not broker.holds(NEW)
+            assert broker.unclaimed == [OLD]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_replica_that_was_moved_away_is_deleted(tmp_path: Path, restarted: bool) -> None:
+    """H25: the partition's key says so, at a revision after the last one that named this broker."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        await etcd.create(OLD, "old", replicas=(1, 2))
+        moved = Put(KEYS.partition(OLD, 0), encode(PartitionState((2,), None, 0, (Replica(2, 1),), partition_epoch=1)))
+
+        async with started(etcd, tmp_path) as broker:
+            if not restarted:
+                await etcd.write(moved)
+                await broker.see()
+                await broker.wait(60_000)
+                assert not broker.holds(OLD)
+        if restarted:
+            await etcd.write(moved)
+            async with started(etcd, tmp_path) as broker:
+                await broker.wait(60_000)
+                assert not broker.holds(OLD)
+
+    run(scenario)
+
+
+def test_a_key_of_before_a_replica_came_does_not_delete_it(tmp_path: Path) -> None:
+    """H25, H81: a backup of before a move names the brokers of before; the copy that came since may be the only one."""
+
+    async def scenario() -> None:
+        before, after = Etcd(), Etcd()
+        for etcd in (before, after):
+            await etcd.create(OLD, "old", replicas=(2,))
+        state = PartitionState((1,), None, 0, (Replica(1, 1),), partition_epoch=1)
+        await after.write(Put(KEYS.partition(OLD, 0), encode(state)))
+        async with started(after, tmp_path) as broker:
+            broker.write_records(OLD)
+        for _ in range(10):  # A restore with --bump-revision.
+            await before.write(Put(KEYS.topic_by_id(NEW), b""))
+        with pytest.raises(InvalidConfigError, match="seen it at"):
+            async with started(before, tmp_path):
+                pass
+        assert is_there(tmp_path, OLD)
+
+    run(scenario)
+
+
+def test_an_old_key_is_no_evidence(tmp_path: Path) -> None:
+    """H25: a key that names others, at a revision at which this broker was still to come, lets nothing be deleted."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        await etcd.create(OLD, "old", replicas=(2,))
+        async with started(etcd, tmp_path) as broker:
+            path = LogId(OLD, 0)
+            broker.directory.close_log(broker.directory.open_log(OLD, 0, log_settings(TopicConfig())))
+            assert not broker.assignments._deletion.has_evidence(path)  # Nothing says that it was ever claimed.
+            broker.directory.seen.note(9, {path.directory_name: 2})
+            assert not broker.assignments._deletion.has_evidence(path)
+            await etcd.create(OLD, "old", replicas=(2,))
+            await broker.see()
+            assert broker.assignments._deletion.has_evidence(path)
+
+    run(scenario)
+
+
+def test_an_etcd_of_the_past_is_refused(tmp_path: Path) -> None:
+    """H81: the highest revision seen is in the data directory, so that a broker that starts sees the fall, too."""
+
+    async def scenario() -> None:
+        etcd, past = Etcd(), Etcd()
+        await past.create(OLD, "old")
+        await etcd.create(OLD, "old")
+        await etcd.create(NEW, "new")
+        async with started(etcd, tmp_path):
+            pass
+        with pytest.raises(InvalidConfigError, match="revision 2, this data directory has seen 3") as refused:
+            async with started(past, tmp_path):
+                pass
+        assert "headrace-coordinator new-generation" in refused.value.action
+        assert is_there(tmp_path, NEW)
+
+    run(scenario)
+
+
+def test_an_etcd_that_lacks_the_last_session_is_refused(tmp_path: Path) -> None:
+    """H81: a restore with a raised revision brings back an older session of the broker, or none."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        session = await etcd.write(Put(KEYS.session(1), b""))
+        async with started(etcd, tmp_path) as broker:
+            broker.directory.note_session(7, session)
+        async with started(etcd, tmp_path) as broker:
+            assert (broker.directory.version, broker.directory.broker_epoch) == (7, session)
+            broker.directory.note_session(8, session + 1)
+        with pytest.raises(InvalidConfigError, match=f"broker epoch {session} as this broker's last"):
+            async with started(etcd, tmp_path):
+                pass
+
+    run(scenario)
+
+
+def test_many_new_replicas_are_noted_in_one_write(tmp_path: Path) -> None:
+    """The note is a rewrite of one file: a large topic must not write it once for each partition."""
+
+    async def scenario() -> None:
+        etcd = Etcd()
+        async with started(etcd, tmp_path) as broker:
+            notes = []
+            note = broker.directory.seen.note
+            broker.directory.seen.note = lambda *given, **named: notes.append(given) or note(*given, **named)  # type: ignore[method-assign,func-returns-value]
+            await etcd.create(OLD, "old", partitions=20)
+            await broker.see()
+            assert len(broker.assignments.partitions) == 20
+            assert len(notes) == 1
+
+    run(scenario)

@@ -1,0 +1,380 @@
+"""A batch that no reader can decode, and what a reader does about it, against the cluster over lists."""
+
+import asyncio
+import logging
+import time
+import tracemalloc
+from itertools import islice
+
+import headrace
+import headrace.aio
+import pytest
+from headrace import TopicPartition
+from headrace.client.errors import ConfigError
+from headrace.client.record_times import timestamp_of
+from headrace.metrics import ClientCollector
+from headrace.wire import compression
+from headrace.wire.batch import Codec
+from headrace.wire.columns import encode_batch
+from headrace.wire.errors import CorruptBatchError, HeadraceError, InvalidTimestampError, UnsupportedCodecError
+
+from tests.security.poison import MIB, header_bomb, poisons, zeros_bomb
+from tests.unit.client.fake_groups import fake_groups
+
+P0 = TopicPartition("clicks", 0)
+POISON = poisons()["offsets descend"]
+SETTINGS = {"fetch_wait_ms": 50}
+LETTERS = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": "letters"}
+WAIT = 20
+
+
+def good(first, count=10):
+    return encode_batch([b"%d" % n for n in range(first, first + count)], base_timestamp_ms=1_000)
+
+
+@pytest.fixture
+def clicks(fake_cluster):
+    """Offsets 0 to 9, two that cannot be decoded, 12 to 21, two more, 24 to 33."""
+    fake_cluster.create_topic("clicks", 1)
+    fake_cluster.create_topic("letters", 1)
+    for batch in (good(0), POISON, good(12), POISON, good(24)):
+        fake_cluster.append("clicks", batch)
+    return fake_cluster
+
+
+GOOD = [*range(10), *range(12, 22), *range(24, 34)]
+
+
+def letters(clicks):
+    with headrace.Reader("letters", bootstrap_servers=clicks.address, **SETTINGS) as reader:
+        return list(reader)
+
+
+def cause(letter):
+    prefix = "headrace.dead_letter."
+    return {name.removeprefix(prefix): value.decode() for name, value in letter.headers if name.startswith(prefix)}
+
+
+def consumed(clicks, count, **settings):
+    settings = {"auto_offset_reset": "earliest", **SETTINGS, **settings}
+    with headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings) as consumer:
+        return [record.offset for record in islice(iter(consumer), count)], consumer.calls().corrupt_batches
+
+
+def test_error_says_that_every_replica_has_it_so(clicks):
+    """It is not asked for again, no broker is told of damage, and the advice fits."""
+    with headrace.Reader("clicks", bootstrap_servers=clicks.address, **SETTINGS) as reader:
+        records = iter(reader)
+        assert [record.offset for record in islice(records, 10)] == GOOD[:10]
+        with pytest.raises(CorruptBatchError, match=r"every replica has it.*Seek to 12.*on_corrupt_batch") as caught:
+            next(records)
+    assert (caught.value.offset, caught.value.next_offset, caught.value.written_so) == (10, 12, True)
+    assert "another replica" not in str(caught.value)
+    assert clicks.topics["clicks"].partitions[0].told_of_damage == 0
+
+
+@pytest.mark.parametrize(
+    "name", sorted(poisons().keys() - {"gzip inflates a thousandfold"})
+)  # leaders alone refuse that
+def test_every_kind_can_be_passed(name, clicks):
+    """Whatever is wrong with a batch, `skip` reaches what is behind it."""
+    batch = poisons()[name]
+    clicks.append("clicks", batch)
+    clicks.append("clicks", good(100, 1))
+    offsets, passed = consumed(clicks, 31, on_corrupt_batch="skip")
+    assert offsets[:30] == GOOD
+    assert len(offsets) == 31
+    assert passed == 3
+
+
+def test_skip_goes_on_and_says_so(clicks, caplog):
+    """A line with topic, partition and offsets, and a count for metrics, a batch."""
+    with caplog.at_level(logging.ERROR, "headrace.consumer"):
+        assert consumed(clicks, 30, on_corrupt_batch="skip") == (GOOD, 2)
+    assert [record.getMessage().partition(" is corrupt")[0] for record in caplog.records] == [
+        f"{P0}: the batch with the offsets {first} to {first + 1}" for first in (10, 22)
+    ]
+
+
+def test_metrics_count_what_was_passed(clicks):
+    """`headrace_client_corrupt_batches` is what an alert can be made of."""
+    settings = {"auto_offset_reset": "earliest", "on_corrupt_batch": "skip", **SETTINGS}
+    with headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings) as consumer:
+        assert len(list(islice(iter(consumer), 30))) == 30
+        collector = ClientCollector()
+        collector.watch(consumer, "mine")
+        (family,) = [each for each in collector.collect() if each.name == "headrace_client_corrupt_batches"]
+        assert [(sample.labels, sample.value) for sample in family.samples] == [({"client": "mine"}, 2)]
+
+
+def test_dead_letter_has_the_bytes_and_where_they_were(clicks):
+    """The batch as it is stored, in parts that any topic takes, before anything behind it is received."""
+    noise = encode_batch([bytes(range(256)) * 2600], base_timestamp_ms=1_000)
+    large = bytearray(noise)
+    large[80:84] = b"\1\0\0\0"
+    large[32:36] = headrace.wire.crc.crc32c(memoryview(large)[36:]).to_bytes(4, "little")
+    clicks.append("clicks", bytes(large))
+    clicks.append("clicks", good(35, 1))
+    assert consumed(clicks, 31, **LETTERS) == ([*GOOD, 35], 3)
+    stored = [batch for _, batch in clicks.topics["clicks"].partitions[0].batches]
+    found = letters(clicks)
+    assert [letter.value for letter in found[:2]] == [stored[1], stored[3]]
+    assert b"".join(letter.value for letter in found[2:]) == stored[5]
+    assert len({letter.key for letter in found[2:]}) == 1
+    told = [cause(letter) for letter in found]
+    assert [(each["offset"], each["next_offset"], each["part"], each["parts"]) for each in told] == [
+        ("10", "12", "1", "1"),
+        ("22", "24", "1", "1"),
+        ("34", "35", "1", "2"),
+        ("34", "35", "2", "2"),
+    ]
+    assert {(each["topic"], each["partition"], each["error"]) for each in told} == {
+        ("clicks", "0", "CorruptBatchError")
+    }
+
+
+def test_nothing_is_passed_before_its_letter_is_stored(clicks):
+    """A topic that is not there is the application's error, again and again; what came before is delivered once."""
+    settings = {"auto_offset_reset": "earliest", **SETTINGS, **LETTERS, "dead_letter_topic": "none"}
+    with headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings) as consumer:
+        assert [record.offset for record in consumer.poll(WAIT)] == GOOD[:10]
+        for _ in range(2):
+            with pytest.raises(HeadraceError, match="none"):
+                consumer.poll(WAIT)
+            assert consumer.position(P0) == 10
+        clicks.create_topic("none", 1)
+        found = []
+        while len(found) < 20:
+            found += [record.offset for record in consumer.poll(WAIT)]
+        assert found == GOOD[10:]
+
+
+def test_letter_that_is_refused_is_written_again(clicks, faults):
+    """A letter counts once it is acknowledged, not once it is sent."""
+    clicks.faults.extend([faults.refused_with(InvalidTimestampError("too old"))] * 2)
+    settings = {"auto_offset_reset": "earliest", **SETTINGS, **LETTERS}
+    with headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings) as consumer:
+        assert [record.offset for record in consumer.poll(WAIT)] == GOOD[:10], "it is tried, and comes up again"
+        with pytest.raises(HeadraceError, match="too old"):
+            consumer.poll(WAIT)
+        assert consumer.position(P0) == 10
+        assert letters(clicks) == []
+        assert [record.offset for record in consumer.poll(WAIT)][:10] == GOOD[10:20]
+        assert cause(letters(clicks)[0])["offset"] == "10"
+
+
+@pytest.mark.parametrize("policy", [{"on_corrupt_batch": "skip"}, LETTERS])
+def test_readers_pass_it_in_every_way_of_reading(clicks, policy):
+    """Iterating, batches, Arrow, pandas, and a range that ends within what is passed."""
+
+    def reader(**bounds):
+        return headrace.Reader("clicks", bootstrap_servers=clicks.address, **SETTINGS, **policy, **bounds)
+
+    with reader() as iterated:
+        assert [record.offset for record in iterated] == GOOD
+    with reader() as read:
+        assert read.to_arrow()["offset"].to_pylist() == GOOD
+    with reader() as read:
+        assert read.to_pandas()["offset"].tolist() == GOOD
+    with reader(start=10, end=23) as read:
+        assert [record.offset for batch in read.batches(WAIT) for record in batch] == GOOD[10:20]
+    assert len(letters(clicks)) == (8 if policy is LETTERS else 0)
+
+
+@pytest.mark.parametrize("policy", [{"on_corrupt_batch": "skip"}, LETTERS])
+def test_task_of_spark_passes_it_too(clicks, policy):
+    """`headrace.on.corrupt.batch` is the Reader's setting: a range of a query is read up to its end."""
+    from headrace.spark.options import BATCH, read_options
+    from headrace.spark.range_reader import read_range
+    from headrace.spark.ranges import OffsetRange
+
+    given = {"subscribe": "clicks", "headrace.bootstrap.servers": clicks.address, "headrace.fetch.wait.ms": "50"}
+    given |= {"headrace." + name.replace("_", "."): value for name, value in policy.items()}
+    settings = read_options(given, BATCH).settings
+    for end, expected in ((34, GOOD), (23, GOOD[:20])):
+        segments = read_range(settings, OffsetRange(P0, 0, end), fail_on_data_loss=True)
+        assert [offset for segment in segments for offset in segment.offsets()] == expected
+    assert len(letters(clicks)) == (4 if policy is LETTERS else 0)
+
+
+def test_asyncio_readers_pass_it_too(clicks):
+    """The same policy, without a thread: the letter is awaited."""
+
+    async def work():
+        settings = {"bootstrap_servers": clicks.address, **SETTINGS, **LETTERS}
+        async with headrace.aio.Reader("clicks", **settings) as reader:
+            assert [record.offset async for record in reader] == GOOD
+        async with headrace.aio.Consumer("clicks", auto_offset_reset="earliest", **settings) as consumer:
+            found = []
+            while len(found) < 30:
+                found += [record.offset for record in await consumer.poll(WAIT)]
+            assert found == GOOD
+            assert consumer.calls().corrupt_batches == 2
+
+    asyncio.run(asyncio.wait_for(work(), WAIT))
+    assert len(letters(clicks)) == 4
+
+
+def test_group_commits_what_is_behind_it(clicks):
+    """What was passed is committed like what was handled: the next owner does not meet it again."""
+    clicks.append("clicks", POISON)
+    with fake_groups(clicks) as groups:
+        groups.assign(("clicks", 0))
+        settings = {"auto_offset_reset": "earliest", "group_id": "g", **SETTINGS, "on_corrupt_batch": "skip"}
+        with headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings) as consumer:
+            assert [record.offset for record in islice(iter(consumer), 30)] == GOOD
+            deadline = time.monotonic() + WAIT
+            while consumer.position(P0) < 36:
+                consumer.poll(0.05)
+                assert time.monotonic() < deadline
+        assert groups.offset("clicks", 0) == 36
+
+
+def test_handlers_go_on_behind_it(clicks):
+    """`run` handles what can be decoded; the batch itself goes where the setting says, not to the handler's topic."""
+    with fake_groups(clicks) as groups:
+        groups.assign(("clicks", 0))
+        settings = {"auto_offset_reset": "earliest", "group_id": "g", **SETTINGS, **LETTERS}
+        seen = []
+        with headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings) as consumer:
+
+            def handle(record):
+                seen.append(record.offset)
+                if len(seen) == 30:
+                    consumer.stop()
+
+            consumer.run(handle, concurrency=1, handle_signals=False)
+        assert groups.offset("clicks", 0) == 34
+    assert seen == GOOD
+    assert len(letters(clicks)) == 2
+
+
+def test_codec_without_its_package_loses_nothing(clicks, monkeypatch):
+    """It is no corrupt batch and never passed; what was before it in the same fetch is delivered first."""
+    clicks.append("clicks", encode_batch([b"v" * 1000], base_timestamp_ms=1_000, codec=Codec.LZ4))
+
+    def missing():
+        raise UnsupportedCodecError("the codec lz4 needs a package that is not installed", action="Install it.")
+
+    monkeypatch.setattr(compression, "_lz4_frame", missing)
+    settings = {"auto_offset_reset": "earliest", "on_corrupt_batch": "skip", **SETTINGS}
+    with headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings) as consumer:
+        found = []
+        while len(found) < 30:
+            found += [record.offset for record in consumer.poll(WAIT)]
+        assert found == GOOD
+        for _ in range(2):
+            with pytest.raises(UnsupportedCodecError, match=r"offset 34.*allowed_codecs"):
+                consumer.poll(WAIT)
+    with headrace.Reader("clicks", bootstrap_servers=clicks.address, on_corrupt_batch="skip", **SETTINGS) as reader:
+        assert [record.offset for record in islice(iter(reader), 30)] == GOOD
+        for _ in range(2):
+            with pytest.raises(UnsupportedCodecError):
+                list(reader)
+
+
+def test_settings_belong_together(clicks):
+    """A policy that does nothing, or not what it says, is refused."""
+    for settings in ({"on_corrupt_batch": "dead_letter"}, {"dead_letter_topic": "t"}, {"on_corrupt_batch": "drop"}):
+        with pytest.raises(ConfigError):
+            headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings)
+
+
+# --- memory ---
+
+
+@pytest.fixture
+def bombs(fake_cluster):
+    """Twelve batches of a few KiB that inflate to 8 MiB each."""
+    fake_cluster.create_topic("clicks", 1)
+    for _ in range(12):
+        fake_cluster.append("clicks", zeros_bomb(8 * MIB, noise=9_000))
+    return fake_cluster
+
+
+def peak_of(work):
+    """What `work` gives, and the most memory that Python held meanwhile."""
+    tracemalloc.start()
+    try:
+        found = work()
+        return found, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_poll_is_bounded_by_inflated_bytes(bombs):
+    """What one fetch brought is given over several polls, none lost, none twice."""
+    settings = {"auto_offset_reset": "earliest", "max_poll_bytes": 20 * MIB, **SETTINGS}
+    with headrace.Consumer("clicks", bootstrap_servers=bombs.address, **settings) as consumer:
+
+        def polled():
+            sizes, offsets = [], []
+            while len(offsets) < 12:
+                batch = consumer.poll(WAIT)
+                sizes.append(sum(segment.payload_bytes for segment in batch.segments))
+                offsets += [record.offset for record in batch]
+                batch = None
+            return sizes, offsets
+
+        (sizes, offsets), peak = peak_of(polled)
+    assert offsets == list(range(12))
+    assert max(sizes) == 16 * MIB
+    assert peak < 64 * MIB
+
+
+def test_iterating_holds_little_more_than_a_batch(bombs):
+    """A Reader's records are made of what fits into `max_poll_bytes`."""
+    with headrace.Reader("clicks", bootstrap_servers=bombs.address, max_poll_bytes=8 * MIB, **SETTINGS) as reader:
+        count, peak = peak_of(lambda: sum(1 for _ in reader))
+    assert count == 12
+    assert peak < 48 * MIB
+
+
+def test_one_batch_over_the_bound_is_given_alone(bombs):
+    """`max_poll_bytes` never stops the reading."""
+    settings = {"auto_offset_reset": "earliest", "max_poll_bytes": 1, **SETTINGS}
+    with headrace.Consumer("clicks", bootstrap_servers=bombs.address, **settings) as consumer:
+        assert [len(consumer.poll(WAIT)) for _ in range(12)] == [1] * 12
+
+
+def test_poll_of_few_records_puts_back_what_does_not_fit(bombs):
+    """`max_records` and `max_poll_bytes` together: nothing is lost between two polls."""
+    for first in range(0, 40, 10):
+        bombs.append("clicks", good(first))
+    settings = {"auto_offset_reset": "earliest", "max_poll_bytes": 50, **SETTINGS}
+    with headrace.Consumer("clicks", bootstrap_servers=bombs.address, **settings) as consumer:
+        found = []
+        while len(found) < 52:
+            found += [record.offset for record in consumer.poll(WAIT, max_records=7)]
+    assert found == list(range(52))
+
+
+def test_age_of_a_record_in_a_bomb_is_not_known():
+    """Who asks for a group's lag in time inflates nothing large, and is not ended by what cannot be read."""
+    bomb = zeros_bomb(65 * MIB, noise=80_000, times=(1, 2))
+    found, peak = peak_of(lambda: timestamp_of(bomb, 0))
+    assert found is None
+    assert peak < MIB
+    assert timestamp_of(POISON, 0) is not None, "its header says it"
+
+
+def test_prefetch_counts_what_headers_state(bombs):
+    """What waits is counted as it will be, so that one fetch of bombs fills the room for all."""
+    with headrace.Reader("clicks", bootstrap_servers=bombs.address, **SETTINGS) as reader:
+        chunk = reader._fetcher.next_chunk(WAIT)
+        assert chunk.inflated_bytes == 12 * 8 * MIB
+        assert reader._fetcher.positions.buffered_bytes == 0
+
+
+def test_headers_of_a_bomb_are_made_a_few_at_a_time(fake_cluster):
+    """A million headers are the most that a batch may have, and iterating never holds objects of all of them."""
+    fake_cluster.create_topic("clicks", 1)
+    names = [[(f"header {number}", b"value") for number in range(1000)]] * 400
+    fake_cluster.append("clicks", encode_batch([b"v"] * 400, headers=names, base_timestamp_ms=1_000))
+    fake_cluster.append("clicks", header_bomb(1_000_001))
+    with headrace.Reader(
+        "clicks", bootstrap_servers=fake_cluster.address, on_corrupt_batch="skip", **SETTINGS
+    ) as reader:
+        count, peak = peak_of(lambda: sum(len(record.headers) for record in reader))
+    assert count == 400_000
+    assert peak < 48 * MIB

@@ -1,0 +1,150 @@
+"""How much metadata public calls may make: counts and bytes of groups, and a reserve of etcd's quota."""
+
+from __future__ import annotations
+
+import pytest
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import InvalidRequestError, MetadataLimitError
+from headrace_coordinator.rpc.group_messages import MAX_POSITIONS_BYTES, read_member
+from headrace_coordinator.runtime.group_view import GroupView
+from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import Keyspace
+from headrace_server.metastore.api import KeyValue
+from headrace_server.metastore.etcd_status import MemberStatus
+
+KEYS = Keyspace("test", 1)
+MIB = 1 << 20
+
+
+class Source:
+    """Keys of groups that a test sets."""
+
+    def __init__(self):
+        self.keys = {}
+        self.callbacks = []
+        self.revision = 0
+
+    def items(self, prefix):
+        return [value for key, value in self.keys.items() if key.startswith(prefix)]
+
+    def get(self, key):
+        return self.keys.get(key)
+
+    def subscribe(self, callback):
+        self.callbacks.append(callback)
+        return lambda: None
+
+    def put(self, key, value):
+        self.revision += 1
+        if value is None:
+            self.keys.pop(key, None)
+        else:
+            self.keys[key] = KeyValue(key, value, self.revision, self.revision, 1, 0)
+        for callback in self.callbacks:
+            callback(self.revision, [key])
+
+
+@pytest.fixture
+def source():
+    return Source()
+
+
+def limits_of(source, **bounds):
+    view = GroupView(KEYS, source)
+    return view, MetadataLimits(GroupBounds(**{"groups": 100, "members": 100, "key_bytes": MIB, **bounds}), view)
+
+
+def test_view_counts_members_and_bytes_of_what_is_there(source):
+    """Keys that change count as they are now, deleted ones not at all; a new view of the same keys counts the same."""
+    view, _ = limits_of(source)
+    member, position = KEYS.group_member("g", b"m" * 16), KEYS.position("reader")
+    source.put(member, metadata_pb2.LiveMember(client_id="c").SerializeToString())
+    source.put(position, b"")
+    source.put(position, metadata_pb2.ReportedPositions(client_id="x" * 500).SerializeToString())
+    expected = len(member) + len(position) + sum(len(each.value) for each in source.keys.values())
+    assert (view.members, view.key_bytes) == (1, expected)
+    again, _ = limits_of(source)
+    assert (again.members, again.key_bytes) == (1, expected)
+    source.put(member, None)
+    source.put(position, None)
+    assert (view.members, view.key_bytes) == (0, 0)
+
+
+def test_new_groups_members_and_bytes_are_refused_at_their_limits(source):
+    """Groups that are known go on; each refusal names the setting and its value, and nothing was applied."""
+    view, limits = limits_of(source, groups=2, members=1)
+    source.put(KEYS.group("known"), b"")
+    limits.check_member("another")
+    source.put(KEYS.position("reader"), b"")
+    with pytest.raises(MetadataLimitError, match="max_groups = 2"):
+        limits.check_group("another")
+    limits.check_group("reader")
+    source.put(KEYS.group_member("known", b"m" * 16), b"")
+    with pytest.raises(MetadataLimitError, match="max_group_members = 1"):
+        limits.check_member("known")
+    limits.check_group("known")
+    _, small = limits_of(source, key_bytes=view.key_bytes)
+    with pytest.raises(MetadataLimitError, match="max_group_bytes"):
+        small.check_group("known")
+
+
+@pytest.mark.parametrize(
+    ("members", "refused"),
+    [
+        ([], False),
+        ([MemberStatus("a", used_bytes=69 * MIB, quota_bytes=100 * MIB)], False),
+        ([MemberStatus("a", used_bytes=70 * MIB, quota_bytes=100 * MIB)], True),
+        ([MemberStatus("a", database_bytes=70 * MIB, quota_bytes=100 * MIB)], True),
+        ([MemberStatus("a", database_bytes=99 * MIB, used_bytes=20 * MIB, quota_bytes=100 * MIB)], False),
+        ([MemberStatus("a", quota_bytes=MIB), MemberStatus("b", used_bytes=MIB)], True),
+    ],
+)
+def test_reserve_of_etcd_begins_at_70_percent_of_what_is_used(source, members, refused):
+    """Free pages of the file do not count; the fullest member and the smallest quota do; it ends when space is back."""
+    _, limits = limits_of(source)
+    limits.look_at(members)
+    assert limits.is_reserve is refused
+    if refused:
+        with pytest.raises(MetadataLimitError, match="kept for elections") as caught:
+            limits.check_group("g")
+        assert caught.value.retriable
+        limits.look_at([MemberStatus("a", used_bytes=MIB, quota_bytes=100 * MIB)])
+    limits.check_group("g")
+
+
+def test_a_member_cannot_fill_etcd_with_names():
+    """A subscription has 64 KiB of names at most, however many topics it may name."""
+    request = groups_pb2.HeartbeatRequest(
+        group_id="g", member_id=b"m" * 16, session_timeout_ms=30_000, rebalance_timeout_ms=30_000
+    )
+    request.topics.extend(f"{number:03}" + "x" * 246 for number in range(263))
+    read_member(request)
+    request.topics.append("y" * 249)
+    with pytest.raises(InvalidRequestError, match="more than 65536"):
+        read_member(request)
+
+
+def test_a_reader_cannot_fill_etcd_with_positions(run_with_parts):
+    """A report has topics that can exist, and a bounded size; nothing is stored of one that has not."""
+    from tests.unit.coordinator.group_parts import Coordinator
+
+    async def scenario(parts):
+        coordinator = await Coordinator(parts, "a").start()
+        topic = groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="clicks")
+        topic.partitions.extend(groups_pb2.PartitionOffset(partition=0, offset=1) for _ in range(1))
+        bad = [
+            groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="x" * 1_300_000, partitions=topic.partitions),
+            groups_pb2.TopicOffsets(topic_id=b"t" * 1_000, name="clicks", partitions=topic.partitions),
+        ]
+        many = [
+            groups_pb2.TopicOffsets(topic_id=b"t" * 16, name=f"{number:05}" + "x" * 240, partitions=topic.partitions)
+            for number in range(MAX_POSITIONS_BYTES // 250)
+        ]
+        for topics in ([bad[0]], [bad[1]], many):
+            request = groups_pb2.ReportPositionsRequest(reader_id="r", topics=topics, expire_ms=60_000)
+            with pytest.raises(InvalidRequestError):
+                await coordinator.servicer.ReportPositions.__wrapped__(coordinator.servicer, request, None)
+        assert await parts.keys("position/") == []
+
+    run_with_parts(scenario)
