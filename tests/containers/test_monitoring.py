@@ -17,7 +17,7 @@ from tests.deploy.test_dashboards import plain
 from tests.deploy.test_dashboards_live import query
 
 PROMETHEUS, ALERTMANAGER = "localhost:9090", "localhost:9093"
-GRAFANA = "grafana/grafana:12.0.2"
+GRAFANA = "grafana/grafana:12.4.10"
 SECONDS = 300.0
 
 pytestmark = pytest.mark.timeout(600)

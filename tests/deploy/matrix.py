@@ -7,6 +7,7 @@ from typing import Any
 EVERYTHING: dict[str, Any] = {
     "fullnameOverride": "a-name-of-thirty-one-characters",
     "cluster": "orders",
+    "insecure": True,
     "commonLabels": {"team": "data"},
     "commonAnnotations": {"example.org/owner": "data"},
     "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": [{"name": "registry"}]},
@@ -73,6 +74,7 @@ NODE_PORTS = {
 
 CERT_MANAGER: dict[str, Any] = {
     "enabled": True,
+    "clientAuth": "required",
     "certManager": {"enabled": True, "issuerRef": {"name": "ca", "kind": "Issuer"}},
 }
 
@@ -140,10 +142,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         "broker": {"external": NODE_PORTS},
     },
     "node ports": {
+        "insecure": True,
         "broker": {
             "external": NODE_PORTS,
             "transfer": {"enabled": True, "nodePorts": [30281, 30282, 30283]},
-        }
+        },
     },
     "transfers inside": {"broker": {"transfer": {"enabled": True}}, "networkPolicy": {"enabled": True}},
     "backups": {"backup": {"enabled": True, "claimName": "snapshots", "keep": 3}},
@@ -158,9 +161,11 @@ MATRIX: dict[str, dict[str, Any]] = {
     "policies for clients alone": {"networkPolicy": {"internal": False, "enabled": True}},
     "restricted egress": {"extraObjects": [EGRESS]},
     "listed addresses": {
-        "broker": {"external": {"enabled": True, "addresses": ["a.example.org:1", "b.example.org:2", "192.0.2.1:3"]}}
+        "insecure": True,
+        "broker": {"external": {"enabled": True, "addresses": ["a.example.org:1", "b.example.org:2", "192.0.2.1:3"]}},
     },
     "switched off": {
+        "insecure": True,
         "broker": {"drain": {"enabled": False}, "podAntiAffinity": "none"},
         "serviceAccount": {"create": False},
         "scaleDownGuard": {"enabled": False},
@@ -176,7 +181,19 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
 }
 
+OPEN_BROKERS: dict[str, Any] = {"external": {"enabled": True, "addressTemplate": "broker-{id}.example.org:7181"}}
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    # A cluster that everybody may administer, published without a word that this is intended.
+    ({"broker": OPEN_BROKERS}, "broker.external.enabled is true, and the cluster asks for no client certificate"),
+    (
+        {"broker": OPEN_BROKERS, "tls": {"enabled": True, "secretName": "log-tls"}},
+        "(tls.enabled is true, tls.clientAuth is none): whoever reaches those addresses can read, write and delete",
+    ),
+    (
+        {"coordinator": {"service": {"type": "LoadBalancer"}}},
+        "coordinator.service.type is LoadBalancer, and the cluster asks for no client certificate",
+    ),
     ({"broker": {"replcas": 3}}, "additional properties 'replcas' not allowed"),
     ({"broker": {"settings": {"lease_ttl": 1}}}, "additional properties 'lease_ttl' not allowed"),
     ({"broker": {"settings": {"broker_id": 1}}}, "additional properties 'broker_id' not allowed"),

@@ -109,12 +109,10 @@ def test_services_have_three_probes_of_their_own(render: Render, values: dict[st
     if "recovery" in values:
         return  # Nothing serves.
     objects = render(values)
-    for kind, component, port in (("StatefulSet", "-broker", 7181), ("Deployment", "-coordinator", 7170)):
+    for kind, component in (("StatefulSet", "-broker"), ("Deployment", "-coordinator")):
         (container,) = one(objects, kind, component)["spec"]["template"]["spec"]["containers"]
         for name in ("startup", "liveness", "readiness"):
-            asked = {"grpc": {"port": port, "service": name}}
-            if values.get("tls"):  # Kubernetes' gRPC probes speak no TLS.
-                asked = {"httpGet": {"path": f"/health/{name}", "port": "metrics"}}
+            asked = {"httpGet": {"path": f"/health/{name}", "port": "metrics"}}
             assert asked.items() <= container[f"{name}Probe"].items()
         startup = container["startupProbe"]
         assert (

@@ -61,6 +61,23 @@ def test_ports_are_open_on_this_machine_only(compose: dict[str, Any]) -> None:
     assert len(set(published)) == len(published)
 
 
+def test_etcd_is_reached_by_services_of_the_cluster_only(compose: dict[str, Any]) -> None:
+    """Its network has no way out; clients and dashboards share another one. Prometheus reads the metrics of etcd."""
+    members: dict[str, set[str]] = {}
+    for name, service in compose["services"].items():
+        for network in service.get("networks") or {}:
+            members.setdefault(network, set()).add(name)
+    assert members["control"] == {*CLUSTER, "prometheus"}
+    assert members["clients"] == {*CLUSTER[1:], "prometheus", "alertmanager", "grafana", "gateway"}
+    assert compose["networks"]["control"]["internal"] is True
+
+
+def test_grafana_answers_to_one_name(compose: dict[str, Any]) -> None:
+    """A web page whose own name leads to 127.0.0.1 (DNS rebinding) gets no dashboard and no data source."""
+    environment = compose["services"]["grafana"]["environment"]
+    assert (environment["GF_SERVER_DOMAIN"], environment["GF_SERVER_ENFORCE_DOMAIN"]) == ("localhost", "true")
+
+
 def test_what_runs_on_says_how_it_is(compose: dict[str, Any]) -> None:
     """`up --wait` waits for health checks; old engines refuse a start interval."""
     for name, service in compose["services"].items():

@@ -31,6 +31,7 @@ TIMEOUT = "--timeout=10m"
 NODE_PORTS = (31181, 31182, 31183, 31184)
 SERVERS = f"{address_of('node-1')}:31170"
 OUTSIDE = {
+    "insecure": True,
     "broker": {
         "external": {
             "enabled": True,

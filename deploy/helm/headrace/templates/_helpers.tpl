@@ -297,16 +297,12 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Where a probe asks: gRPC probes of Kubernetes speak no TLS, so with it they ask over HTTP. */}}
+{{/* Where a probe asks: over HTTP, whose port has an event loop of its own, so that no flood of calls ends a pod. */}}
 {{- define "headrace.probe" -}}
-{{- if .root.Values.tls.enabled -}}
 httpGet: {path: /health/{{ .name }}, port: metrics}
-{{- else -}}
-grpc: {port: {{ .port }}, service: {{ .name }}}
-{{- end -}}
 {{- end -}}
 
-{{/* Startup, liveness and readiness, from the service's own health: (dict "root" $ "values" .Values.broker "port" 7181). */}}
+{{/* Startup, liveness and readiness, from the service's own health: (dict "root" $ "values" .Values.broker). */}}
 {{- define "headrace.probes" -}}
 {{- $probes := .values.probes -}}
 startupProbe:
