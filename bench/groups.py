@@ -114,8 +114,7 @@ class Member:
         """Say nothing more."""
         assert self.task is not None
         self.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self.task
+        await asyncio.wait([self.task])
         self.owned = {}
 
     async def leave(self) -> None:
@@ -208,8 +207,7 @@ async def heartbeats(
     calls = asyncio.create_task(bare_calls())
     await asyncio.gather(spread(one, group, seconds), *([beside()] if beside else []))
     calls.cancel()
-    with suppress(asyncio.CancelledError):
-        await calls
+    await asyncio.wait([calls])
     return found.shown(pid, used, seconds)
 
 
