@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError, MetadataLimitError
@@ -86,7 +88,77 @@ def test_new_groups_members_and_bytes_are_refused_at_their_limits(source):
     limits.check_group("known")
     _, small = limits_of(source, key_bytes=view.key_bytes)
     with pytest.raises(MetadataLimitError, match="max_group_bytes"):
-        small.check_group("known")
+        small.check_member("known")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "passes"),
+    [(None, 0, False), (0, 64, True), (0, 65, False), (100, 100, True), (100, 101, False), (100, 0, True)],
+)
+def test_at_the_limit_of_bytes_only_what_adds_is_refused(source, before, after, passes):
+    """What takes the place of something no shorter passes; below the limit everything does."""
+    source.put(KEYS.group("g"), b"x")
+    view, limits = limits_of(source)
+    limits.check_growth("an offset", before, after)
+    _, full = limits_of(source, key_bytes=view.key_bytes)
+    if passes:
+        full.check_growth("an offset", before, after)
+    else:
+        with pytest.raises(MetadataLimitError, match=r"an offset is refused: .* max_group_bytes"):
+            full.check_growth("an offset", before, after)
+
+
+def test_groups_that_are_known_commit_while_another_caller_has_filled_the_share(run_with_parts):
+    """Offsets that are there are overwritten, partition by partition; a first one, a longer text and a join are not."""
+    from tests.unit.coordinator.group_parts import Caller, coordinators, error_of
+
+    async def scenario(parts):
+        async with coordinators(parts, "a") as (coordinator,):
+            assert await coordinator.commit(None, {0: 1, 1: 1}) == {}
+            await coordinator.see()
+            coordinator.limits._bounds = replace(coordinator.bounds, key_bytes=1)
+            refused = await coordinator.commit(None, {0: 2, 1: 2, 2: 2})
+            assert {number: type(error) for number, error in refused.items()} == {2: MetadataLimitError}
+            assert await coordinator.committed(coordinator.stored_at) == {0: 2, 1: 2}
+            request = groups_pb2.CommitOffsetsRequest(group_id="group")
+            topic = request.topics.add(topic_id=parts.topic_id)
+            topic.partitions.add(partition=0, offset=3, metadata="x" * 65)
+            topic.partitions.add(partition=1, offset=-1)
+            answer = await coordinator.call("CommitOffsets", request)
+            assert [each.HasField("error") for each in answer.topics[0].partitions] == [True, False]
+            assert await coordinator.committed(answer.revision) == {0: 2}
+            assert isinstance(await error_of(Caller(1).beat(coordinator)), MetadataLimitError)
+            limit = [MemberStatus("a", used_bytes=70 * MIB, quota_bytes=100 * MIB)]
+            coordinator.limits.look_at(limit)
+            assert isinstance(await error_of(coordinator.commit(None, {0: 3})), MetadataLimitError)
+
+    run_with_parts(scenario)
+
+
+def test_a_member_subscribes_to_no_more_and_a_reader_reports_no_more_at_the_limit(run_with_parts):
+    """Both go on as they are: a heartbeat with the same names, a report with higher offsets."""
+    from tests.unit.coordinator.group_parts import Caller, coordinators, error_of
+
+    def report(offset, partitions):
+        topic = groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="clicks")
+        topic.partitions.extend(groups_pb2.PartitionOffset(partition=p, offset=offset) for p in range(partitions))
+        return groups_pb2.ReportPositionsRequest(reader_id="reader", topics=[topic], expire_ms=60_000)
+
+    async def scenario(parts):
+        async with coordinators(parts, "a") as (coordinator,):
+            member = Caller(1)
+            await member.turn(coordinator)
+            await coordinator.call("ReportPositions", report(1, 10))
+            await coordinator.see()
+            coordinator.limits._bounds = replace(coordinator.bounds, key_bytes=1)
+            await member.turn(coordinator)
+            await member.beat(coordinator, topics=["t", "u"])
+            long = [f"{number:03}" + "x" * 100 for number in range(3)]
+            assert isinstance(await error_of(member.beat(coordinator, topics=long)), MetadataLimitError)
+            await coordinator.call("ReportPositions", report(1 << 40, 10))
+            assert isinstance(await error_of(coordinator.call("ReportPositions", report(1, 11))), MetadataLimitError)
+
+    run_with_parts(scenario)
 
 
 @pytest.mark.parametrize(

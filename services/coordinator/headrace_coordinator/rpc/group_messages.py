@@ -95,6 +95,17 @@ def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
     )
 
 
+def subscribed_bytes(member: Member) -> int:
+    """What the names that a member subscribes to take of etcd."""
+    return sum(map(len, member.topics)) + len(member.topic_pattern)
+
+
+def reported_bytes(positions: metadata_pb2.ReportedPositions) -> int:
+    """What a reader's report takes of etcd, however large its offsets are."""
+    named = sum(len(topic.topic_id) + len(topic.name) + 20 * len(topic.partitions) for topic in positions.topics)
+    return named + len(positions.client_id)
+
+
 def read_owned(request: groups_pb2.HeartbeatRequest) -> frozenset[TopicPartition] | None:
     """Read what a member owns; None: as it was told."""
     if not request.HasField("owned"):

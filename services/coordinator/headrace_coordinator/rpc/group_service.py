@@ -6,7 +6,7 @@ Belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,8 @@ from headrace_coordinator.rpc.group_messages import (
     check_member_id,
     read_member,
     read_owned,
+    reported_bytes,
+    subscribed_bytes,
     write_assigned,
     write_listing,
     write_members,
@@ -154,6 +156,8 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             raise await self._no_session(request, known.lease_id)
         if known is not None and not _says_something_new(entry, known, member, request.member_epoch, owned):
             return
+        if known is not None:
+            self._limits.check_growth("a longer subscription", subscribed_bytes(known), subscribed_bytes(member))
         heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, owned)
         await self._rounds.heartbeat(request.group_id, heartbeat, deadline)
 
@@ -274,6 +278,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 commits[commit.partition], places[commit.partition] = commit, place
         if any(commit.offset >= 0 for commit in commits.values()):
             self._limits.check_group(request.group_id)
+            self._refuse_growth(self._groups.entry(request.group_id), commits, places)
         outcome = await self._offsets.commit(
             request.group_id,
             request.member_id,
@@ -288,6 +293,23 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             is_gone = self._view.topic_by_id(topic_id) is None
             self._answers.put_error(places[(topic_id, number)], _no_topic(topic_id) if is_gone else refusal)
         return response
+
+    def _refuse_growth(
+        self,
+        entry: GroupEntry,
+        commits: dict[TopicPartition, Commit],
+        places: Mapping[TopicPartition, groups_pb2.PartitionOffset],
+    ) -> None:
+        """Take out of `commits` what there is no room for, and say so in its place; other partitions are stored."""
+        for partition, commit in list(commits.items()):
+            stored = entry.offsets.get(partition)
+            before = None if stored is None else len(stored.message.metadata.encode())
+            try:
+                if commit.offset >= 0:
+                    self._limits.check_growth("an offset", before, len(commit.metadata.encode()))
+            except HeadraceError as error:
+                self._answers.put_error(places[partition], error)
+                del commits[partition]
 
     def _read_commit(
         self, topic: groups_pb2.TopicOffsets, asked: groups_pb2.PartitionOffset, *, by_member: bool
@@ -448,6 +470,9 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 f"the positions take {positions.ByteSize()} bytes, more than {MAX_POSITIONS_BYTES}",
                 action="Report fewer partitions, or none.",
             )
+        present = self._groups.positions.get(request.reader_id)
+        before = None if present is None else reported_bytes(metadata_pb2.ReportedPositions.FromString(present.value))
+        self._limits.check_growth("a report of positions", before, reported_bytes(positions))
         revision = await self._positions.report(request.reader_id, positions, request.expire_ms)
         return groups_pb2.ReportPositionsResponse(revision=revision)
 

@@ -1,16 +1,18 @@
 """Forgets deleted topics when brokers have had time to delete their logs: the controller's slow side work.
 
 `deleted/{topic_id}` is the evidence that brokers delete logs on. A broker that was away for longer keeps its log of the
-topic as unclaimed, so that forgetting too early costs disk space and no record. Belongs to the event loop; used by the
-controller alone.
+topic as unclaimed, so that forgetting too early costs disk space and no record. So the oldest are forgotten early where
+there are more than `MAX_DELETED_TOPICS`: whoever makes and deletes topics all day does not fill etcd. Belongs to the
+event loop; used by the controller alone.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from itertools import islice
 
 import structlog
+from headrace.wire.ids import TopicId
 from headrace_server.clock import Clock
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MAX_TXN_OPERATIONS, CreateRevisionIs, Metastore
@@ -22,6 +24,10 @@ log = structlog.get_logger(__name__)
 
 INTERVAL_MS = 60_000
 """Between two looks at the times of all deleted topics."""
+MAX_DELETED_TOPICS = 50_000
+"""Deleted topics that are remembered, some 10 MiB of etcd, but for those of the last `MIN_RETENTION_MS`."""
+MIN_RETENTION_MS = 600_000
+"""A broker that runs has seen a deletion, and has begun with its logs, after this long."""
 
 
 class DeletedTopics:
@@ -33,27 +39,38 @@ class DeletedTopics:
         self._clock = clock
         self._retention_ms = retention_ms
         self._look_ms = clock.monotonic_ms()
+        self._due: deque[TopicId] = deque()
 
     def expired(self) -> dict[bytes, int]:
-        """Return as many as one transaction takes, with the mod_revision of their keys."""
-        now_ms = self._clock.monotonic_ms()
-        interval_ms = min(INTERVAL_MS, self._retention_ms)
-        if now_ms < self._look_ms + interval_ms or self._view.undecodable:
+        """Return as many as one transaction takes, with the mod_revision of their keys; the oldest first."""
+        if self._view.undecodable:
             return {}
-        found = {
-            bytes(topic_id): each.mod_revision
-            for topic_id, each in self._view.deleted.items()
-            if self._is_over(topic_id)
-        }
-        some = dict(islice(sorted(found.items()), MAX_TXN_OPERATIONS - 1))
-        if len(some) == len(found):
+        now_ms = self._clock.monotonic_ms()
+        if not self._due and now_ms >= self._look_ms + min(INTERVAL_MS, self._retention_ms):
             self._look_ms = now_ms
+            self._due.extend(self._find_due())
+        some: dict[bytes, int] = {}
+        while self._due and len(some) < MAX_TXN_OPERATIONS - 1:
+            topic_id = self._due.popleft()
+            if (found := self._view.deleted.get(topic_id)) is not None:
+                some[bytes(topic_id)] = found.mod_revision
         return some
 
-    def _is_over(self, topic_id: bytes) -> bool:
-        message = self._view.deleted[topic_id].message  # type: ignore[index]
+    def _find_due(self) -> list[TopicId]:
+        known = self._view.deleted
+        oldest = sorted(known, key=lambda topic_id: known[topic_id].message.deleted_ms)
+        too_many = max(0, len(oldest) - MAX_DELETED_TOPICS)
+        early_ms = min(MIN_RETENTION_MS, self._retention_ms)
+        return [
+            topic_id
+            for index, topic_id in enumerate(oldest)
+            if self._is_over(topic_id, early_ms if index < too_many else self._retention_ms)
+        ]
+
+    def _is_over(self, topic_id: TopicId, retention_ms: int) -> bool:
+        message = self._view.deleted[topic_id].message
         delay_ms = read_stored_topic_config(message.topic.configs)[0].file_delete_delay_ms
-        return self._clock.now_ms() - message.deleted_ms >= self._retention_ms + delay_ms
+        return self._clock.now_ms() - message.deleted_ms >= retention_ms + delay_ms
 
     async def remove(self, revisions: Mapping[bytes, int], controller_epoch: int) -> None:
         """Remove their keys, where they are as they were seen.

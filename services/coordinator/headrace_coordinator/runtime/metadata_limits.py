@@ -19,6 +19,9 @@ from headrace_coordinator.runtime.group_view import GroupView
 RESERVE_FROM = 0.7
 """The used share of etcd's quota from which calls that add something are refused."""
 
+REPLACED_BYTES = 64
+"""What is no longer than this may take the place of something shorter: an offset's metadata, a reader's positions."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
@@ -73,9 +76,9 @@ class MetadataLimits:
         """Refuse a group, or a reader that reports positions, that would be one too many; known ones pass.
 
         Raises:
-            MetadataLimitError: with the limit; or as for `check_reserve` and `check_bytes`.
+            MetadataLimitError: with the limit; or as for `check_reserve`.
         """
-        self.check_bytes("a change of a group")
+        self.check_reserve("a change of a group")
         groups = self._known
         if group_id in groups.groups or group_id in groups.positions:
             return
@@ -87,21 +90,27 @@ class MetadataLimits:
             )
 
     def check_member(self, group_id: str) -> None:
-        """Refuse a member that would be one too many; raises as `check_group`."""
+        """Refuse a member that would be one too many; raises as `check_group` and `check_growth`."""
         self.check_group(group_id)
+        self.check_growth("a further member", None, 0)
         if self._known.members >= self._bounds.members:
             raise MetadataLimitError(
                 f"groups have {self._known.members} members: max_group_members = {self._bounds.members}",
                 action="Stop members, or raise max_group_members of the coordinators.",
             )
 
-    def check_bytes(self, what: str) -> None:
-        """Refuse a call that stores something for a group while all groups together have their share.
+    def check_growth(self, what: str, before: int | None, after: int) -> None:
+        """Refuse what adds to the bytes of groups while all groups together have their share.
+
+        `before` and `after` are the bytes of the part that a caller chooses; None: nothing is stored yet. What takes
+        the place of something no shorter passes, so that groups that are known go on where another caller has filled
+        the share.
 
         Raises:
-            MetadataLimitError: with the limit; or as for `check_reserve`.
+            MetadataLimitError: with the limit.
         """
-        self.check_reserve(what)
+        if before is not None and after <= max(before, REPLACED_BYTES):
+            return
         if self._known.key_bytes >= self._bounds.key_bytes:
             raise MetadataLimitError(
                 f"{what} is refused: groups take {self._known.key_bytes} bytes of etcd, all that max_group_bytes = "
