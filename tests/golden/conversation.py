@@ -147,6 +147,8 @@ def _ask(address: str, method: str, request: bytes) -> Row:
     errors: set[str] = set()
     for answer in answers:
         for path, value in _walk(answer_class.FromString(answer), ""):
+            if path.endswith("log_start_offset") and value == -1:
+                continue  # A leader that has just started does not know it yet.
             fields.add(path)
             if isinstance(value, errors_pb2.ErrorDetail):
                 errors.add(f"{path} {errors_pb2.ErrorCode.Name(value.code).removeprefix('ERROR_CODE_')}")
