@@ -18,7 +18,7 @@ LINK = f"{BROKER}/runtime/leader_link.py"
 NO_STRANGER = "The simulator has no strangers and no gRPC."
 
 REPLICATION = f"{BROKER}/runtime/replication.py"
-UNPROVEN = "tests/integration/test_replication_wire.py::test_unproven_or_unregistered_follower_is_refused"
+FOLLOWERS = "tests/unit/broker/test_broker_open_stream.py"
 
 ADMISSION = (
     Mutant(
@@ -28,7 +28,7 @@ ADMISSION = (
         "        if not is_proven(self._view.identity, follower, ",
         "        if False and not is_proven(self._view.identity, follower, ",
         "A stranger who read ids and sessions from the metadata fetches as a replica, and its word counts.",
-        Test(UNPROVEN, NO_STRANGER),
+        Test(f"{FOLLOWERS}::test_a_caller_without_a_proof_is_refused", NO_STRANGER),
     ),
     Mutant(
         "followers-of-any-session",
@@ -37,7 +37,7 @@ ADMISSION = (
         "        if registered is None or registered.broker_epoch != identity.broker_epoch:\n",
         "        if registered is not None and registered.broker_epoch > identity.broker_epoch:\n",
         "A session that nobody registered keeps the registered one out.",
-        Test(UNPROVEN, NO_STRANGER),
+        Test(f"{FOLLOWERS}::test_a_session_that_is_not_registered_is_refused", NO_STRANGER),
     ),
     Mutant(
         "bytes-unlimited",

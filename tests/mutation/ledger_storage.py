@@ -525,7 +525,11 @@ STORAGE_RULES = (
         "        at = bisect_right(self._epochs, epoch) - 1\n"
         "        if at < 0 or self._epochs[at] != epoch:\n            return None\n",
         "A leader that does not know a follower's epoch names no epoch that both may have.",
-        Simulation(400),
+        Test(
+            "tests/unit/storage/test_storage_epochs.py"
+            "::test_an_epoch_that_is_not_known_ends_where_the_largest_below_it_does",
+            "A follower that is told of no common epoch copies the whole log again, and ends with the same.",
+        ),
     ),
     Mutant(
         "other-directory-taken",

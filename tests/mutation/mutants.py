@@ -107,6 +107,7 @@ def apply(mutant: Mutant, root: Path) -> None:
     """Patch the copy of the sources under `root`; raises as `patched`."""
     for file, text in patched(mutant, root).items():
         path = root / file
+        path.unlink()  # It may be a link.
         path.write_text(text, "utf-8")
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink()

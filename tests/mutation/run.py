@@ -16,9 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Protocol, Self
 
 from tests.mutation.mutants import Killer, Mutant, Scenario, Simulation, StaleEntryError, Test, apply
 
@@ -66,16 +68,58 @@ class Verdict:
         }
 
 
-class Runner:
-    """Owns the copies; `run` may be called from several threads."""
+class Judge(Protocol):
+    """Runs a killer in a copy."""
 
-    def __init__(self, directory: Path) -> None:
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Give what the killer found; `None`: it has not ended in time."""
+        ...
+
+
+class JudgeProcess:
+    """The process of `judge.py`; one caller at a time. It ends with the context."""
+
+    def __enter__(self) -> Self:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("judge.py"))],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """See `Judge`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] | None = json.loads(self._process.stdout.readline())
+        return found
+
+
+class Runner:
+    """Owns the copies; `run` may be called from as many threads as there are judges."""
+
+    def __init__(self, directory: Path, judges: Sequence[Judge]) -> None:
         self._directory = directory
+        self._judges: SimpleQueue[Judge] = SimpleQueue()
+        for judge in judges:
+            self._judges.put(judge)
         self._pristine = directory / "pristine"
         self._lock = threading.Lock()
         self._sound: dict[str, threading.Event] = {}
         self._results: dict[str, dict[str, Any]] = {}
-        _copy_sources(ROOT, self._pristine)
+        _copy_sources(ROOT, self._pristine, shutil.copy2)
 
     def run(self, mutant: Mutant) -> Verdict:
         """Let a mutant's killer loose on it."""
@@ -86,15 +130,15 @@ class Runner:
 
         copy = Path(tempfile.mkdtemp(prefix=f"{mutant.id}-", dir=self._directory))
         try:
-            _copy_sources(self._pristine, copy)
+            _copy_sources(self._pristine, copy, os.link)
             apply(mutant, copy)
-            found = _judge(mutant.killer, copy)
+            found = self._judge(mutant.killer, copy)
         except StaleEntryError as error:
             return verdict(False, "stale entry", message=str(error))
-        except subprocess.TimeoutExpired:
-            return verdict(False, f"no end within {TIME_LIMIT_S:g} s")
         finally:
             shutil.rmtree(copy)
+        if found is None:
+            return verdict(False, f"no end within {TIME_LIMIT_S:g} s")
         if not found["killed"]:
             return verdict(False, "survived", message=found["message"])
         if found["slip"]:
@@ -114,27 +158,33 @@ class Runner:
                 done = self._sound[key] = threading.Event()
         if first:
             try:
-                self._results[key] = _judge(killer, self._pristine, seed)
+                found = self._judge(killer, self._pristine, seed)
+                self._results[key] = found or {"killed": True, "message": "it did not end"}
             finally:
-                self._results.setdefault(key, {"killed": True, "message": "it did not end"})
                 done.set()
         done.wait()
         return self._results[key]
 
+    def _judge(self, killer: Killer, copy: Path, seed: int = 0) -> dict[str, Any] | None:
+        """Run a killer in a copy; `seed`: only this one. `None`: it has not ended in time."""
+        request = {
+            "copy": str(copy),
+            "path": [*(str(copy / each) for each in SOURCES), str(copy)],
+            "seconds": TIME_LIMIT_S,
+            **_question(killer, seed),
+        }
+        judge = self._judges.get()
+        try:
+            return judge.ask(request)
+        finally:
+            self._judges.put(judge)
 
-def _copy_sources(source: Path, target: Path) -> None:
-    being_compiled = shutil.ignore_patterns("*.pyc.*")
-    for folder in (*PACKAGES, *TESTS):
-        shutil.copytree(source / folder, target / folder, ignore=being_compiled)
-    for file in FILES:
-        shutil.copy2(source / file, target / file)
 
-
-def _judge(killer: Killer, copy: Path, seed: int = 0) -> dict[str, Any]:
-    """Run a killer in a copy; `seed`: only this one."""
+def _question(killer: Killer, seed: int) -> dict[str, Any]:
     match killer:
         case Simulation():
-            request = {
+            return {
+                "kind": "simulation",
                 "first": seed or 1,
                 "last": seed or killer.seeds,
                 "groups": killer.groups,
@@ -142,60 +192,29 @@ def _judge(killer: Killer, copy: Path, seed: int = 0) -> dict[str, Any]:
                 "buggy_etcd": killer.buggy_etcd,
                 "changes": dict(killer.changes),
             }
-            return _ask(request, copy)
         case Scenario(test):
-            return _ask({"test": test}, copy)
+            return {"kind": "scenario", "test": test}
         case Test(test):
-            return _run_pytest(test, copy)
+            return {"kind": "test", "test": test}
 
 
-def _ask(request: dict[str, Any], copy: Path) -> dict[str, Any]:
-    done = _python(["-m", "tests.mutation.seeds"], copy, json.dumps(request))
-    if done.returncode:
-        return {"killed": True, "slip": True, "seed": 0, "by": "", "message": _tail(done.stderr)}
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def _run_pytest(test: str, copy: Path) -> dict[str, Any]:
-    done = _python(["-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", test], copy, "")
-    if done.returncode not in (0, 1):  # 1: tests failed; the others: they could not be run.
-        return {"killed": True, "slip": True, "seed": 0, "by": "", "message": _tail(done.stdout + done.stderr)}
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED"))]
-    return {
-        "killed": bool(done.returncode),
-        "slip": False,
-        "seed": 0,
-        "by": test.rpartition("::")[2],
-        "message": failed[0] if failed else "",
-    }
-
-
-def _python(arguments: Sequence[str], copy: Path, given: str) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join([*(str(copy / each) for each in SOURCES), str(copy)])
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=copy,
-        env=environment,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-
-
-def _tail(text: str) -> str:
-    return " | ".join(text.strip().splitlines()[-3:])
+def _copy_sources(source: Path, target: Path, copy: Callable[[str, str], object]) -> None:
+    """Copy the packages and tests, each file with `copy`; those of a mutant are links but for what is patched."""
+    being_compiled = shutil.ignore_patterns("*.pyc.*")
+    for folder in (*PACKAGES, *TESTS):
+        shutil.copytree(source / folder, target / folder, ignore=being_compiled, copy_function=copy)
+    for file in FILES:
+        copy(str(source / file), str(target / file))
 
 
 def run_all(mutants: Sequence[Mutant], *, jobs: int, report: Callable[[Verdict], None]) -> list[Verdict]:
     """Run `mutants`, `jobs` at a time, and give the verdicts in the order of the ledger."""
-    with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
-        runner = Runner(Path(directory))
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-mutants-"))
+        judges = [stack.enter_context(JudgeProcess()) for _ in range(min(jobs, len(mutants)))]
+        runner = Runner(Path(directory), judges)
         verdicts: dict[str, Verdict] = {}
-        with ThreadPoolExecutor(jobs) as pool:
+        with ThreadPoolExecutor(len(judges)) as pool:
             for future in as_completed([pool.submit(runner.run, mutant) for mutant in mutants]):
                 verdict = future.result()
                 verdicts[verdict.mutant.id] = verdict

@@ -10,6 +10,7 @@ import pytest
 
 from tests.mutation.ledger import LEDGER
 from tests.mutation.mutants import Mutant, Scenario, Simulation, StaleEntryError, Test, apply, patched
+from tests.mutation.run import TESTS
 
 ROOT = Path(__file__).resolve().parents[2]
 RULE = re.compile(r"^\| ([ACHI]\d+) \|", re.MULTILINE)
@@ -43,6 +44,7 @@ def test_every_killer_exists() -> None:
             case Scenario(test):
                 assert _defines(ROOT / "tests/scenario", test), mutant.id
             case Test(test, why):
+                assert test.startswith(tuple(f"{folder}/" for folder in TESTS)), f"{mutant.id}: {test} is not copied"
                 assert _defines(ROOT, test), mutant.id
                 assert why, mutant.id
         assert bool(mutant.also) == bool(mutant.second_line), mutant.id

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.mutation import __main__ as command
 from tests.mutation import run
 from tests.mutation.ledger import LEDGER
-from tests.mutation.mutants import Mutant, Simulation, Test
+from tests.mutation.mutants import Test
 
 KILLED = next(mutant for mutant in LEDGER if mutant.id == "lost-answer-taken-for-no")
 HARMLESS = replace(KILLED, id="harmless", new=KILLED.old + "        # Nothing else.\n")
 SLIP = replace(KILLED, id="slip", new=KILLED.old + "        nowhere\n")
+UNTESTED = replace(KILLED, id="untested", killer=Test("tests/unit/nowhere.py::test_a", "It is an example."))
 
 
 def test_a_survivor_fails_the_run_and_a_slip_is_no_kill(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three entries, of which one is killed: exit code 1, and the summary says which and why."""
-    monkeypatch.setattr(command, "LEDGER", (KILLED, HARMLESS, SLIP))
+    """Four entries, of which one is killed: exit code 1, and the summary says which and why."""
+    monkeypatch.setattr(command, "LEDGER", (KILLED, HARMLESS, SLIP, UNTESTED))
     summary = tmp_path / "summary.json"
-    assert command.main(["--json", str(summary)]) == 1
+    assert command.main(["--jobs", "1", "--json", str(summary)]) == 1
     found = {
         verdict["id"]: (verdict["killed"], verdict["by"]) for verdict in json.loads(summary.read_text())["verdicts"]
     }
@@ -33,52 +34,63 @@ def test_a_survivor_fails_the_run_and_a_slip_is_no_kill(
         KILLED.id: (True, "I4"),
         "harmless": (False, "survived"),
         "slip": (False, "the patch is no mutant"),
+        "untested": (False, "the patch is no mutant"),
     }
-    assert "NOT killed: harmless, slip" in capsys.readouterr().out
+    assert "NOT killed: harmless, slip, untested" in capsys.readouterr().out
 
 
-def _answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *codes: int) -> run.Runner:
-    """A runner whose processes end with these codes, one after the other; it copies nothing."""
-    left = list(codes)
+class Answers:
+    """A judge who has made up its mind: it gives these answers, one after the other."""
 
-    def python(arguments: object, copy: Path, given: str) -> subprocess.CompletedProcess[str]:
-        code = left.pop(0)
-        answer = {"killed": bool(code), "seed": 3, "by": "I3", "message": "", "slip": False}
-        return subprocess.CompletedProcess([], 0 if given else code, json.dumps(answer), "")
+    def __init__(self, *answers: dict[str, Any] | None) -> None:
+        self.left = list(answers)
 
-    monkeypatch.setattr(run, "_python", python)
-    monkeypatch.setattr(run, "_copy_sources", lambda source, target: None)
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        return self.left.pop(0)
+
+
+def _runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: dict[str, Any] | None) -> run.Runner:
+    """A runner with such a judge; it copies nothing."""
+    monkeypatch.setattr(run, "_copy_sources", lambda source, target, copy: None)
     monkeypatch.setattr(run, "apply", lambda mutant, copy: None)
-    return run.Runner(tmp_path)
+    return run.Runner(tmp_path, [Answers(*answers)])
 
 
-@pytest.mark.parametrize("killer", [Simulation(9), Test("tests/a.py::test_a", "It is an example.")])
+def _found(killed: bool, *, slip: bool = False) -> dict[str, Any]:
+    return {"killed": killed, "seed": 3, "by": "I3", "message": "", "slip": slip}
+
+
 @pytest.mark.parametrize(
-    ("codes", "killed", "by"),
-    [((1, 0), True, ""), ((1, 1), False, "fails without the patch"), ((0,), False, "survived")],
+    ("answers", "killed", "by"),
+    [
+        ((_found(True), _found(False)), True, "I3"),
+        ((_found(True), _found(True)), False, "fails without the patch"),
+        ((_found(True), None), False, "fails without the patch"),
+        ((_found(False),), False, "survived"),
+        ((_found(True, slip=True),), False, "the patch is no mutant"),
+        ((None,), False, "no end within"),
+    ],
 )
 def test_a_killer_that_fails_anyway_kills_nothing(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    killer: Simulation | Test,
-    codes: tuple[int, ...],
+    answers: tuple[dict[str, Any] | None, ...],
     killed: bool,
     by: str,
 ) -> None:
-    """The unpatched code has to pass what the patched code fails; it is asked once a killer and seed."""
-    runner = _answers(monkeypatch, tmp_path, *codes)
-    mutant: Mutant = replace(KILLED, killer=killer)
-    verdict = runner.run(mutant)
+    """The unpatched code has to pass what the patched code fails, in time."""
+    runner = _runner(monkeypatch, tmp_path, *answers)
+    verdict = runner.run(KILLED)
     assert verdict.killed is killed
     assert by in verdict.by
-    assert verdict.seeds == (3 if killed and isinstance(killer, Simulation) else 0)
+    assert verdict.seeds == (3 if killed else 0)
 
 
-def test_a_test_that_cannot_be_run_kills_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Exit code 4 of pytest: there is no such test."""
-    runner = _answers(monkeypatch, tmp_path, 4)
-    verdict = runner.run(replace(KILLED, killer=Test("tests/a.py::test_a", "It is an example.")))
-    assert (verdict.killed, verdict.by) == (False, "the patch is no mutant")
+def test_the_unpatched_code_is_asked_once_a_killer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two mutants with one killer: three answers are enough."""
+    runner = _runner(monkeypatch, tmp_path, _found(True), _found(False), _found(True))
+    assert runner.run(KILLED).killed
+    assert runner.run(replace(KILLED, id="another")).killed
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,3 +24,12 @@ def test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be(bench):
     bench.disk.crash(Loss.ALL, random.Random(1))
     bench.open()
     assert bench.log.epochs() == ((1, 0), (4, 1))
+
+
+def test_an_epoch_that_is_not_known_ends_where_the_largest_below_it_does(bench):
+    """KIP-279: a follower's epoch that this log never had is answered with the one before it that both may have."""
+    bench.open()
+    for epoch in (1, 1, 4):
+        bench.append(epoch=epoch)
+    ends = {epoch: bench.log.epoch_end(epoch) for epoch in range(6)}
+    assert ends == {0: (-1, 0), 1: (1, 2), 2: (1, 2), 3: (1, 2), 4: (4, 3), 5: (4, 3)}
