@@ -89,7 +89,8 @@ def test_a_half_open_call_loses_its_place_and_an_honest_one_finds_it():
 
     async def scenario(_broker, channel):
         calls = [half_open(channel, "ListOffsets") for _ in range(20)]
-        errors = [await error_of(call) for call in calls]
+        async with asyncio.timeout(20):
+            errors = [await error_of(call) for call in calls]
         assert all(isinstance(error, ThrottledError) for error in errors)
         assert any("did not arrive within 1 s" in error.message for error in errors)
         await broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=30)
