@@ -4,8 +4,11 @@ from tests.simulation.scenario import Scenario
 
 
 def test_a_fetch_of_an_old_epoch_says_nothing_of_the_new_one() -> None:
-    """b3's fetch of epoch 0 is on its way while it cuts what it had; b1 leads again when it arrives."""
-    story = Scenario()
+    """b3's fetch of epoch 0 is on its way while it cuts what it had; b1 leads again when it arrives.
+
+    b3 follows b1 in another partition all the time: the stream by which the fetch comes is the same.
+    """
+    story = Scenario(partitions=4)
     story.block(1, 2)
     story.send(to=1)
     story.until_end(3, 1)

@@ -62,11 +62,14 @@ class Scenario:
         replicas: int = 3,
         min_insync_replicas: int = 2,
         durable: bool = True,
+        partitions: int = 1,
         seed: int = 1,
     ) -> None:
+        """`partitions`: others beside the one that is told of, so that brokers keep their streams to one another."""
         plan = Plan(
             seed,
             brokers=brokers,
+            partitions=partitions,
             replication_factor=replicas,
             min_insync_replicas=min_insync_replicas,
             durable=durable,
