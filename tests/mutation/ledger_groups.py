@@ -67,7 +67,7 @@ GROUPS = (
         "    return ModRevisionIs(view.keyspace.group_assignment(attempt.group_id, member_id), stored.mod_revision), ",
         '    return VersionIs(view.keyspace.group_assignment(attempt.group_id, b"?" * 16), 0), ',
         "A coordinator whose view is behind stores what a former owner commits.",
-        Simulation(400, groups=True),
+        Simulation(60, groups=True),
     ),
     Mutant(
         "commits-without-numbers",
@@ -94,7 +94,7 @@ GROUPS = (
         "            compares.append(ModRevisionIs(key, 0 if stored is None else stored.mod_revision))\n",
         "",
         "A commit is stored over a later one that the coordinator's view does not show yet.",
-        Simulation(400, groups=True, changes={"rates": LATE, "rate": 0.08}),
+        Simulation(60, groups=True, changes={"rates": LATE, "rate": 0.08}),
     ),
     Mutant(
         "unknown-is-stored",
@@ -104,7 +104,7 @@ GROUPS = (
         "                unanswered |= isinstance(error, MetastoreUnknownOutcomeError)\n"
         "                if unanswered:\n                    return refused\n",
         "A commit whose outcome is not known is answered as stored.",
-        Simulation(200, groups=True),
+        Simulation(20, groups=True),
     ),
     Mutant(
         "offsets-of-any-revision",
@@ -113,7 +113,7 @@ GROUPS = (
         "        await self._source.wait_for(revision, max(0.0, left))\n",
         "        del left\n",
         "A new owner is told an offset of before its grant.",
-        Simulation(200, groups=True),
+        Simulation(60, groups=True),
     ),
     Mutant(
         "offsets-wanted-of-any-revision",
@@ -122,7 +122,7 @@ GROUPS = (
         "            min_revision=max(holding.revision for holding in holdings),\n",
         "            min_revision=0,\n",
         "A new owner asks for an offset of any time.",
-        Simulation(200, groups=True),
+        Simulation(60, groups=True),
     ),
     Mutant(
         "two-of-one-place",
@@ -140,7 +140,7 @@ GROUPS = (
         "        if known_revision > self._groups.source.revision:\n",
         "        if False:\n",
         "A coordinator whose view is behind tells a member that it is none.",
-        Simulation(200, groups=True),
+        Simulation(100, groups=True),
     ),
     Mutant(
         "given-up-while-it-is-read",
@@ -158,7 +158,7 @@ GROUPS = (
         "            if holding.stage in (Stage.REVOKED, Stage.OWNED) and self._is_held(holding):\n",
         "            if holding.stage is Stage.REVOKED:\n",
         "A partition that is taken back while on_revoked runs is owned and never read again.",
-        Simulation(200, groups=True),
+        Simulation(100, groups=True),
     ),
     Mutant(
         "refused-on-a-view",
@@ -200,7 +200,7 @@ GROUPS = (
         "        self.heard_ms = max(self.heard_ms, sent_ms)\n",
         "        self.heard_ms = max(self.heard_ms, sent_ms + self._told_interval_ms)\n",
         "A member counts its session from when it was answered, a whole wait after its lease was renewed.",
-        Simulation(200, groups=True, changes={"stop_on_session_loss": True, "faults": ("pause", "isolate")}),
+        Simulation(20, groups=True, changes={"stop_on_session_loss": True, "faults": ("pause", "isolate")}),
     ),
     Mutant(
         "slow-is-dead",

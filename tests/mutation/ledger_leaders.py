@@ -42,7 +42,7 @@ LEADERS = (
         "or acknowledged < max(self.high_watermark, self.start_offset)",
         "or acknowledged < self.start_offset",
         "A follower joins at the start of the epoch, though more has been committed since.",
-        Simulation(200),
+        Simulation(60),
     ),
     Mutant(
         "join-with-unflushed-records",
@@ -99,7 +99,7 @@ LEADERS = (
         "        if len(state.in_sync) < state.min_insync_replicas:\n            return []\n        least = ",
         "        least = ",
         "The high watermark moves though fewer than min_insync_replicas are in sync.",
-        Simulation(200),
+        Simulation(60),
     ),
     Mutant(
         "append-below-minimum",
@@ -129,7 +129,7 @@ LEADERS = (
         "        if state.leader != Replica(self.broker_id, self.broker_epoch):\n",
         "        if state.leader is None or state.leader.broker_id != self.broker_id:\n",
         "A restarted broker leads because the key names the session that it had before.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "join-without-comparing-the-session",
@@ -172,7 +172,7 @@ LEADERS = (
         "        return self.flushed_offset if self.flushed_only else self.log_end_offset",
         "        return self.log_end_offset",
         "The leader counts what it has written and not yet fsynced.",
-        Simulation(200, durability="fsync"),
+        Simulation(60, durability="fsync"),
     ),
     Mutant(
         "unflushed-records-of-followers-count",
@@ -181,7 +181,7 @@ LEADERS = (
         "        return self.durable_offset if flushed_only else self.offset",
         "        return self.offset",
         "What a follower has in its page cache counts for the high watermark.",
-        Simulation(200, durability="fsync"),
+        Simulation(20, durability="fsync"),
     ),
     Mutant(
         "two-proposals-at-once",
@@ -190,7 +190,7 @@ LEADERS = (
         "            or self.proposals.under_way\n",
         "",
         "A second change of the in-sync set is proposed while the first is under way.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "late-followers-stay",
@@ -265,7 +265,7 @@ LEADERS = (
         "        if self._hand_over.paused:\n            raise LeaderNotAvailableError(",
         "        if False:\n            raise LeaderNotAvailableError(",
         "A leader acknowledges records while the write that names its successor is on its way.",
-        Simulation(200, changes=HAND_OVERS),
+        Simulation(60, changes=HAND_OVERS),
     ),
     Mutant(
         "append-under-way-acknowledged",

@@ -19,7 +19,7 @@ METADATA = (
         "        if False:\n",
         "A list of the past replaces what is known.",
         Test(
-            "tests/unit/common/test_prefix_view.py::test_a_list_of_the_past_is_refused",
+            "tests/unit/common/test_prefix_view.py::test_a_list_of_the_past_with_a_key_that_was_deleted_is_refused",
             "Who acts on an old view mostly loses the compare: about one seed in a thousand breaks an invariant.",
         ),
     ),
@@ -42,7 +42,7 @@ METADATA = (
         "                    VersionIs(live_key, 0),\n",
         "",
         "A broker registers though its id is registered already.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "storage-of-before-not-compared",
@@ -60,7 +60,7 @@ METADATA = (
         "                    [ModRevisionIs(key, proposal.base_revision), *sessions],\n",
         "                    sessions,\n",
         "A leader's write replaces whatever stands in the key.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "no-answer-taken-for-a-failed-compare",

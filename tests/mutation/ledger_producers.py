@@ -20,7 +20,7 @@ PRODUCERS = (
         "        return _find_duplicate(producer, base_sequence, record_count)\n",
         "        return None\n",
         "A retry of a batch that was written is written again.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "duplicate-answered-at-once",
@@ -38,7 +38,7 @@ PRODUCERS = (
         "            base_offset = known.base_offset + skipped\n",
         "            base_offset = known.base_offset + skipped + 1\n",
         "A retry is answered with an offset that is not the record's.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "windows-not-rebuilt",
@@ -47,7 +47,7 @@ PRODUCERS = (
         "        if header.base_offset >= start:\n",
         "        if False:\n",
         "A restarted broker knows no sequences but those of its last snapshot.",
-        Simulation(200),
+        Simulation(60),
     ),
     Mutant(
         "window-of-one",
@@ -68,7 +68,7 @@ PRODUCERS = (
         "        if producer is None:\n            if base_sequence != 0:\n",
         "        if producer is None:\n            if False:\n",
         "A producer that is not known may begin with any sequence.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "new-producer-forgets-one-that-may-retry",
@@ -101,7 +101,7 @@ PRODUCERS = (
         "        if sequence_distance(base_sequence, producer.next_sequence) < record_count:\n",
         "        if False:\n",
         "A batch behind a gap is answered as if it had been written.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "gaps-appended",
@@ -110,7 +110,7 @@ PRODUCERS = (
         "        if base_sequence == producer.next_sequence:\n            return None\n",
         "        if sequence_distance(producer.next_sequence, base_sequence) >= 0:\n            return None\n",
         "A batch behind a gap is written.",
-        Simulation(200),
+        Simulation(20),
     ),
     Mutant(
         "old-producer-epoch-taken",
@@ -143,7 +143,7 @@ PRODUCERS = (
         'f"{why} while the acknowledgement was awaited", outcome=Outcome.UNKNOWN,',
         'f"{why} while the acknowledgement was awaited", outcome=Outcome.NOT_APPLIED,',
         "A produce whose leader was deposed is said not to have happened, and the next leader commits it.",
-        Simulation(100, changes=GIVING_UP),
+        Simulation(20, changes=GIVING_UP),
     ),
     Mutant(
         "shrunk-after-append-called-definite",
@@ -152,7 +152,7 @@ PRODUCERS = (
         '"the in-sync set shrank below min_insync_replicas")',
         '"the in-sync set shrank below min_insync_replicas", outcome=Outcome.NOT_APPLIED)',
         "A produce is said not to have happened though it was appended: it is committed once enough are in sync again.",
-        Simulation(100, changes=ALL_IN_SYNC),
+        Simulation(60, changes=ALL_IN_SYNC),
     ),
     Mutant(
         "producer-blocks-not-compared",

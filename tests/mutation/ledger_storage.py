@@ -23,7 +23,7 @@ STORAGE_RULES = (
         "            self._filesystem.fsync(file.descriptor)\n",
         "            pass\n",
         "A flush moves the durable mark and syncs nothing.",
-        Simulation(200, durability="fsync"),
+        Simulation(60, durability="fsync"),
     ),
     Mutant(
         "tail-cut-though-a-batch-follows",
@@ -317,7 +317,7 @@ STORAGE_RULES = (
         "        if directory_dirty:\n",
         "        if False:\n",
         "A flush says that a new segment is durable while its name is not.",
-        Simulation(200, changes=LOSING),
+        Simulation(20, changes=LOSING),
     ),
     Mutant(
         "replaced-without-fsync",
@@ -336,7 +336,7 @@ STORAGE_RULES = (
         '    filesystem.rename(temporary, f"{directory}/{name}")\n    filesystem.fsync_directory(directory)\n',
         '    filesystem.rename(temporary, f"{directory}/{name}")\n',
         "A small file's new name is not durable when the caller goes on.",
-        Simulation(200, changes=LOSING),
+        Simulation(20, changes=LOSING),
     ),
     Mutant(
         "one-checkpoint-slot",
@@ -550,6 +550,6 @@ STORAGE_RULES = (
         "            if header.end_offset > limit_offset or (end_position",
         "            if (end_position",
         "A consumer is given records above the high watermark.",
-        Simulation(200),
+        Simulation(20),
     ),
 )

@@ -243,7 +243,10 @@ def test_one_fsync_serves_all_that_wait() -> None:
         for appended in range(2, 10):
             log.appended = appended
             flusher.request(log)
-        log.go.release(2)
+        log.go.release()
+        await until(lambda: log.flushed == [1])
+        assert log.flush_state is FlushState.RUNNING
+        log.go.release()
         await until(lambda: log.flushed == [1, 9])
         assert log.rounds == 2
         assert log.flush_state is FlushState.CLEAN
