@@ -12,6 +12,8 @@ RECOVERY = f"{STORAGE}/recovery.py"
 EPOCHS = f"{STORAGE}/epochs.py"
 CHECKPOINT = f"{STORAGE}/checkpoint.py"
 SCAN = f"{STORAGE}/scan.py"
+REPLACED = "tests/unit/storage/test_storage_replace_file.py"
+SMALL_FILE = "The simulator sees it late: as a partition that has no leader after a minute."
 LOSING = {"faults": ["power", "power all", "kill"], "durable": True}
 """Faults that take what was not fsynced."""
 
@@ -327,7 +329,7 @@ STORAGE_RULES = (
         "        filesystem.close(descriptor)\n    filesystem.rename",
         "        pass\n    finally:\n        filesystem.close(descriptor)\n    filesystem.rename",
         "A small file is renamed into place before its content is durable.",
-        Scenario("test_power_loss.py::test_what_is_acknowledged_outlives_the_power_of_all"),
+        Test(f"{REPLACED}::test_what_was_replaced_stays_replaced", SMALL_FILE),
     ),
     Mutant(
         "replaced-without-its-name",
@@ -336,7 +338,7 @@ STORAGE_RULES = (
         '    filesystem.rename(temporary, f"{directory}/{name}")\n    filesystem.fsync_directory(directory)\n',
         '    filesystem.rename(temporary, f"{directory}/{name}")\n',
         "A small file's new name is not durable when the caller goes on.",
-        Simulation(20, changes=LOSING),
+        Test(f"{REPLACED}::test_what_was_replaced_stays_replaced", SMALL_FILE),
     ),
     Mutant(
         "one-checkpoint-slot",

@@ -43,7 +43,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A fast test, by its pytest id, where the simulator and its scenarios cannot see the rule; `why` says so."""
+    """A fast test, by its pytest id, where the simulator and scenarios do not see the rule, or late; `why` says so."""
 
     __test__ = False
 
