@@ -120,8 +120,9 @@ def test_a_large_request_may_be_late_without_a_place_and_only_a_few_are():
         broker.full = 12
         calls = [half_open(channel, "Produce") for _ in range(MAX_LATE_OF_PEER + 4)]
         late = {asyncio.ensure_future(wait(call)) for call in calls}
-        while len(late) > MAX_LATE_OF_PEER:
-            _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        async with asyncio.timeout(20):
+            while len(late) > MAX_LATE_OF_PEER:
+                _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         assert len(late) == MAX_LATE_OF_PEER
         stub = broker_pb2_grpc.BrokerServiceStub(channel)
         held = [asyncio.ensure_future(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)) for _ in range(12)]
