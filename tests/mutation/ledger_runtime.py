@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Simulation, Test
 
 RUNTIME = f"{BROKER}/runtime"
+CONTROLLER = f"{COORDINATOR}/runtime/controller.py"
+EVERY_WRITE = "tests/unit/coordinator/test_controller.py::test_every_write_compares_the_controller_epoch"
 DAMAGE = {"faults": ("damage", "scrub"), "durable": True, "replication_factor": 3, "min_insync_replicas": 2}
 
 RUNTIME_RULES = (
@@ -50,10 +52,31 @@ RUNTIME_RULES = (
     Mutant(
         "partition-not-looked-at-after-a-write",
         "C2",
-        f"{COORDINATOR}/runtime/controller.py",
+        CONTROLLER,
         "            self._partitions.note_again(change, written=written)\n",
         "            if written:\n                self._partitions.note_again(change, written=written)\n",
         "A controller whose write got no answer, or lost, does not look at the partition again.",
         Simulation(60, changes={"faults": ("answers lost", "kill"), "rates": ("lost answers",), "rate": 0.08}),
+    ),
+    Mutant(
+        "controller-key-not-compared",
+        "H19",
+        CONTROLLER,
+        "            CreateRevisionIs(self._keyspace.controller(), epoch),\n            *(",
+        "            *(",
+        "A controller that has been replaced goes on writing wherever its successor has not written yet.",
+        Test(EVERY_WRITE, "What the two of them want is the same, as a rule: forty seeds saw nothing."),
+    ),
+    Mutant(
+        "candidate-not-compared",
+        "C1",
+        CONTROLLER,
+        "            *(\n"
+        "                CreateRevisionIs(self._keyspace.live(entry.broker_id), entry.broker_epoch)\n"
+        "                for entry in change.sessions()\n"
+        "            ),\n",
+        "",
+        "A broker is elected in a session that is over when the write lands.",
+        Test(EVERY_WRITE, "The session has to end while the write is on its way: one seed in thirty."),
     ),
 )

@@ -378,6 +378,19 @@ STORAGE_RULES = (
         ),
     ),
     Mutant(
+        "time-index-of-the-last-batch",
+        "H44",
+        f"{STORAGE}/index.py",
+        "        self.max_append_ms = max(self.max_append_ms, append_ms)\n"
+        "        self.max_record_ms = max(self.max_record_ms, record_ms)\n",
+        "        self.max_append_ms = append_ms\n        self.max_record_ms = record_ms\n",
+        "A time that is only in a batch before later ones of earlier times is not found.",
+        Test(
+            "tests/unit/storage/test_storage_log.py::test_a_time_that_later_batches_are_before_is_found",
+            "Nobody in the simulator looks up an offset by its time.",
+        ),
+    ),
+    Mutant(
         "clean-marker-stays",
         "H39",
         f"{STORAGE}/directory.py",

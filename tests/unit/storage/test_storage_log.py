@@ -184,6 +184,21 @@ def test_offset_by_record_time_looks_into_a_plain_batch(bench):
     assert log.offset_for_timestamp(9_001, TimestampKind.APPEND) is None
 
 
+@pytest.mark.parametrize("kind", [TimestampKind.RECORD, TimestampKind.APPEND])
+@pytest.mark.parametrize("interval_bytes", [1, 1 << 20])
+def test_a_time_that_later_batches_are_before_is_found(bench, kind, interval_bytes):
+    """H44: times go back, at producers and at leaders with a wrong clock; the index has the largest yet."""
+    bench.settings = LogSettings(index_interval_bytes=interval_bytes)
+    log = bench.open()
+    times = [200, 900, *range(100, 180)]
+    for time_ms in times:
+        batch = encode_batch([b"a"], base_timestamp_ms=time_ms)
+        log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=time_ms)
+    assert log.offset_for_timestamp(500, kind) == (1, 900)
+    assert log.offset_for_timestamp(150, kind) == (0, 200)
+    assert log.offset_for_timestamp(901, kind) is None
+
+
 def test_empty_segment_file_that_a_crash_left_is_used_again(bench):
     """A roll that finds its name taken by an empty file goes on with it; by a full one it stops (H47)."""
     bench.settings = LogSettings(segment_bytes=150)
