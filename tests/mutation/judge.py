@@ -98,7 +98,8 @@ def run_scenario(request: dict[str, Any]) -> Answer:
     except Exception as error:
         name = type(error).__name__
         by = getattr(error, "name", name) if name == "SimulationError" else name
-        return answer(killed=True, by=by, message=str(error), slip=by in NO_JUDGEMENT)
+        message = str(error) or str(traceback.extract_tb(error.__traceback__)[-1].line)
+        return answer(killed=True, by=by, message=message, slip=by in NO_JUDGEMENT)
     return answer(killed=False)
 
 
