@@ -39,7 +39,7 @@ DELETION_RULES = (
         "        if view.undecodable:\n            return False\n",
         "",
         "A broker deletes a log while values of the metadata are left out of its view.",
-        Test(f"{TESTS}::test_an_undecodable_topic_keeps_its_logs[False]", NOT_SIMULATED),
+        Test(f"{TESTS}::test_an_undecodable_topic_keeps_its_logs", NOT_SIMULATED),
     ),
     Mutant(
         "evidence-of-before-the-delay",
@@ -97,7 +97,7 @@ DELETION_RULES = (
         "        return True\n",
         "A watch that broke goes on over an etcd that lacks what the view has.",
         Test(
-            "tests/unit/common/test_prefix_view.py::test_a_broken_watch_is_resumed_only_where_the_newest_key_is[False]",
+            "tests/unit/common/test_prefix_view.py::test_a_broken_watch_is_resumed_only_where_the_newest_key_is",
             "The simulator's etcd is not restored with a raised revision.",
         ),
     ),
@@ -109,7 +109,7 @@ DELETION_RULES = (
         "        if False\n",
         "A coordinator whose view lacks a topic takes its partitions from who reads them.",
         Test(
-            "tests/unit/coordinator/test_group_membership.py::test_a_topic_that_is_only_absent_keeps_its_owners[lost]",
+            "tests/unit/coordinator/test_group_membership.py::test_a_topic_that_is_only_absent_keeps_its_owners",
             "The simulated etcd loses no key of a topic.",
         ),
     ),
@@ -163,8 +163,7 @@ DELETION_RULES = (
         "",
         "A volume that was put back is as new as etcd once its version has been raised.",
         Test(
-            "tests/unit/broker/test_broker_registration.py::"
-            "test_a_start_that_ends_half_way_changes_nothing[first note-True]",
+            "tests/unit/broker/test_broker_registration.py::test_a_start_that_ends_half_way_changes_nothing",
             "It takes a process that ends between two calls of its registration.",
         ),
     ),
