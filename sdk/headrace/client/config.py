@@ -21,7 +21,7 @@ from headrace.client.serializers import (
     resolve_serializer,
 )
 from headrace.wire.errors import HeadraceError
-from headrace.wire.ids import TopicPartition
+from headrace.wire.ids import OWN_PRODUCER_IDS, TopicPartition
 from headrace.wire.topic_names import check_topic_name
 
 KiB, MiB = 1024, 1024 * 1024
@@ -35,8 +35,6 @@ RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object]
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 MAX_MESSAGE_BYTES = 32 * MiB
 """What a channel of the SDK sends and receives at most in one message."""
-OWN_PRODUCER_IDS = 2**62
-"""Coordinators give lower producer ids; those from here on are chosen by who sends under them."""
 
 
 def _setting(

@@ -110,6 +110,13 @@ class Delivery:
         """Give how its produce calls went; cheap, any thread."""
         return self._dispatcher.counts.stats()
 
+    def continue_from(self, where: TopicPartition, sequence: int) -> None:
+        """Begin a partition that has had no record yet with this sequence: so many records of this `producer_id` and
+        `producer_epoch` are stored there, as far as the caller knows. Refused by the leader where there are more.
+        """
+        with self._lock:
+            self._dispatcher.continue_from(where, sequence)
+
     def _enqueue(self, pipeline: PartitionPipeline, pending: PendingBatch, records: int, charged: int) -> SealedBatch:
         """Give a batch its place and its sequence. Under the buffer's lock."""
         with self._lock:

@@ -39,6 +39,7 @@ from headrace.wire.errors import (
     TransportError,
     UnknownTopicIdError,
 )
+from headrace.wire.ids import TopicPartition
 
 MAX_BATCHES_IN_FLIGHT = 64
 """A partition: as many ranges as the leader remembers (PROTOCOL H48)."""
@@ -92,6 +93,7 @@ class Dispatcher:
         self._flying: dict[Request, Overdue] = {}
         self._identity = identity
         self._keeps_identity = identity is not None
+        self._begins: dict[TopicPartition, int] = {}
         self.counts = CallCounts()
         self.unresolved: dict[SealedBatch, None] = {}
         """Every batch that was added and has not finished, in order."""
@@ -113,7 +115,14 @@ class Dispatcher:
     def start_pipeline(self, pipeline: PartitionPipeline) -> None:
         """Give a partition that has sent nothing yet the producer id, if there is one."""
         if self._idempotent and self._identity is not None and pipeline.sequences.producer_id < 0:
-            pipeline.sequences.start(*self._identity)
+            pipeline.sequences.start(*self._identity, self._begins.get(pipeline.where, 0))
+
+    def continue_from(self, where: TopicPartition, sequence: int) -> None:
+        """Begin a partition that has sent nothing yet with a sequence, behind what an earlier one of the kept identity
+        stored there.
+        """
+        assert self._keeps_identity
+        self._begins[where] = sequence
 
     def add(self, batch: SealedBatch) -> None:
         """Queue a batch that was sealed just now; it is sent once it is encoded."""
@@ -190,7 +199,7 @@ class Dispatcher:
             if self._identity is None:
                 self.needs_producer_id = True
                 return False
-            pipeline.sequences.start(*self._identity)
+            self.start_pipeline(pipeline)
         if pipeline.needs_epoch:
             if self._keeps_identity:  # A sequence is missing for good: nothing can follow it.
                 return False
@@ -306,6 +315,7 @@ class Dispatcher:
         part.pipeline.failures = 0
         first = 0
         for batch in part.batches:
+            batch.pending.repeated = answer.repeated
             finished.append(Finished(batch, answer.base_offsets[first : first + batch.count], None))
             first += batch.count
 

@@ -131,6 +131,8 @@ class Answer(NamedTuple):
 
     base_offsets: tuple[int, ...]
     error: HeadraceError | None
+    repeated: bool = False
+    """Whether some of it had been appended before."""
 
 
 class Finished(NamedTuple):

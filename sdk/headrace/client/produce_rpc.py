@@ -47,7 +47,7 @@ def answers_of(request: Request, response: broker_pb2.ProduceResponse, config: P
             if part.HasField("error"):
                 error = from_detail(part.error)
                 error.request_id = request.request_id
-            found[topic.topic_id, part.partition] = Answer(tuple(part.base_offsets), error)
+            found[topic.topic_id, part.partition] = Answer(tuple(part.base_offsets), error, part.repeated_batches)
     answers = []
     for sent in request.parts:
         answer = found.get((sent.pipeline.topic_id, sent.pipeline.where.partition))

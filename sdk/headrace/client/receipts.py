@@ -27,10 +27,11 @@ class PendingBatch:
         batch_records: where there are more records, they are cut into batches of so many.
         base_offsets: of each batch's first record once done; empty where they are not known.
         error: why it failed, once done.
+        repeated: whether the leader had some of it, or of what came with it, before; known once done.
     """
 
     __slots__ = (
-        "_callbacks", "_done", "_expedite", "_lock", "_waiter", "base_offsets", "batch_records", "error",
+        "_callbacks", "_done", "_expedite", "_lock", "_waiter", "base_offsets", "batch_records", "error", "repeated",
         "timestamp_ms", "timestamps_ms", "where",
     )  # fmt: skip
 
@@ -47,6 +48,7 @@ class PendingBatch:
         self.timestamps_ms: list[int | None] | None = None
         self.base_offsets: tuple[int, ...] = ()
         self.error: HeadraceError | None = None
+        self.repeated = False
         self._expedite = expedite
         self._done = False
         self._lock = threading.Lock()

@@ -49,11 +49,11 @@ class SequenceState:
         self._next_sealed = 0
         self._next_sent = 0
 
-    def start(self, producer_id: int, epoch: int) -> None:
-        """Take a producer id; sequences start at 0. Only while nothing that was sent is unresolved."""
+    def start(self, producer_id: int, epoch: int, sequence: int = 0) -> None:
+        """Take a producer id, and the first sequence. Only while nothing that was sent is unresolved."""
         self.producer_id = producer_id
         self.epoch = epoch
-        self._next_sealed = self._next_sent = 0
+        self._next_sealed = self._next_sent = sequence
 
     def sealed(self, records: int) -> ProducerStamp:
         """Give the stamp for a batch that is sealed now; none as long as there is no producer id."""

@@ -17,17 +17,17 @@ from headrace.v1 import errors_pb2 as headrace_dot_v1_dot_errors__pb2
 from headrace.v1 import topics_pb2 as headrace_dot_v1_dot_topics__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/broker.proto\x12\x0bheadrace.v1\x1a\x19headrace/v1/cluster.proto\x1a\x18headrace/v1/errors.proto\x1a\x18headrace/v1/topics.proto\"\x83\x01\n\x0eProduceRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1f\n\x04\x61\x63ks\x18\x02 \x01(\x0e\x32\x11.headrace.v1.Acks\x12\x12\n\ntimeout_ms\x18\x03 \x01(\x05\x12)\n\x06topics\x18\x04 \x03(\x0b\x32\x19.headrace.v1.TopicProduce\"g\n\x0cTopicProduce\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x31\n\npartitions\x18\x02 \x03(\x0b\x32\x1d.headrace.v1.PartitionProduce\"\xcb\x01\n\x10PartitionProduce\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x19\n\x0cleader_epoch\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07\x62\x61tches\x18\x03 \x03(\x0c\x12$\n\x07records\x18\x04 \x03(\x0b\x32\x13.headrace.v1.Record\x12\x34\n\x08producer\x18\x05 \x01(\x0b\x32\x1d.headrace.v1.ProducerIdentityH\x01\x88\x01\x01\x42\x0f\n\r_leader_epochB\x0b\n\t_producer\"V\n\x10ProducerIdentity\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x15\n\rbase_sequence\x18\x03 \x01(\x05\"W\n\x0fProduceResponse\x12/\n\x06topics\x18\x01 \x03(\x0b\x32\x1f.headrace.v1.TopicProduceResult\x12\x13\n\x0bthrottle_ms\x18\x02 \x01(\x05\"m\n\x12TopicProduceResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x37\n\npartitions\x18\x03 \x03(\x0b\x32#.headrace.v1.PartitionProduceResult\"\xb7\x01\n\x16PartitionProduceResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x14\n\x0c\x62\x61se_offsets\x18\x02 \x03(\x03\x12\x1b\n\x13\x61ppend_timestamp_ms\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\'\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\"\xa7\x01\n\x0c\x46\x65tchRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0bmax_wait_ms\x18\x02 \x01(\x05\x12\x11\n\tmin_bytes\x18\x03 \x01(\x05\x12\x11\n\tmax_bytes\x18\x04 \x01(\x05\x12\'\n\x06topics\x18\x05 \x03(\x0b\x32\x17.headrace.v1.TopicFetch\x12\x12\n\nas_records\x18\x06 \x01(\x08\x12\x0c\n\x04rack\x18\x07 \x01(\t\"c\n\nTopicFetch\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12/\n\npartitions\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.PartitionFetch\"\xb0\x01\n\x0ePartitionFetch\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x11\n\tmax_bytes\x18\x03 \x01(\x05\x12\x19\n\x0cleader_epoch\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nlast_epoch\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0c\x66ound_damage\x18\x06 \x01(\x08\x42\x0f\n\r_leader_epochB\r\n\x0b_last_epoch\"S\n\rFetchResponse\x12-\n\x06topics\x18\x01 \x03(\x0b\x32\x1d.headrace.v1.TopicFetchResult\x12\x13\n\x0bthrottle_ms\x18\x02 \x01(\x05\"i\n\x10TopicFetchResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x35\n\npartitions\x18\x03 \x03(\x0b\x32!.headrace.v1.PartitionFetchResult\"\xaa\x02\n\x14PartitionFetchResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x0c\x12$\n\x07records\x18\x03 \x03(\x0b\x32\x13.headrace.v1.Record\x12\x16\n\x0ehigh_watermark\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x19\n\x11preferred_replica\x18\x07 \x01(\x05\x12\'\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\x12\x13\n\x0bnext_offset\x18\t \x01(\x03\x12\'\n\x08\x64iverged\x18\n \x01(\x0b\x32\x15.headrace.v1.EpochEnd\"4\n\x08\x45pochEnd\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\"V\n\x12ListOffsetsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12-\n\x06topics\x18\x02 \x03(\x0b\x32\x1d.headrace.v1.TopicListOffsets\"o\n\x10TopicListOffsets\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x35\n\npartitions\x18\x02 \x03(\x0b\x32!.headrace.v1.PartitionListOffsets\"\xa2\x01\n\x14PartitionListOffsets\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12%\n\x04spec\x18\x02 \x01(\x0e\x32\x17.headrace.v1.OffsetSpec\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x19\n\x0cleader_epoch\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x42\x0f\n\r_leader_epoch\"J\n\x13ListOffsetsResponse\x12\x33\n\x06topics\x18\x01 \x03(\x0b\x32#.headrace.v1.TopicListOffsetsResult\"u\n\x16TopicListOffsetsResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12;\n\npartitions\x18\x03 \x03(\x0b\x32\'.headrace.v1.PartitionListOffsetsResult\"\x94\x01\n\x1aPartitionListOffsetsResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\"n\n\x14\x44\x65leteRecordsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\x05\x12/\n\x06topics\x18\x03 \x03(\x0b\x32\x1f.headrace.v1.TopicDeleteRecords\"s\n\x12TopicDeleteRecords\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x37\n\npartitions\x18\x02 \x03(\x0b\x32#.headrace.v1.PartitionDeleteRecords\"B\n\x16PartitionDeleteRecords\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x15\n\rbefore_offset\x18\x02 \x01(\x03\"N\n\x15\x44\x65leteRecordsResponse\x12\x35\n\x06topics\x18\x01 \x03(\x0b\x32%.headrace.v1.TopicDeleteRecordsResult\"y\n\x18TopicDeleteRecordsResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12=\n\npartitions\x18\x03 \x03(\x0b\x32).headrace.v1.PartitionDeleteRecordsResult\"t\n\x1cPartitionDeleteRecordsResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x02 \x01(\x03\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\"O\n\x13\x44\x65scribeLogsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12%\n\x06topics\x18\x02 \x03(\x0b\x32\x15.headrace.v1.TopicRef\"\x87\x01\n\x14\x44\x65scribeLogsResponse\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12)\n\x04logs\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.LogDescription\x12\x18\n\x10\x64isk_total_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x04 \x01(\x03\"\xd6\x02\n\x0eLogDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x05 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x06 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x07 \x01(\x03\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x10\n\x08segments\x18\t \x01(\x05\x12\x14\n\x0cleader_epoch\x18\n \x01(\x05\x12\x11\n\tis_leader\x18\x0b \x01(\x08\x12\x16\n\x0eoffline_reason\x18\x0c \x01(\t\x12\x13\n\x0bis_follower\x18\r \x01(\x08\x12\x33\n\tfollowers\x18\x0e \x03(\x0b\x32 .headrace.v1.FollowerDescription\"\xa5\x01\n\x13\x46ollowerDescription\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x03 \x01(\x03\x12\x16\n\x0e\x64urable_offset\x18\x04 \x01(\x03\x12\x11\n\tbehind_ms\x18\x05 \x01(\x03\x12\x0f\n\x07in_sync\x18\x06 \x01(\x08\x12\x11\n\tsuspicion\x18\x07 \x01(\x01*J\n\x04\x41\x63ks\x12\x14\n\x10\x41\x43KS_UNSPECIFIED\x10\x00\x12\r\n\tACKS_NONE\x10\x01\x12\x0f\n\x0b\x41\x43KS_LEADER\x10\x02\x12\x0c\n\x08\x41\x43KS_ALL\x10\x03*\xb0\x01\n\nOffsetSpec\x12\x1b\n\x17OFFSET_SPEC_UNSPECIFIED\x10\x00\x12\x18\n\x14OFFSET_SPEC_EARLIEST\x10\x01\x12\x16\n\x12OFFSET_SPEC_LATEST\x10\x02\x12\x19\n\x15OFFSET_SPEC_TIMESTAMP\x10\x03\x12 \n\x1cOFFSET_SPEC_APPEND_TIMESTAMP\x10\x04\x12\x16\n\x12OFFSET_SPEC_RECORD\x10\x05\x32\xe6\x03\n\rBrokerService\x12\x44\n\x07Produce\x12\x1b.headrace.v1.ProduceRequest\x1a\x1c.headrace.v1.ProduceResponse\x12>\n\x05\x46\x65tch\x12\x19.headrace.v1.FetchRequest\x1a\x1a.headrace.v1.FetchResponse\x12P\n\x0bListOffsets\x12\x1f.headrace.v1.ListOffsetsRequest\x1a .headrace.v1.ListOffsetsResponse\x12V\n\rDeleteRecords\x12!.headrace.v1.DeleteRecordsRequest\x1a\".headrace.v1.DeleteRecordsResponse\x12S\n\x0c\x44\x65scribeLogs\x12 .headrace.v1.DescribeLogsRequest\x1a!.headrace.v1.DescribeLogsResponse\x12P\n\x0bGetMetadata\x12\x1f.headrace.v1.GetMetadataRequest\x1a .headrace.v1.GetMetadataResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/broker.proto\x12\x0bheadrace.v1\x1a\x19headrace/v1/cluster.proto\x1a\x18headrace/v1/errors.proto\x1a\x18headrace/v1/topics.proto\"\x83\x01\n\x0eProduceRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1f\n\x04\x61\x63ks\x18\x02 \x01(\x0e\x32\x11.headrace.v1.Acks\x12\x12\n\ntimeout_ms\x18\x03 \x01(\x05\x12)\n\x06topics\x18\x04 \x03(\x0b\x32\x19.headrace.v1.TopicProduce\"g\n\x0cTopicProduce\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x31\n\npartitions\x18\x02 \x03(\x0b\x32\x1d.headrace.v1.PartitionProduce\"\xcb\x01\n\x10PartitionProduce\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x19\n\x0cleader_epoch\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07\x62\x61tches\x18\x03 \x03(\x0c\x12$\n\x07records\x18\x04 \x03(\x0b\x32\x13.headrace.v1.Record\x12\x34\n\x08producer\x18\x05 \x01(\x0b\x32\x1d.headrace.v1.ProducerIdentityH\x01\x88\x01\x01\x42\x0f\n\r_leader_epochB\x0b\n\t_producer\"V\n\x10ProducerIdentity\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x15\n\rbase_sequence\x18\x03 \x01(\x05\"W\n\x0fProduceResponse\x12/\n\x06topics\x18\x01 \x03(\x0b\x32\x1f.headrace.v1.TopicProduceResult\x12\x13\n\x0bthrottle_ms\x18\x02 \x01(\x05\"m\n\x12TopicProduceResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x37\n\npartitions\x18\x03 \x03(\x0b\x32#.headrace.v1.PartitionProduceResult\"\xd1\x01\n\x16PartitionProduceResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x14\n\x0c\x62\x61se_offsets\x18\x02 \x03(\x03\x12\x1b\n\x13\x61ppend_timestamp_ms\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\'\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\x12\x18\n\x10repeated_batches\x18\x07 \x01(\x08\"\xa7\x01\n\x0c\x46\x65tchRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0bmax_wait_ms\x18\x02 \x01(\x05\x12\x11\n\tmin_bytes\x18\x03 \x01(\x05\x12\x11\n\tmax_bytes\x18\x04 \x01(\x05\x12\'\n\x06topics\x18\x05 \x03(\x0b\x32\x17.headrace.v1.TopicFetch\x12\x12\n\nas_records\x18\x06 \x01(\x08\x12\x0c\n\x04rack\x18\x07 \x01(\t\"c\n\nTopicFetch\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12/\n\npartitions\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.PartitionFetch\"\xb0\x01\n\x0ePartitionFetch\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x11\n\tmax_bytes\x18\x03 \x01(\x05\x12\x19\n\x0cleader_epoch\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nlast_epoch\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x0c\x66ound_damage\x18\x06 \x01(\x08\x42\x0f\n\r_leader_epochB\r\n\x0b_last_epoch\"S\n\rFetchResponse\x12-\n\x06topics\x18\x01 \x03(\x0b\x32\x1d.headrace.v1.TopicFetchResult\x12\x13\n\x0bthrottle_ms\x18\x02 \x01(\x05\"i\n\x10TopicFetchResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x35\n\npartitions\x18\x03 \x03(\x0b\x32!.headrace.v1.PartitionFetchResult\"\xaa\x02\n\x14PartitionFetchResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x0c\x12$\n\x07records\x18\x03 \x03(\x0b\x32\x13.headrace.v1.Record\x12\x16\n\x0ehigh_watermark\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x19\n\x11preferred_replica\x18\x07 \x01(\x05\x12\'\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\x12\x13\n\x0bnext_offset\x18\t \x01(\x03\x12\'\n\x08\x64iverged\x18\n \x01(\x0b\x32\x15.headrace.v1.EpochEnd\"4\n\x08\x45pochEnd\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\"V\n\x12ListOffsetsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12-\n\x06topics\x18\x02 \x03(\x0b\x32\x1d.headrace.v1.TopicListOffsets\"o\n\x10TopicListOffsets\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x35\n\npartitions\x18\x02 \x03(\x0b\x32!.headrace.v1.PartitionListOffsets\"\xd3\x01\n\x14PartitionListOffsets\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12%\n\x04spec\x18\x02 \x01(\x0e\x32\x17.headrace.v1.OffsetSpec\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x19\n\x0cleader_epoch\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12/\n\x08producer\x18\x06 \x01(\x0b\x32\x1d.headrace.v1.ProducerIdentityB\x0f\n\r_leader_epoch\"J\n\x13ListOffsetsResponse\x12\x33\n\x06topics\x18\x01 \x03(\x0b\x32#.headrace.v1.TopicListOffsetsResult\"u\n\x16TopicListOffsetsResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12;\n\npartitions\x18\x03 \x03(\x0b\x32\'.headrace.v1.PartitionListOffsetsResult\"\xa8\x01\n\x1aPartitionListOffsetsResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x03 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\x12\x12\n\nend_offset\x18\x06 \x01(\x03\"n\n\x14\x44\x65leteRecordsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\x05\x12/\n\x06topics\x18\x03 \x03(\x0b\x32\x1f.headrace.v1.TopicDeleteRecords\"s\n\x12TopicDeleteRecords\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x37\n\npartitions\x18\x02 \x03(\x0b\x32#.headrace.v1.PartitionDeleteRecords\"B\n\x16PartitionDeleteRecords\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x15\n\rbefore_offset\x18\x02 \x01(\x03\"N\n\x15\x44\x65leteRecordsResponse\x12\x35\n\x06topics\x18\x01 \x03(\x0b\x32%.headrace.v1.TopicDeleteRecordsResult\"y\n\x18TopicDeleteRecordsResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12=\n\npartitions\x18\x03 \x03(\x0b\x32).headrace.v1.PartitionDeleteRecordsResult\"t\n\x1cPartitionDeleteRecordsResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x02 \x01(\x03\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\"O\n\x13\x44\x65scribeLogsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12%\n\x06topics\x18\x02 \x03(\x0b\x32\x15.headrace.v1.TopicRef\"\x87\x01\n\x14\x44\x65scribeLogsResponse\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12)\n\x04logs\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.LogDescription\x12\x18\n\x10\x64isk_total_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x04 \x01(\x03\"\xd6\x02\n\x0eLogDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x05 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x06 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x07 \x01(\x03\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x10\n\x08segments\x18\t \x01(\x05\x12\x14\n\x0cleader_epoch\x18\n \x01(\x05\x12\x11\n\tis_leader\x18\x0b \x01(\x08\x12\x16\n\x0eoffline_reason\x18\x0c \x01(\t\x12\x13\n\x0bis_follower\x18\r \x01(\x08\x12\x33\n\tfollowers\x18\x0e \x03(\x0b\x32 .headrace.v1.FollowerDescription\"\xa5\x01\n\x13\x46ollowerDescription\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x03 \x01(\x03\x12\x16\n\x0e\x64urable_offset\x18\x04 \x01(\x03\x12\x11\n\tbehind_ms\x18\x05 \x01(\x03\x12\x0f\n\x07in_sync\x18\x06 \x01(\x08\x12\x11\n\tsuspicion\x18\x07 \x01(\x01*J\n\x04\x41\x63ks\x12\x14\n\x10\x41\x43KS_UNSPECIFIED\x10\x00\x12\r\n\tACKS_NONE\x10\x01\x12\x0f\n\x0b\x41\x43KS_LEADER\x10\x02\x12\x0c\n\x08\x41\x43KS_ALL\x10\x03*\xeb\x01\n\nOffsetSpec\x12\x1b\n\x17OFFSET_SPEC_UNSPECIFIED\x10\x00\x12\x18\n\x14OFFSET_SPEC_EARLIEST\x10\x01\x12\x16\n\x12OFFSET_SPEC_LATEST\x10\x02\x12\x19\n\x15OFFSET_SPEC_TIMESTAMP\x10\x03\x12 \n\x1cOFFSET_SPEC_APPEND_TIMESTAMP\x10\x04\x12\x16\n\x12OFFSET_SPEC_RECORD\x10\x05\x12\x18\n\x14OFFSET_SPEC_PRODUCER\x10\x06\x12\x1f\n\x1bOFFSET_SPEC_PRODUCER_FAMILY\x10\x07\x32\xe6\x03\n\rBrokerService\x12\x44\n\x07Produce\x12\x1b.headrace.v1.ProduceRequest\x1a\x1c.headrace.v1.ProduceResponse\x12>\n\x05\x46\x65tch\x12\x19.headrace.v1.FetchRequest\x1a\x1a.headrace.v1.FetchResponse\x12P\n\x0bListOffsets\x12\x1f.headrace.v1.ListOffsetsRequest\x1a .headrace.v1.ListOffsetsResponse\x12V\n\rDeleteRecords\x12!.headrace.v1.DeleteRecordsRequest\x1a\".headrace.v1.DeleteRecordsResponse\x12S\n\x0c\x44\x65scribeLogs\x12 .headrace.v1.DescribeLogsRequest\x1a!.headrace.v1.DescribeLogsResponse\x12P\n\x0bGetMetadata\x12\x1f.headrace.v1.GetMetadataRequest\x1a .headrace.v1.GetMetadataResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.broker_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_ACKS']._serialized_start=4098
-  _globals['_ACKS']._serialized_end=4172
-  _globals['_OFFSETSPEC']._serialized_start=4175
-  _globals['_OFFSETSPEC']._serialized_end=4351
+  _globals['_ACKS']._serialized_start=4193
+  _globals['_ACKS']._serialized_end=4267
+  _globals['_OFFSETSPEC']._serialized_start=4270
+  _globals['_OFFSETSPEC']._serialized_end=4505
   _globals['_PRODUCEREQUEST']._serialized_start=121
   _globals['_PRODUCEREQUEST']._serialized_end=252
   _globals['_TOPICPRODUCE']._serialized_start=254
@@ -41,53 +41,53 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_TOPICPRODUCERESULT']._serialized_start=742
   _globals['_TOPICPRODUCERESULT']._serialized_end=851
   _globals['_PARTITIONPRODUCERESULT']._serialized_start=854
-  _globals['_PARTITIONPRODUCERESULT']._serialized_end=1037
-  _globals['_FETCHREQUEST']._serialized_start=1040
-  _globals['_FETCHREQUEST']._serialized_end=1207
-  _globals['_TOPICFETCH']._serialized_start=1209
-  _globals['_TOPICFETCH']._serialized_end=1308
-  _globals['_PARTITIONFETCH']._serialized_start=1311
-  _globals['_PARTITIONFETCH']._serialized_end=1487
-  _globals['_FETCHRESPONSE']._serialized_start=1489
-  _globals['_FETCHRESPONSE']._serialized_end=1572
-  _globals['_TOPICFETCHRESULT']._serialized_start=1574
-  _globals['_TOPICFETCHRESULT']._serialized_end=1679
-  _globals['_PARTITIONFETCHRESULT']._serialized_start=1682
-  _globals['_PARTITIONFETCHRESULT']._serialized_end=1980
-  _globals['_EPOCHEND']._serialized_start=1982
-  _globals['_EPOCHEND']._serialized_end=2034
-  _globals['_LISTOFFSETSREQUEST']._serialized_start=2036
-  _globals['_LISTOFFSETSREQUEST']._serialized_end=2122
-  _globals['_TOPICLISTOFFSETS']._serialized_start=2124
-  _globals['_TOPICLISTOFFSETS']._serialized_end=2235
-  _globals['_PARTITIONLISTOFFSETS']._serialized_start=2238
-  _globals['_PARTITIONLISTOFFSETS']._serialized_end=2400
-  _globals['_LISTOFFSETSRESPONSE']._serialized_start=2402
-  _globals['_LISTOFFSETSRESPONSE']._serialized_end=2476
-  _globals['_TOPICLISTOFFSETSRESULT']._serialized_start=2478
-  _globals['_TOPICLISTOFFSETSRESULT']._serialized_end=2595
-  _globals['_PARTITIONLISTOFFSETSRESULT']._serialized_start=2598
-  _globals['_PARTITIONLISTOFFSETSRESULT']._serialized_end=2746
-  _globals['_DELETERECORDSREQUEST']._serialized_start=2748
-  _globals['_DELETERECORDSREQUEST']._serialized_end=2858
-  _globals['_TOPICDELETERECORDS']._serialized_start=2860
-  _globals['_TOPICDELETERECORDS']._serialized_end=2975
-  _globals['_PARTITIONDELETERECORDS']._serialized_start=2977
-  _globals['_PARTITIONDELETERECORDS']._serialized_end=3043
-  _globals['_DELETERECORDSRESPONSE']._serialized_start=3045
-  _globals['_DELETERECORDSRESPONSE']._serialized_end=3123
-  _globals['_TOPICDELETERECORDSRESULT']._serialized_start=3125
-  _globals['_TOPICDELETERECORDSRESULT']._serialized_end=3246
-  _globals['_PARTITIONDELETERECORDSRESULT']._serialized_start=3248
-  _globals['_PARTITIONDELETERECORDSRESULT']._serialized_end=3364
-  _globals['_DESCRIBELOGSREQUEST']._serialized_start=3366
-  _globals['_DESCRIBELOGSREQUEST']._serialized_end=3445
-  _globals['_DESCRIBELOGSRESPONSE']._serialized_start=3448
-  _globals['_DESCRIBELOGSRESPONSE']._serialized_end=3583
-  _globals['_LOGDESCRIPTION']._serialized_start=3586
-  _globals['_LOGDESCRIPTION']._serialized_end=3928
-  _globals['_FOLLOWERDESCRIPTION']._serialized_start=3931
-  _globals['_FOLLOWERDESCRIPTION']._serialized_end=4096
-  _globals['_BROKERSERVICE']._serialized_start=4354
-  _globals['_BROKERSERVICE']._serialized_end=4840
+  _globals['_PARTITIONPRODUCERESULT']._serialized_end=1063
+  _globals['_FETCHREQUEST']._serialized_start=1066
+  _globals['_FETCHREQUEST']._serialized_end=1233
+  _globals['_TOPICFETCH']._serialized_start=1235
+  _globals['_TOPICFETCH']._serialized_end=1334
+  _globals['_PARTITIONFETCH']._serialized_start=1337
+  _globals['_PARTITIONFETCH']._serialized_end=1513
+  _globals['_FETCHRESPONSE']._serialized_start=1515
+  _globals['_FETCHRESPONSE']._serialized_end=1598
+  _globals['_TOPICFETCHRESULT']._serialized_start=1600
+  _globals['_TOPICFETCHRESULT']._serialized_end=1705
+  _globals['_PARTITIONFETCHRESULT']._serialized_start=1708
+  _globals['_PARTITIONFETCHRESULT']._serialized_end=2006
+  _globals['_EPOCHEND']._serialized_start=2008
+  _globals['_EPOCHEND']._serialized_end=2060
+  _globals['_LISTOFFSETSREQUEST']._serialized_start=2062
+  _globals['_LISTOFFSETSREQUEST']._serialized_end=2148
+  _globals['_TOPICLISTOFFSETS']._serialized_start=2150
+  _globals['_TOPICLISTOFFSETS']._serialized_end=2261
+  _globals['_PARTITIONLISTOFFSETS']._serialized_start=2264
+  _globals['_PARTITIONLISTOFFSETS']._serialized_end=2475
+  _globals['_LISTOFFSETSRESPONSE']._serialized_start=2477
+  _globals['_LISTOFFSETSRESPONSE']._serialized_end=2551
+  _globals['_TOPICLISTOFFSETSRESULT']._serialized_start=2553
+  _globals['_TOPICLISTOFFSETSRESULT']._serialized_end=2670
+  _globals['_PARTITIONLISTOFFSETSRESULT']._serialized_start=2673
+  _globals['_PARTITIONLISTOFFSETSRESULT']._serialized_end=2841
+  _globals['_DELETERECORDSREQUEST']._serialized_start=2843
+  _globals['_DELETERECORDSREQUEST']._serialized_end=2953
+  _globals['_TOPICDELETERECORDS']._serialized_start=2955
+  _globals['_TOPICDELETERECORDS']._serialized_end=3070
+  _globals['_PARTITIONDELETERECORDS']._serialized_start=3072
+  _globals['_PARTITIONDELETERECORDS']._serialized_end=3138
+  _globals['_DELETERECORDSRESPONSE']._serialized_start=3140
+  _globals['_DELETERECORDSRESPONSE']._serialized_end=3218
+  _globals['_TOPICDELETERECORDSRESULT']._serialized_start=3220
+  _globals['_TOPICDELETERECORDSRESULT']._serialized_end=3341
+  _globals['_PARTITIONDELETERECORDSRESULT']._serialized_start=3343
+  _globals['_PARTITIONDELETERECORDSRESULT']._serialized_end=3459
+  _globals['_DESCRIBELOGSREQUEST']._serialized_start=3461
+  _globals['_DESCRIBELOGSREQUEST']._serialized_end=3540
+  _globals['_DESCRIBELOGSRESPONSE']._serialized_start=3543
+  _globals['_DESCRIBELOGSRESPONSE']._serialized_end=3678
+  _globals['_LOGDESCRIPTION']._serialized_start=3681
+  _globals['_LOGDESCRIPTION']._serialized_end=4023
+  _globals['_FOLLOWERDESCRIPTION']._serialized_start=4026
+  _globals['_FOLLOWERDESCRIPTION']._serialized_end=4191
+  _globals['_BROKERSERVICE']._serialized_start=4508
+  _globals['_BROKERSERVICE']._serialized_end=4994
 # @@protoc_insertion_point(module_scope)

@@ -24,6 +24,8 @@ class OffsetSpec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OFFSET_SPEC_TIMESTAMP: _ClassVar[OffsetSpec]
     OFFSET_SPEC_APPEND_TIMESTAMP: _ClassVar[OffsetSpec]
     OFFSET_SPEC_RECORD: _ClassVar[OffsetSpec]
+    OFFSET_SPEC_PRODUCER: _ClassVar[OffsetSpec]
+    OFFSET_SPEC_PRODUCER_FAMILY: _ClassVar[OffsetSpec]
 ACKS_UNSPECIFIED: Acks
 ACKS_NONE: Acks
 ACKS_LEADER: Acks
@@ -34,6 +36,8 @@ OFFSET_SPEC_LATEST: OffsetSpec
 OFFSET_SPEC_TIMESTAMP: OffsetSpec
 OFFSET_SPEC_APPEND_TIMESTAMP: OffsetSpec
 OFFSET_SPEC_RECORD: OffsetSpec
+OFFSET_SPEC_PRODUCER: OffsetSpec
+OFFSET_SPEC_PRODUCER_FAMILY: OffsetSpec
 
 class ProduceRequest(_message.Message):
     __slots__ = ("client_id", "acks", "timeout_ms", "topics")
@@ -98,20 +102,22 @@ class TopicProduceResult(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionProduceResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionProduceResult(_message.Message):
-    __slots__ = ("partition", "base_offsets", "append_timestamp_ms", "log_start_offset", "leader_epoch", "error")
+    __slots__ = ("partition", "base_offsets", "append_timestamp_ms", "log_start_offset", "leader_epoch", "error", "repeated_batches")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     BASE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     APPEND_TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     partition: int
     base_offsets: _containers.RepeatedScalarFieldContainer[int]
     append_timestamp_ms: int
     log_start_offset: int
     leader_epoch: int
     error: _errors_pb2.ErrorDetail
-    def __init__(self, partition: _Optional[int] = ..., base_offsets: _Optional[_Iterable[int]] = ..., append_timestamp_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    repeated_batches: bool
+    def __init__(self, partition: _Optional[int] = ..., base_offsets: _Optional[_Iterable[int]] = ..., append_timestamp_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., repeated_batches: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("client_id", "max_wait_ms", "min_bytes", "max_bytes", "topics", "as_records", "rack")
@@ -222,18 +228,20 @@ class TopicListOffsets(_message.Message):
     def __init__(self, topic: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[PartitionListOffsets, _Mapping]]] = ...) -> None: ...
 
 class PartitionListOffsets(_message.Message):
-    __slots__ = ("partition", "spec", "timestamp_ms", "leader_epoch", "offset")
+    __slots__ = ("partition", "spec", "timestamp_ms", "leader_epoch", "offset", "producer")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
     partition: int
     spec: OffsetSpec
     timestamp_ms: int
     leader_epoch: int
     offset: int
-    def __init__(self, partition: _Optional[int] = ..., spec: _Optional[_Union[OffsetSpec, str]] = ..., timestamp_ms: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    producer: ProducerIdentity
+    def __init__(self, partition: _Optional[int] = ..., spec: _Optional[_Union[OffsetSpec, str]] = ..., timestamp_ms: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., offset: _Optional[int] = ..., producer: _Optional[_Union[ProducerIdentity, _Mapping]] = ...) -> None: ...
 
 class ListOffsetsResponse(_message.Message):
     __slots__ = ("topics",)
@@ -252,18 +260,20 @@ class TopicListOffsetsResult(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionListOffsetsResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionListOffsetsResult(_message.Message):
-    __slots__ = ("partition", "offset", "timestamp_ms", "leader_epoch", "error")
+    __slots__ = ("partition", "offset", "timestamp_ms", "leader_epoch", "error", "end_offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     partition: int
     offset: int
     timestamp_ms: int
     leader_epoch: int
     error: _errors_pb2.ErrorDetail
-    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., timestamp_ms: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    end_offset: int
+    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., timestamp_ms: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., end_offset: _Optional[int] = ...) -> None: ...
 
 class DeleteRecordsRequest(_message.Message):
     __slots__ = ("client_id", "timeout_ms", "topics")

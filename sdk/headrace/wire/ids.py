@@ -14,6 +14,12 @@ BrokerId = NewType("BrokerId", int)
 ProducerId = NewType("ProducerId", int)
 """An idempotent producer's number, given by the coordinator and never reused, from 0; an int64. -1: none."""
 
+OWN_PRODUCER_IDS = 2**62
+"""From here on coordinators give no producer ids: these are made by who uses them."""
+
+PRODUCER_FAMILY_BITS = 20
+"""Own producer ids that differ in so many lowest bits alone are a family: the parts of one writer."""
+
 TopicId = NewType("TopicId", bytes)
 """Sixteen random bytes that name one life of a topic: a topic deleted and created again has another id."""
 

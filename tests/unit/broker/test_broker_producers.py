@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from headrace.wire.errors import (
     FencedProducerError,
@@ -191,3 +193,57 @@ def test_windows_agree_with_a_set_of_sequences(steps: list[tuple[int, int, bool]
             assert answer.end_offset > accepted[first + count - 1]
         if len(target):
             target.validate()
+
+
+# What a producer, or its family, has appended.
+
+OWN = 2**62 + (7 << 20)
+
+
+def test_the_offsets_of_a_producer_and_of_its_family_are_known() -> None:
+    """From the first batch of the epoch, which is remembered when the batch itself is not any more, to the last."""
+    target = windows()
+    for index in range(WINDOW_RANGES + 5):
+        target.record(OWN, 3, index * 2, 2, base_offset=100 + index * 10, at_ms=index)
+    target.record(OWN + 1, 3, 0, 4, base_offset=50, at_ms=1_000)
+    target.record(OWN + 2, 2, 0, 4, base_offset=10, at_ms=1_000)
+    target.record(OWN + (1 << 20), 3, 0, 4, base_offset=5, at_ms=1_000)
+    last = 100 + (WINDOW_RANGES + 4) * 10 + 2
+    restored = windows()
+    assert restored.restore(target.snapshot())
+    for each in (target, restored):
+        assert each.appended(OWN, 3, family=False) == (100, last)
+        assert each.appended(OWN, 3, family=True) == (50, last)
+        assert each.appended(OWN + 9, 2, family=True) == (10, 14)
+        assert each.appended(OWN + 9, 2, family=False) is None
+        assert each.appended(OWN, 4, family=True) is None
+
+
+def test_a_new_epoch_has_offsets_of_its_own() -> None:
+    """The records of the epoch before are not asked for any more."""
+    target = windows()
+    target.record(OWN, 0, 0, 5, base_offset=0, at_ms=0)
+    target.record(OWN, 1, 0, 5, base_offset=20, at_ms=1)
+    assert target.appended(OWN, 1, family=True) == (20, 25)
+    assert target.appended(OWN, 0, family=True) is None
+
+
+def test_who_is_forgotten_has_no_family() -> None:
+    """For want of room, or after a long silence: nothing is kept of it."""
+    target = windows(max_producers=2)
+    for number in range(3):
+        target.record(OWN + number, 0, 0, 1, base_offset=number, at_ms=number)
+    assert target.appended(OWN, 0, family=True) == (1, 3)
+    assert target.expire(5_000) == 2
+    assert target.appended(OWN, 0, family=True) is None
+    assert not target._families
+
+
+def test_a_snapshot_of_the_format_before_is_read() -> None:
+    """It lacks the first offset; where that matters a reader is sent to the start of the log."""
+    head, producer, each = struct.Struct("<HI"), struct.Struct("<qiqiqI"), struct.Struct("<iiq")
+    snapshot = head.pack(1, 1) + producer.pack(OWN, 3, 9, 7, 0, 1) + each.pack(5, 2, 40)
+    target = windows()
+    assert target.restore(snapshot)
+    assert target.check(OWN, 3, 5, 2) == Duplicate(40, 42)
+    assert target.appended(OWN, 3, family=True) == (0, 42)

@@ -31,6 +31,7 @@ from headrace.wire.errors import (
     to_detail,
     to_status_bytes,
 )
+from headrace.wire.ids import PRODUCER_FAMILY_BITS
 
 CREATED_MS = 1_700_000_000_000
 
@@ -45,6 +46,8 @@ class FakePartition:
         self.epoch = 0
         self.sequences: dict[int, tuple[int, int]] = {}
         self.appended: dict[tuple[int, int, int], int] = {}
+        self.repeats = 0
+        """Batches that came again."""
         self.spoiled = 0
         """So many answers are sent with a bit flipped in their last batch."""
         self.told_of_damage = 0
@@ -67,6 +70,7 @@ class FakePartition:
         if header.producer_id >= 0:
             key = (header.producer_id, header.producer_epoch, header.base_sequence)
             if key in self.appended:
+                self.repeats += 1
                 return self.appended[key]
             epoch, expected = self.sequences.get(header.producer_id, (-1, 0))
             if header.producer_epoch > epoch:
@@ -84,6 +88,17 @@ class FakePartition:
         self.batches.append((next(iter(iter_batches(stored)))[0], stored))
         base, self.end = self.end, self.end + header.record_count
         return base
+
+    def appended_by(self, producer: broker_pb2.ProducerIdentity, family: bool) -> tuple[int, int]:
+        """Between which offsets a producer, or its family, has appended in its epoch."""
+        shift = PRODUCER_FAMILY_BITS if family else 0
+        found = [
+            header
+            for header, _ in self.batches
+            if header.producer_id >> shift == producer.producer_id >> shift
+            and header.producer_epoch == producer.producer_epoch
+        ]
+        return (found[0].base_offset, found[-1].end_offset) if found else (-1, -1)
 
     def values(self) -> list[bytes | None]:
         return [value for _, batch in self.batches for value in decode_batch(batch, max_payload_bytes=2**27).values()]
@@ -284,9 +299,11 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                     hint = LeaderHint(1, partition.epoch, self.address)
                     result.error.CopyFrom(to_detail(NotLeaderError("another epoch", leader=hint)))
                     continue
+                repeats = partition.repeats
                 try:
                     for batch in part.batches:
                         result.base_offsets.append(partition.append(batch))
+                    result.repeated_batches = partition.repeats > repeats
                 except HeadraceError as error:
                     result.error.CopyFrom(to_detail(error))
         return response
@@ -364,12 +381,12 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                 offset = {broker_pb2.OFFSET_SPEC_EARLIEST: log.start, broker_pb2.OFFSET_SPEC_LATEST: log.end}.get(
                     part.spec
                 )
-                entry.partitions.add(
-                    partition=part.partition,
-                    offset=_at_time(log, part.timestamp_ms) if offset is None else offset,
-                    timestamp_ms=-1,
-                    leader_epoch=log.epoch,
-                )
+                result = entry.partitions.add(partition=part.partition, timestamp_ms=-1, leader_epoch=log.epoch)
+                if part.HasField("producer"):
+                    family = part.spec == broker_pb2.OFFSET_SPEC_PRODUCER_FAMILY
+                    result.offset, result.end_offset = log.appended_by(part.producer, family)
+                else:
+                    result.offset = _at_time(log, part.timestamp_ms) if offset is None else offset
         return response
 
 

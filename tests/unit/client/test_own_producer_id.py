@@ -2,9 +2,9 @@
 
 import headrace
 import pytest
-from headrace.client.config import OWN_PRODUCER_IDS
 from headrace.client.errors import ConfigError
 from headrace.wire.errors import OutOfOrderSequenceError, UnknownProducerError
+from headrace.wire.ids import OWN_PRODUCER_IDS
 
 OWN = OWN_PRODUCER_IDS + 7
 

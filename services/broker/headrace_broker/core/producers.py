@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.wire.batch import BatchHeader, sequence_after, sequence_distance
@@ -19,15 +20,16 @@ from headrace.wire.errors import (
     ThrottledError,
     UnknownProducerError,
 )
-from headrace.wire.ids import Offset
+from headrace.wire.ids import OWN_PRODUCER_IDS, PRODUCER_FAMILY_BITS, Offset
 
 WINDOW_RANGES = 64
 """Ranges remembered a producer: the client has at most as many batches in flight (H48)."""
 
 RETRY_AFTER_MS = 1_000
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<HI")  # version, number of producers
-_PRODUCER = struct.Struct("<qiqiqI")  # id, epoch, last_at_ms, next sequence, forgotten end, ranges
+_PRODUCER = struct.Struct("<qiqiqqI")  # id, epoch, last_at_ms, next sequence, first offset, forgotten end, ranges
+_PRODUCER_V1 = struct.Struct("<qiqiqI")  # without the first offset
 _RANGE = struct.Struct("<iiq")  # base sequence, records, base offset
 
 
@@ -53,10 +55,12 @@ class Duplicate:
 class _Producer:
     """State of one producer id: its current epoch and its last ranges, oldest first."""
 
-    __slots__ = ("epoch", "forgotten_end", "last_at_ms", "next_sequence", "ranges")
+    __slots__ = ("epoch", "first_offset", "forgotten_end", "last_at_ms", "next_sequence", "ranges")
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, first_offset: int) -> None:
         self.epoch = epoch
+        self.first_offset = first_offset
+        """Of the first batch of the epoch."""
         self.next_sequence = 0
         self.ranges: deque[SequenceRange] = deque()
         self.forgotten_end = 0
@@ -75,6 +79,8 @@ class ProducerWindows:
         self._expiry_ms = expiry_ms
         self._retry_window_ms = min(retry_window_ms, expiry_ms)
         self._producers: OrderedDict[int, _Producer] = OrderedDict()  # least recently used first
+        self._families: dict[int, set[int]] = {}
+        """Own producer ids by what a family has in common."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -160,7 +166,7 @@ class ProducerWindows:
         """
         producer = self._producers.get(producer_id)
         if producer is None or producer.epoch != producer_epoch or producer.next_sequence != base_sequence:
-            producer = self._producers[producer_id] = _Producer(producer_epoch)
+            producer = self._remember(producer_id, _Producer(producer_epoch, base_offset))
         if len(producer.ranges) == WINDOW_RANGES:
             oldest = producer.ranges.popleft()
             producer.forgotten_end = oldest.base_offset + oldest.record_count
@@ -169,7 +175,31 @@ class ProducerWindows:
         producer.last_at_ms = at_ms
         self._producers.move_to_end(producer_id)
         if len(self._producers) > self._max_producers:
-            self._producers.popitem(last=False)
+            self._forget(next(iter(self._producers)))
+
+    def appended(self, producer_id: int, producer_epoch: int, *, family: bool) -> tuple[int, int] | None:
+        """Return between which offsets a producer, or its family, has appended in an epoch; None: nothing is known."""
+        ids: Iterable[int] = self._families.get(producer_id >> PRODUCER_FAMILY_BITS, ()) if family else (producer_id,)
+        known = [self._producers[each] for each in ids if each in self._producers]
+        found = [each for each in known if each.epoch == producer_epoch]
+        if not found:
+            return None
+        lasts = [each.ranges[-1] for each in found]
+        return min(each.first_offset for each in found), max(each.base_offset + each.record_count for each in lasts)
+
+    def _remember(self, producer_id: int, producer: _Producer) -> _Producer:
+        self._producers[producer_id] = producer
+        if producer_id >= OWN_PRODUCER_IDS:
+            self._families.setdefault(producer_id >> PRODUCER_FAMILY_BITS, set()).add(producer_id)
+        return producer
+
+    def _forget(self, producer_id: int) -> None:
+        del self._producers[producer_id]
+        family = self._families.get(producer_id >> PRODUCER_FAMILY_BITS)
+        if family is not None:
+            family.discard(producer_id)
+            if not family:
+                del self._families[producer_id >> PRODUCER_FAMILY_BITS]
 
     def expire(self, at_ms: int) -> int:
         """Forget producers that have been silent for the expiry time; how many."""
@@ -178,7 +208,7 @@ class ProducerWindows:
             producer_id, producer = next(iter(self._producers.items()))
             if at_ms - producer.last_at_ms < self._expiry_ms:
                 break
-            del self._producers[producer_id]
+            self._forget(producer_id)
             expired += 1
         return expired
 
@@ -192,6 +222,7 @@ class ProducerWindows:
                     producer.epoch,
                     producer.last_at_ms,
                     producer.next_sequence,
+                    producer.first_offset,
                     producer.forgotten_end,
                     len(producer.ranges),
                 )
@@ -201,27 +232,32 @@ class ProducerWindows:
 
     def restore(self, snapshot: bytes) -> bool:
         """Replace everything by a snapshot; False, and nothing remembered, where this release cannot read it."""
-        self._producers.clear()
+        self._clear()
         try:
             version, count = _HEAD.unpack_from(snapshot, 0)
             position = _HEAD.size
-            if version != _VERSION:
+            if version not in (1, _VERSION):
                 return False
+            shape = _PRODUCER_V1 if version == 1 else _PRODUCER
             for _ in range(count):
-                producer_id, epoch, last_at_ms, next_sequence, forgotten_end, ranges = _PRODUCER.unpack_from(
+                producer_id, epoch, last_at_ms, next_sequence, *first, forgotten_end, ranges = shape.unpack_from(
                     snapshot, position
                 )
-                position += _PRODUCER.size
-                producer = self._producers[producer_id] = _Producer(epoch)
+                position += shape.size
+                producer = self._remember(producer_id, _Producer(epoch, first[0] if first else 0))
                 producer.last_at_ms, producer.next_sequence = last_at_ms, next_sequence
                 producer.forgotten_end = forgotten_end
                 for _ in range(ranges):
                     producer.ranges.append(SequenceRange(*_RANGE.unpack_from(snapshot, position)))
                     position += _RANGE.size
         except struct.error:
-            self._producers.clear()
+            self._clear()
             return False
         return True
+
+    def _clear(self) -> None:
+        self._producers.clear()
+        self._families.clear()
 
     def validate(self) -> None:
         """Assert what must hold: bounds, and each producer's ranges contiguous and in offset order (I20)."""

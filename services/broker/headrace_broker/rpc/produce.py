@@ -197,6 +197,7 @@ class ProduceHandler:
 
     def _fill(self, result: broker_pb2.PartitionProduceResult, appended: AppendResult) -> None:
         result.base_offsets.extend(appended.base_offsets)
+        result.repeated_batches = appended.repeated
         result.append_timestamp_ms = appended.append_timestamp_ms
         result.log_start_offset = appended.log_start_offset
         result.leader_epoch = appended.leader_epoch

@@ -175,6 +175,11 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 result.offset = replica.high_watermark if at is None else at.offset
                 if at is not None:
                     result.timestamp_ms = at.timestamp_ms
+            case broker_pb2.OFFSET_SPEC_PRODUCER | broker_pb2.OFFSET_SPEC_PRODUCER_FAMILY:
+                who, family = asked.producer, asked.spec == broker_pb2.OFFSET_SPEC_PRODUCER_FAMILY
+                appended = replica.producers.appended(who.producer_id, who.producer_epoch, family=family)
+                if appended is not None:
+                    result.offset, result.end_offset = appended
             case _:
                 raise InvalidRequestError(f"offset spec {asked.spec} is unknown", action="Name one of OffsetSpec.")
 

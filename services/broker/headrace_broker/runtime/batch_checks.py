@@ -45,6 +45,7 @@ class AppendResult:
 
     base_offsets: list[int] = field(default_factory=list)  # one a batch that was appended or was there already
     end_offset: int = 0  # the high watermark that acknowledges them all; 0: nothing to wait for
+    repeated: bool = False  # some batch was there already
     append_timestamp_ms: int = -1
     log_start_offset: int = -1
     leader_epoch: int = -1
@@ -92,6 +93,7 @@ def check_run(
                 )
                 if duplicate is not None:
                     services.metrics.duplicate_batches.inc()
+                    result.repeated = True
                     result.base_offsets.append(duplicate.base_offset)
                     result.end_offset = max(result.end_offset, duplicate.end_offset)
                     return [], 1
