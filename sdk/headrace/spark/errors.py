@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 
 from headrace.wire.errors import HeadraceError, Outcome
-from headrace.wire.ids import TopicPartition
 
 log = logging.getLogger("headrace.spark")
 
@@ -23,17 +22,17 @@ class DataLossError(HeadraceError):
         )
 
 
-class RowOrderError(HeadraceError):
-    """A task that is tried again does not write the rows of its first try in their order, so that nobody can say which
-    of them are stored. Give the rows an order, or let them be stored twice.
+class OtherRowsError(HeadraceError):
+    """A micro-batch or task that is tried again does not have the rows that an earlier try stored, so that nobody can
+    say which of its rows are stored. Make its rows the same in every try, or let them be stored twice.
     """
 
-    def __init__(self, where: TopicPartition) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(
-            f"{where}: what an earlier try of this task stored is not what the task writes now",
+            message,
             outcome=Outcome.UNKNOWN,
-            action="Give the rows the same order in every try (sortWithinPartitions), or set idempotentRetries=false, "
-            "whereupon rows may be stored twice.",
+            action="Give every try the same rows, divided among tasks as they were (minPartitions, cores, shuffle "
+            "partitions), or set idempotentRetries=false, whereupon rows may be stored twice.",
         )
 
 

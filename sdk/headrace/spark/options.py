@@ -120,7 +120,7 @@ OPTIONS = (
         (WRITE,),
         "true",
         "",
-        "Whether a task that is tried again stores nothing twice; it fails where its rows come in another order then.",
+        "Whether what is tried again stores nothing twice; it fails where its rows are others then, see above.",
     ),
 )
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}

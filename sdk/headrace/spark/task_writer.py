@@ -1,50 +1,97 @@
 """What an executor does to write: Arrow batches in, record batches out, each row stored once however often it is tried.
 
-A task writes under a producer id of its own, made from who writes what (`identity_of`), and sends the same batches in
-the same order when it is tried again; so brokers take a second try's batches for what they are. That holds as long as
-the rows come again in the same order. Where they do not, counting would drop some rows and store others twice: so
-whatever a broker has had before is read back and compared, and the task fails if it is something else.
+A task writes under a producer id of its own, made from who writes what (`TaskIdentity`), so leaders can tell what
+earlier tries of its micro-batch have stored. Where they have stored nothing, rows go out as they come. Else the task
+holds its rows, reads what is stored, takes that from its rows, and sends what is left behind it: in whatever order its
+rows come, and whatever became of the topic's partitions. Rows that another task stored when the rows were divided in
+another way are found, too; whether each record was found by as many rows as it is there is for the driver to say, and
+rows that may not be those of the earlier try are left to it (`headrace.spark.retries`).
+
+Two tries at the same time share the sequences of the task: leaders take a sequence once, and the try that comes second
+reads what it met.
 """
 
 import contextlib
-import hashlib
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from headrace.client.admin import Admin
-from headrace.client.config import OWN_PRODUCER_IDS, AdminConfig
+from headrace.client.config import AdminConfig
 from headrace.client.producer import Producer
 from headrace.client.receipts import ManyReceipt
-from headrace.client.records import Segment
-from headrace.spark.arrow_columns import keys_of, values_of
-from headrace.spark.errors import DataLossError, RowOrderError
+from headrace.spark.errors import DataLossError, OtherRowsError
+from headrace.spark.held_rows import HeldRows
+from headrace.spark.identity import TaskIdentity
 from headrace.spark.options import WriteOptions
 from headrace.spark.range_reader import read_range
 from headrace.spark.ranges import OffsetRange
 from headrace.spark.routes import Share, by_partition, by_topic
+from headrace.spark.row_digests import NO_TIME, RowKey, row_key, row_parts, stored_parts, times_of
+from headrace.spark.stored_rows import Stored, StoredRows, below
 from headrace.wire.errors import HeadraceError, OutOfOrderSequenceError
 from headrace.wire.ids import TopicPartition
 
-_SHARED_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
+SHARED_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
+MAX_DEFERRED_BYTES = 32 * 1024 * 1024
+"""Rows that a task leaves to the driver at most."""
+Ends = Mapping[TopicPartition, int]
 
 
-class TaskIdentity(NamedTuple):
-    """Who writes: the same for every try of a task."""
+@dataclass(slots=True)
+class TopicReport:
+    """What a task has found of earlier tries in one topic."""
 
-    query: str
-    """A streaming query's id, or one of a batch write's own."""
-    batch_id: int
-    """A micro-batch's number; 0 for a batch write."""
-    task: int
-    """The number of Spark's partition."""
+    others: Counter[RowKey] = field(default_factory=Counter)
+    """Records that other tasks stored and that are the same as rows of this one."""
+    left: Counter[RowKey] = field(default_factory=Counter)
+    """Records stored under this task's number that are not among its rows."""
+    deferred: "DeferredRows | None" = None
+    """Rows that are not stored yet: the driver stores them once it knows that all records are found."""
+
+
+class DeferredRows:
+    """Rows that travel to the driver, with their partitions."""
+
+    def __init__(self, shares: Iterable[Share]) -> None:
+        self._topic = ""
+        self._partitions: list[int] = []
+        self._data: list[bytes] = []
+        for share in shares:
+            self._topic = share.topic
+            self._partitions.append(share.partition)
+            with pa.BufferOutputStream() as sink:
+                with pa.ipc.new_stream(sink, share.rows.schema) as writer:
+                    writer.write_batch(share.rows)
+                self._data.append(sink.getvalue().to_pybytes())
+            if self.size_bytes > MAX_DEFERRED_BYTES:
+                break
 
     @property
-    def producer_id(self) -> int:
-        """A number that only this task of the query has. Micro-batches share it: each is an epoch."""
-        digest = hashlib.blake2b(f"{self.query}/{self.task}".encode(), digest_size=8).digest()
-        return OWN_PRODUCER_IDS | (int.from_bytes(digest, "big") % OWN_PRODUCER_IDS)
+    def size_bytes(self) -> int:
+        """Of all rows as they travel."""
+        return sum(map(len, self._data))
+
+    def shares(self) -> Iterator[Share]:
+        """Give the rows."""
+        for partition, data in zip(self._partitions, self._data, strict=True):
+            for rows in pa.ipc.open_stream(data):
+                yield Share(self._topic, partition, rows)
+
+
+class _Target:
+    """A topic that is written to."""
+
+    def __init__(self, topic: str, partitions: int, earlier: Stored, held: HeldRows | None) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.earlier = earlier
+        """What tries before this one have stored, by all tasks."""
+        self.held = held
+        """None: nothing was stored by anybody, so rows are sent as they come."""
 
 
 class _Sent(NamedTuple):
@@ -55,26 +102,35 @@ class _Sent(NamedTuple):
 class TaskWriter:
     """Writes one task's rows. One thread; a context manager."""
 
-    def __init__(self, options: WriteOptions, identity: TaskIdentity) -> None:
-        """Connect."""
+    def __init__(self, options: WriteOptions, identity: TaskIdentity, ends: Ends) -> None:
+        """Connect; `ends` is where partitions ended before this try of the micro-batch began, 0 where nothing is said:
+        records of this micro-batch before that are of earlier tries.
+        """
         self._options = options
+        self._identity = identity
+        self._ends_before = ends
         settings = dict(options.settings)
-        self._shared = {name: value for name, value in settings.items() if name in _SHARED_SETTINGS}
+        self._shared = {name: value for name, value in settings.items() if name in SHARED_SETTINGS}
         if options.idempotent_retries:
             settings.update(producer_id=identity.producer_id, producer_epoch=identity.batch_id)
         self._producer = Producer(**settings)
         self._admin = Admin(**self._shared)
-        self._ends: dict[str, dict[TopicPartition, int]] = {}
-        """Where the partitions of each topic ended before this try wrote to it."""
+        self._stored = StoredRows(self._shared, self._admin, identity)
+        self._targets: dict[str, _Target] = {}
         self._sent: deque[_Sent] = deque()
         self._turn = identity.task
         self.rows = 0
-        """How many were written."""
+        """How many were written, or were there already."""
+        self.reports: dict[str, TopicReport] = {}
+        """What was found of earlier tries, by topic; has a topic if any task has stored anything in it."""
 
     def __enter__(self) -> "TaskWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        for target in self._targets.values():
+            if target.held is not None:
+                target.held.close()
         self._admin.close()
         if kind is None:
             self._producer.close()
@@ -83,76 +139,158 @@ class TaskWriter:
                 self._producer.close(timeout=0.0)
 
     def write(self, rows: Any) -> None:
-        """Send the rows of a `pyarrow.RecordBatch`; waits only while the buffer is full.
+        """Send the rows of a `pyarrow.RecordBatch`, or hold them; waits only while the buffer is full.
 
         Raises:
             HeadraceError: rows could not be written, these or earlier ones.
         """
         for topic, part in by_topic(rows, self._options.topic):
-            count = self._partition_count(topic)
-            for share in by_partition(topic, part, count, self._turn % count):
-                self._sent.append(_Sent(share, self._send(share)))
+            target = self._target(topic)
+            for share in by_partition(topic, part, target.partitions, self._turn % target.partitions):
+                if target.held is None:
+                    self._send(share)
+                else:
+                    target.held.add(share)
         self._turn += 1
         while self._sent and self._sent[0].receipt.done():
             self._settle(self._sent.popleft())
 
     def finish(self) -> None:
-        """Wait until every row is acknowledged.
+        """Send what is held and not stored, and wait until every row is acknowledged.
 
         Raises:
+            OtherRowsError: another try of this task is at work, or earlier ones stored rows that it does not have, and
+                it has too many others for the driver.
             HeadraceError: some could not be written.
         """
+        if self._options.topic:  # A task without rows says what it stored when it had some.
+            self._target(self._options.topic)
+        for target in self._targets.values():
+            if target.held is not None and not self._defers(target, target.held):
+                for share in target.held.left():
+                    self._send(share)
         while self._sent:
             self._settle(self._sent.popleft())
 
-    def _partition_count(self, topic: str) -> int:
-        if topic not in self._ends:
-            self._ends[topic] = {
-                where: found.offset for where, found in self._admin.list_offsets(topic, "latest").items()
-            }
-        return len(self._ends[topic])
+    def _target(self, topic: str) -> _Target:
+        known = self._targets.get(topic)
+        if known is None:
+            known = self._targets[topic] = self._look_at(topic)
+        return known
 
-    def _send(self, share: Share) -> ManyReceipt:
-        names = share.rows.schema.names
-        column = share.rows.column
-        headers = [_pairs(entry) for entry in column("headers").to_pylist()] if "headers" in names else None
-        times = None
-        if "timestamp" in names:
-            micros = column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
-            times = [None if at is None else at // 1000 for at in micros]
-        return self._producer.send_many(
-            share.topic,
-            column("value"),
-            keys=column("key") if "key" in names else None,
-            headers=headers,
-            timestamps_ms=times,
-            partition=share.partition,
-        )
+    def _look_at(self, topic: str) -> _Target:
+        if not self._options.idempotent_retries:
+            return _Target(topic, self._producer.partitions_for(topic), {}, None)
+        places = self._stored.places(topic, all_tasks=True)
+        earlier = below(places, self._ends_before)
+        if _any(earlier):
+            self.reports[topic] = TopicReport()
+        tried = _any(earlier) or (_any(places) and _any(self._stored.places(topic, all_tasks=False)))
+        return _Target(topic, len(places), earlier, HeldRows(topic) if tried else None)
+
+    def _defers(self, target: _Target, held: HeldRows) -> bool:
+        """Take what is stored from what is held, and go on behind it; whether what is left goes to the driver.
+
+        That is where something is stored under this task's number that is not among its rows.
+
+        Raises:
+            OtherRowsError: this try has stored rows that are not there now, or there is too much for the driver.
+        """
+        report = self.reports.get(target.topic, TopicReport())
+        strange: Counter[tuple[str, int]] = Counter()
+        before = self._ends_before
+        for where, task, segment, next_sequence in self._stored.read(
+            self._stored.places(target.topic, all_tasks=False)
+        ):
+            if task != self._identity.task:
+                continue
+            self._producer.continue_from(where, next_sequence)
+            for digest, time_ms in stored_parts(segment):
+                if held.take(digest, time_ms, where.partition):
+                    self.rows += 1
+                    continue
+                if segment.base_offset >= before.get(where, 0):
+                    raise OtherRowsError(
+                        f"{where}: another try of task {task} has stored rows that this one does not have"
+                    )
+                strange[where] += 1
+                report.left[row_key(digest, time_ms, where.partition)] += 1
+        if held.count:
+            for where, task, segment, _ in self._stored.read(target.earlier):
+                if task == self._identity.task:
+                    continue
+                for digest, time_ms in stored_parts(segment):
+                    if held.take(digest, time_ms, where.partition):
+                        self.rows += 1
+                        report.others[row_key(digest, time_ms, where.partition)] += 1
+        if strange and any(strange[share.topic, share.partition] for share in held.left()):
+            # They are not the rows of an earlier try, or were divided among tasks in another way: the driver knows.
+            report.deferred = DeferredRows(held.left())
+            if report.deferred.size_bytes > MAX_DEFERRED_BYTES:
+                raise OtherRowsError(
+                    f"{target.topic}: earlier tries of micro-batch {self._identity.batch_id} stored "
+                    f"{strange.total()} rows by task {self._identity.task} that it does not have now, and it has more "
+                    f"than {MAX_DEFERRED_BYTES >> 20} MiB of others; it has stored nothing this time"
+                )
+            self.rows += held.count
+            return True
+        return False
+
+    def _send(self, share: Share) -> None:
+        self._sent.append(_Sent(share, send_share(self._producer, share)))
 
     def _settle(self, sent: _Sent) -> None:
-        """Wait for an acknowledgement, and see that what was stored before is what was to be stored."""
+        """Wait for an acknowledgement; where the leader had it before, see that it is what was to be stored."""
         rows, start = sent.share.rows, 0
+        where = TopicPartition(sent.share.topic, sent.share.partition)
         try:
             placed = sent.receipt.result()
         except OutOfOrderSequenceError as error:
-            raise RowOrderError(TopicPartition(sent.share.topic, sent.share.partition)) from error
-        for place, count in placed:
-            where = TopicPartition(place.topic, place.partition)
-            if self._options.idempotent_retries and 0 <= place.offset < self._ends[place.topic][where]:
-                self._compare(OffsetRange(where, place.offset, place.offset + count), rows.slice(start, count))
+            raise _other_try(where, self._identity.task) from error
+        for (receipt, _), (place, count) in zip(sent.receipt.parts, placed, strict=True):
+            if self._options.idempotent_retries and receipt.batch.repeated:
+                if place.offset < 0:
+                    raise _other_try(where, self._identity.task)
+                self._check_same(OffsetRange(where, place.offset, place.offset + count), rows.slice(start, count))
             start += count
         self.rows += start
 
-    def _compare(self, stored: OffsetRange, rows: Any) -> None:
-        """Read back what an earlier try stored."""
-        segments: list[Segment] = []
+    def _check_same(self, stored: OffsetRange, rows: Any) -> None:
+        """Read back what a leader says it had before: of this try, as an answer was lost, or of another one."""
+        wanted = list(row_parts(rows))
+        found: list[tuple[bytes, int]] = []
         try:
-            segments.extend(read_range(self._shared, stored, fail_on_data_loss=True))
+            for segment in read_range(self._shared, stored, fail_on_data_loss=True):
+                found += stored_parts(segment)
         except DataLossError:
-            return  # Retention has it: nothing can be said of it, and nobody reads it.
-        for name, values in (("value", values_of(segments)), ("key", keys_of(segments))):
-            if name in rows.schema.names and not rows.column(name).cast(pa.binary()).equals(values):
-                raise RowOrderError(stored.where)
+            return  # Retention has it already: this try or the other one has stored it.
+        if len(found) != len(wanted) or any(
+            digest != other or at not in (NO_TIME, time_ms)
+            for (digest, at, _), (other, time_ms) in zip(wanted, found, strict=True)
+        ):
+            raise _other_try(stored.where, self._identity.task)
+
+
+def send_share(producer: Producer, share: Share) -> ManyReceipt:
+    """Send rows to their partition."""
+    names = share.rows.schema.names
+    column = share.rows.column
+    return producer.send_many(
+        share.topic,
+        column("value"),
+        keys=column("key") if "key" in names else None,
+        headers=[_pairs(entry) for entry in column("headers").to_pylist()] if "headers" in names else None,
+        timestamps_ms=times_of(share.rows),
+        partition=share.partition,
+    )
+
+
+def _any(places: Stored) -> bool:
+    return any(place.start >= 0 for place in places.values())
+
+
+def _other_try(where: TopicPartition, task: int) -> OtherRowsError:
+    return OtherRowsError(f"{where}: another try of task {task} has stored rows here while this one wrote")
 
 
 def _pairs(entry: list[dict[str, Any]] | None) -> list[tuple[str, bytes]] | None:

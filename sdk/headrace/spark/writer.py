@@ -1,8 +1,8 @@
 """The writers, batch and stream: checked on the driver, written by executors.
 
-A writer is made on the driver, travels to executors, and holds nothing that is open. There is nothing to commit or to
-take back at the end: each row is stored, once, when it is acknowledged, and a job that fails leaves what it stored. Its
-next try stores the rest.
+A writer is made on the driver, travels to executors, and holds nothing that is open. A row is stored when it is
+acknowledged, and a job that fails leaves what it stored: a streaming query's next try finds it and stores the rest. So
+there is something to commit only after such a try (`headrace.spark.retries`), and nothing to take back.
 """
 
 import secrets
@@ -19,9 +19,12 @@ from headrace.client.errors import ConfigError
 from headrace.spark.cluster_view import ClusterView
 from headrace.spark.options import Subscription, WriteOptions, write_options
 from headrace.spark.write_schema import check_write_schema
+from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+    from headrace.spark.retries import TaskReport
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """How Spark tells a task of a streaming query which one, and which micro-batch."""
@@ -32,6 +35,8 @@ class RowsWritten(WriterCommitMessage):
     """What one task did."""
 
     rows: int
+    report: "TaskReport | None" = None
+    """What it found of earlier tries of its micro-batch; None: there were none."""
 
 
 class HeadraceWriter(DataSourceArrowWriter):
@@ -45,7 +50,7 @@ class HeadraceWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:
         """Write one task's rows."""
         # Not by the streaming query of a foreachBatch: that may write twice in one micro-batch.
-        return write_task(self._options, iterator, self._job, 0)
+        return write_task(self._options, iterator, self._job, 0, {})
 
 
 class HeadraceStreamWriter(DataSourceStreamArrowWriter):
@@ -54,6 +59,9 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Check everything before the query starts; see `checked`."""
         self._options = checked(given, schema, overwrite, "outputMode('complete'): a topic is only appended to")
+        self._columns = tuple(schema.names)
+        self._ends = log_ends(self._options) if self._options.idempotent_retries else {}
+        """Spark makes a writer for every try of a micro-batch, before its tasks begin."""
         self._job = secrets.token_hex(16)
 
     def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:
@@ -61,11 +69,20 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
         task = TaskContext.get()
         query, batch_id = (task.getLocalProperty(name) if task else None for name in (_QUERY_ID, _BATCH_ID))
         if query and batch_id:
-            return write_task(self._options, iterator, query, int(batch_id))
-        return write_task(self._options, iterator, self._job, 0)
+            return write_task(self._options, iterator, query, int(batch_id), self._ends)
+        return write_task(self._options, iterator, self._job, 0, {})
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: every row is stored already."""
+        """See after an earlier try that every row is stored once; else do nothing, as it is.
+
+        Raises:
+            OtherRowsError: the earlier try stored rows that the micro-batch does not have now.
+        """
+        reports = [found.report for found in messages if isinstance(found, RowsWritten) and found.report is not None]
+        if reports:
+            from headrace.spark.retries import settle
+
+            settle(self._options, self._columns, reports)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: what is stored stays, and the micro-batch's next try knows it."""
@@ -87,16 +104,36 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, compl
     return options
 
 
-def write_task(options: WriteOptions, batches: Iterator["RecordBatch"], query: str, batch_id: int) -> RowsWritten:
+def log_ends(options: WriteOptions) -> dict[TopicPartition, int]:
+    """Look up where the partitions end that may be written to; where rows name topics, those of all topics."""
+    with closing(ClusterView(options.settings, Subscription(option="topic"))) as cluster:
+        if options.topic:
+            return {where: at.offset for where, at in cluster.admin.list_offsets(options.topic, "latest").items()}
+        ends: dict[TopicPartition, int] = {}
+        for log in cluster.admin.describe_logs():
+            where = TopicPartition(log.topic, log.partition)
+            ends[where] = max(ends.get(where, 0), log.log_end_offset)
+        return ends
+
+
+def write_task(
+    options: WriteOptions,
+    batches: Iterator["RecordBatch"],
+    query: str,
+    batch_id: int,
+    ends: Mapping[TopicPartition, int],
+) -> RowsWritten:
     """Write one task's rows. Runs in an executor, where connections are opened only now: its processes fork."""
-    from headrace.spark.task_writer import TaskIdentity, TaskWriter
+    from headrace.spark.identity import TaskIdentity
+    from headrace.spark.retries import TaskReport
+    from headrace.spark.task_writer import TaskWriter
     from headrace.spark.worker_process import prepare_worker
 
     prepare_worker()
     task = TaskContext.get()
     identity = TaskIdentity(query, batch_id, task.partitionId() if task else 0)
-    with TaskWriter(options, identity) as writer:
+    with TaskWriter(options, identity, ends) as writer:
         for rows in batches:
             writer.write(rows)
         writer.finish()
-        return RowsWritten(writer.rows)
+        return RowsWritten(writer.rows, TaskReport(identity, writer.reports) if writer.reports else None)

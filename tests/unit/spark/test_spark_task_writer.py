@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from headrace.spark.errors import RowOrderError
+from headrace.spark.identity import TaskIdentity
 from headrace.spark.options import write_options
 from headrace.spark.routes import by_partition, by_topic, partitions_of
-from headrace.spark.task_writer import TaskIdentity, TaskWriter
+from headrace.spark.task_writer import TaskWriter
 
 from tests.unit.client.conftest import FakeCluster, running_fake
 
@@ -32,7 +32,7 @@ def write(fake, *batches, identity=IDENTITY, dies=False, **options):
     """One try of a task; it may die when everything is stored."""
     given = write_options({"headrace.bootstrap.servers": fake.address, "topic": "t", **options})
     try:
-        with TaskWriter(given, identity) as writer:
+        with TaskWriter(given, identity, {}) as writer:
             for batch in batches:
                 writer.write(batch)
             writer.finish()
@@ -62,22 +62,6 @@ def test_the_next_micro_batch_is_another(fake):
         write(fake, rows(b"a"), identity=identity)
     assert stored(fake) == [[], [b"a"] * 4]
     assert len({identity.producer_id for identity in others}) == 3
-
-
-def test_rows_in_another_order_end_the_second_try(fake):
-    """Counting would drop one and store another twice; the third try with the first one's rows goes well."""
-    write(fake, rows(b"a", b"b"), dies=True)
-    with pytest.raises(RowOrderError, match="t-1: what an earlier try of this task stored is not what"):
-        write(fake, rows(b"b", b"a"), rows(b"c"))
-    assert write(fake, rows(b"a", b"b")) == 2
-    assert stored(fake)[1] == [b"a", b"b"]
-
-
-def test_keys_are_looked_at_too(fake):
-    """The same values under other keys are other rows."""
-    write(fake, rows(b"a", keys=[b"1"]), dies=True)
-    with pytest.raises(RowOrderError):
-        write(fake, rows(b"a", keys=[b"3"]))
 
 
 def test_without_idempotent_retries_rows_may_be_stored_twice(fake):

@@ -1,0 +1,90 @@
+"""What makes two rows the same: key and value, and headers and timestamp where the query gives them.
+
+A row that is to be written and a record that is stored have the same `RowKey` then, whatever their order and places.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.client.records import Segment
+from headrace.spark.arrow_columns import keys_of, values_of
+
+RowKey = bytes
+"""A digest of 16 bytes, then timestamp in ms and partition where these belong to the row, as int64 and int32."""
+DIGEST_BYTES = 16
+NO_TIME = -(2**63)
+NO_PARTITION = -1
+
+_SIZES = struct.Struct("<qq")
+_PLACE = struct.Struct("<qi")
+
+
+def row_key(digest: bytes, time_ms: int, partition: int) -> RowKey:
+    """Make a key; `NO_TIME` and `NO_PARTITION` where the row does not say them."""
+    return digest + _PLACE.pack(time_ms, partition)
+
+
+def bare(key: RowKey, *, with_time: bool, with_partition: bool) -> RowKey:
+    """Take from a stored record's key what rows of the query do not say."""
+    time_ms, partition = _PLACE.unpack_from(key, DIGEST_BYTES)
+    return row_key(key[:DIGEST_BYTES], time_ms if with_time else NO_TIME, partition if with_partition else NO_PARTITION)
+
+
+def row_parts(rows: Any) -> Iterator[tuple[bytes, int, int]]:
+    """Give digest, timestamp in ms and partition of each row of a `pyarrow.RecordBatch`."""
+    names = rows.schema.names
+    count = rows.num_rows
+    keys = _binary(rows.column("key")) if "key" in names else [None] * count
+    headers = rows.column("headers").to_pylist() if "headers" in names else [None] * count
+    times = times_of(rows) or [None] * count
+    partitions = rows.column("partition").to_pylist() if "partition" in names else [None] * count
+    for key, value, pairs, time_ms, partition in zip(
+        keys, _binary(rows.column("value")), headers, times, partitions, strict=True
+    ):
+        told = ((pair["key"], pair["value"]) for pair in pairs or ())
+        yield (
+            _digest(key, value, told),
+            NO_TIME if time_ms is None else time_ms,
+            NO_PARTITION if partition is None else partition,
+        )
+
+
+def times_of(rows: Any) -> list[int | None] | None:
+    """Give the column `timestamp` in ms since 1970; None: there is none."""
+    if "timestamp" not in rows.schema.names:
+        return None
+    micros = rows.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    return [None if at is None else at // 1000 for at in micros]
+
+
+def stored_parts(segment: Segment) -> Iterator[tuple[bytes, int]]:
+    """Give digest and timestamp in ms of each record of a segment."""
+    columns = segment.columns
+    times = columns.timestamps()[segment.start : segment.end]
+    headers = columns.headers(segment.start, segment.end)
+    values, keys = values_of([segment]).to_pylist(), keys_of([segment]).to_pylist()
+    for key, value, pairs, time_ms in zip(keys, values, headers, times, strict=True):
+        yield _digest(key, value, pairs), time_ms
+
+
+def _binary(column: Any) -> list[bytes | None]:
+    found: list[bytes | None] = column.cast(pa.binary()).to_pylist()
+    return found
+
+
+def _digest(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> bytes:
+    digest = hashlib.blake2b(
+        _SIZES.pack(-1 if key is None else len(key), -1 if value is None else len(value)), digest_size=DIGEST_BYTES
+    )
+    digest.update(key or b"")
+    digest.update(value or b"")
+    for name, data in headers:
+        encoded = name.encode()
+        digest.update(_SIZES.pack(len(encoded), len(data)))
+        digest.update(encoded)
+        digest.update(data)
+    return digest.digest()
