@@ -10,16 +10,25 @@ import pytest
 pytest_plugins = ["headrace_devcluster.fixtures", "tests.spark_session"]
 
 
+_GROUPS = {
+    "headrace_cluster": "headrace_cluster",
+    "spark_session": "spark_session",
+    "spark_cluster": "spark_session",
+}
+"""The worker of pytest in which a fixture's tests run."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
 
-    So do all tests of the Spark session.
+    So do all tests of the Spark session, and of its cluster.
     """
     for item in items:
-        for shared in ("headrace_cluster", "spark_session"):
+        for shared, group in _GROUPS.items():
             if shared in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(shared))
+                item.add_marker(pytest.mark.xdist_group(group))
+                break
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,6 +54,13 @@ class Topic:
             name: str(value) for name, value in more.items()
         }
 
+    def source(self, **more: Any) -> Any:
+        """The data source as Spark makes it from the options that read the topic, less empty ones; no Java runs."""
+        from headrace.spark.source import HeadraceDataSource
+        from pyspark.sql.datasource import CaseInsensitiveDict
+
+        return HeadraceDataSource(CaseInsensitiveDict({k: v for k, v in self.options(**more).items() if v}))
+
     def read(self, spark: Any, schema: str = "", **more: Any) -> Any:
         reader = spark.read.format("headrace").options(**self.options(**more))
         return (reader.schema(schema) if schema else reader).load()

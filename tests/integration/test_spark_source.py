@@ -13,6 +13,7 @@ from typing import Any
 
 import headrace
 import pytest
+from headrace.client.errors import ConfigError
 from headrace_devcluster.cluster import LocalCluster
 
 from tests.integration.replicated import until
@@ -178,28 +179,32 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "says"), WRONG, ids=[says for _, says in WRONG])
-def test_what_is_wrong_is_said_before_the_job_starts(
-    spark: Any, spark_cluster: LocalCluster, wrong: dict[str, Any], says: str
-) -> None:
-    """In one sentence that names the option; nothing was run."""
+def test_what_is_wrong_is_said_while_spark_plans(spark_cluster: LocalCluster, wrong: dict[str, Any], says: str) -> None:
+    """In one sentence that names the option; by the calls that Spark makes before a job starts."""
     topic = shared_topic(spark_cluster)
     options = {name: value.replace("TOPIC", topic.name) for name, value in wrong.items()}
-    with pytest.raises(Exception, match=says.replace("TOPIC", topic.name)) as caught:
-        topic.read(spark, **options).count()
-    assert type(caught.value).__name__ == "AnalysisException"
+    with pytest.raises(ConfigError, match=says.replace("TOPIC", topic.name)):
+        source = topic.source(**options)
+        source.reader(source.schema()).partitions()
 
 
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
+        ("", "startingOffsets says nothing of partition"),
         ("ofset LONG", "there is no column 'ofset'; did you mean 'offset'"),
         ("value STRING", "column value is binary, not string"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_refused(spark: Any, spark_cluster: LocalCluster, schema: str, says: str) -> None:
-    """By the column's name, before the job starts."""
-    with pytest.raises(Exception, match=says):
-        shared_topic(spark_cluster).read(spark, schema).count()
+def test_what_is_wrong_ends_the_query_before_the_job_starts(
+    spark: Any, spark_cluster: LocalCluster, schema: str, says: str
+) -> None:
+    """An option, or a column by its name."""
+    topic = shared_topic(spark_cluster)
+    wrong = f'{{"{topic.name}": {{"0": 0}}}}'
+    with pytest.raises(Exception, match=says) as caught:
+        (topic.read(spark, schema) if schema else topic.read(spark, startingOffsets=wrong)).count()
+    assert type(caught.value).__name__ == "AnalysisException"
 
 
 def hold_until(directory: str) -> Any:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headrace.client.errors import ConfigError
 from headrace_devcluster.cluster import LocalCluster
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.integration.replicated import until
 from tests.integration.spark_parts import Topic, sorted_rows
@@ -241,13 +243,19 @@ WRONG: list[tuple[dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("options", "says"), WRONG, ids=[says for _, says in WRONG])
-def test_what_is_wrong_ends_the_query_before_it_reads(
-    spark: Any, topic: Topic, tmp_path: Path, options: dict[str, str], says: str
-) -> None:
-    """In a sentence that names the option, and that nothing else stands beside."""
+def test_what_is_wrong_is_said_before_a_stream_reads(topic: Topic, options: dict[str, str], says: str) -> None:
+    """In a sentence that names the option; by the calls that Spark makes at a stream's start."""
     told = {name: value.replace("TOPIC", topic.name) for name, value in options.items()}
-    run = Run(spark, topic, tmp_path, **told)
-    with pytest.raises(Exception, match=says.replace("TOPIC", topic.name)) as caught:
+    with pytest.raises(ConfigError, match=says.replace("TOPIC", topic.name)):
+        source = topic.source(**{"startingOffsets": "earliest", **told})
+        reader = source.streamReader(source.schema())
+        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+
+
+def test_what_is_wrong_ends_the_query_before_it_reads(spark: Any, topic: Topic, tmp_path: Path) -> None:
+    """In a sentence that nothing else stands beside."""
+    run = Run(spark, topic, tmp_path, startingOffsets=f'{{"{topic.name}": {{"0": 5}}}}')
+    with pytest.raises(Exception, match=f"startingOffsets says nothing of partition {topic.name}-1") as caught:
         run.to_the_end()
     assert not run.batches
     assert str(caught.value).count("Traceback") == 1

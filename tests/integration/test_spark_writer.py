@@ -7,7 +7,9 @@ from typing import Any
 
 import headrace
 import pytest
+from headrace.client.errors import ConfigError
 from headrace_devcluster.cluster import LocalCluster
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from tests.integration.spark_parts import BASE_MS, Topic
 
@@ -115,7 +117,6 @@ WRONG: list[tuple[str, dict[str, str], str, str]] = [
     ("'v' AS value, 't' AS topic", {}, "append", "option topic and a column topic are given"),
     ("'v' AS value", {"subscribe": "a"}, "append", "option subscribe is for reading"),
     ("'v' AS value", {}, "overwrite", r"mode\('overwrite'\): a topic is only appended to"),
-    ("'v' AS value", {}, "errorifexists", 'cannot be written in the "ErrorIfExists" mode'),
     ("1 AS value", {}, "append", "schema: column value is int, not binary or string"),
     ("'v' AS valeu", {}, "append", "schema: column 'valeu' cannot be written; did you mean 'value'"),
     ("'k' AS key", {}, "append", "schema: there is no column value"),
@@ -124,10 +125,27 @@ WRONG: list[tuple[str, dict[str, str], str, str]] = [
 
 
 @pytest.mark.parametrize(("columns", "options", "mode", "says"), WRONG, ids=[says for *_, says in WRONG])
-def test_what_is_wrong_is_said_before_the_job_starts(
-    spark: Any, target: Topic, columns: str, options: dict[str, str], mode: str, says: str
+def test_what_is_wrong_is_said_while_spark_plans(
+    target: Topic, columns: str, options: dict[str, str], mode: str, says: str
 ) -> None:
-    """In one sentence that names the option, and nothing is written."""
+    """In one sentence that names the option; by the call that Spark makes before a job starts."""
+    told = {"subscribe": "", "topic": target.name, **options}
+    fields = [each.split(" AS ") for each in columns.split(", ")]
+    types = {name: StringType() if text.startswith("'") else IntegerType() for text, name in fields}
+    schema = StructType([StructField(name, each) for name, each in types.items()])
+    with pytest.raises(ConfigError, match=says):
+        target.source(**told).writer(schema, mode == "overwrite")
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("append", "schema: column value is bigint, not binary or string"),
+        ("errorifexists", 'cannot be written in the "ErrorIfExists" mode'),
+    ],
+)
+def test_what_is_wrong_ends_the_job_before_it_starts(spark: Any, target: Topic, mode: str, says: str) -> None:
+    """Nothing is written."""
     with pytest.raises(Exception, match=says):
-        save(spark.range(1).selectExpr(*columns.split(", ")), target, mode, **options)
+        save(spark.range(1).selectExpr("id AS value"), target, mode)
     assert target.values() == []
