@@ -1,13 +1,15 @@
 """Produce: several partitions, several batches each, appended in order and acknowledged as asked.
 
-Nothing waits before the first append where the partition's log is fast: no task, no lock. Acknowledgements of all
-partitions are awaited together.
+Nothing waits before the first append where the partition's log is fast: no task, no lock. A large request is appended
+in slices, between which other calls have the event loop; those of its own connection wait for their turn.
+Acknowledgements of all partitions are awaited together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,13 +17,29 @@ from headrace.v1 import broker_pb2
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 from headrace_server.metadata_view import Topic
+from headrace_server.rpc import ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.rpc.records import check_records, encode_records
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import AppendResult, Partition, PartitionServices
+from headrace_broker.runtime.turns import Turns
 
-_Work = list[tuple[broker_pb2.TopicProduce, list[tuple[broker_pb2.PartitionProduce, list[bytes]]]]]
+SLICE_BYTES = 4 << 20
+"""Checking and writing so many bytes keeps the event loop for some 10 ms, as `ITEMS_PER_TURN` small batches do."""
+
+_Parts = list[tuple[broker_pb2.PartitionProduce, list[bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a request asks for."""
+
+    topics: list[tuple[broker_pb2.TopicProduce, _Parts]]
+    size_bytes: int
+    is_large: bool
+    """Whether it is more than one slice."""
+    connection: str
 
 
 @dataclass(slots=True)
@@ -54,9 +72,10 @@ class ProduceHandler:
         self._assignments = assignments
         self._budget = budget
         self._services = services
+        self._turns = Turns()
 
-    async def produce(self, envelope: Envelope) -> broker_pb2.ProduceResponse:
-        """Answer one ProduceRequest; with acks none before its append, which a task of `tasks` does.
+    async def produce(self, envelope: Envelope, connection: str) -> broker_pb2.ProduceResponse:
+        """Answer one ProduceRequest of `connection`; with acks none before its append, which a task of `tasks` does.
 
         Raises:
             InvalidRequestError, BatchTooLargeError: the request as a whole cannot be.
@@ -65,24 +84,22 @@ class ProduceHandler:
         request: broker_pb2.ProduceRequest = envelope.message
         times = _Times(time.perf_counter())
         deadline = asyncio.get_running_loop().time() + self._check(request) / 1000
-        work, size_bytes = self._unpack(envelope)
-        self._budget.take(size_bytes)
+        work = self._unpack(envelope, connection)
+        self._budget.take(work.size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
-            self._tasks.create_task(self._append_unasked(request, work, size_bytes, times))
+            self._tasks.create_task(self._append_unasked(request, work, times))
             return broker_pb2.ProduceResponse()
         try:
             return await self._append_all(request, work, deadline, times)
         finally:
-            self._budget.give_back(size_bytes)
+            self._budget.give_back(work.size_bytes)
 
-    async def _append_unasked(
-        self, request: broker_pb2.ProduceRequest, work: _Work, size_bytes: int, times: _Times
-    ) -> None:
+    async def _append_unasked(self, request: broker_pb2.ProduceRequest, work: _Work, times: _Times) -> None:
         """Acks none: append, and count what went wrong, which nobody asks for."""
         try:
             await self._append_all(request, work, 0.0, times)
         finally:
-            self._budget.give_back(size_bytes)
+            self._budget.give_back(work.size_bytes)
 
     def _check(self, request: broker_pb2.ProduceRequest) -> int:
         """Check what concerns the whole request; the timeout in ms."""
@@ -99,13 +116,12 @@ class ProduceHandler:
             )
         return request.timeout_ms
 
-    def _unpack(self, envelope: Envelope) -> tuple[_Work, int]:
-        """Give (topic, [(partition, batches)]), and the bytes of all of it."""
-        size_bytes = batches_in_all = 0
-        work: _Work = []
+    def _unpack(self, envelope: Envelope, connection: str) -> _Work:
+        size_bytes = batches_in_all = partitions = 0
+        topics: list[tuple[broker_pb2.TopicProduce, _Parts]] = []
         in_order = iter(envelope.batches)
         for topic in envelope.message.topics:
-            parts = []
+            parts: _Parts = []
             for part in topic.partitions:
                 batches = cast("list[bytes]", next(in_order))  # views where they are large: used as bytes all the same
                 batches_in_all += len(batches)
@@ -114,20 +130,38 @@ class ProduceHandler:
                     check_records(part.records)
                     size_bytes += part.ByteSize()
                 parts.append((part, batches))
-            work.append((topic, parts))
+            topics.append((topic, parts))
+            partitions += len(parts)
         if batches_in_all > self._services.settings.max_request_batches:
             raise InvalidRequestError(
                 f"{batches_in_all} batches are over the limit of {self._services.settings.max_request_batches}"
             )
-        return work, size_bytes
+        is_large = max(batches_in_all, partitions) > ITEMS_PER_TURN or size_bytes > SLICE_BYTES
+        return _Work(topics, size_bytes, is_large, connection)
 
     async def _append_all(
         self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float, times: _Times
     ) -> broker_pb2.ProduceResponse:
-        response = broker_pb2.ProduceResponse()
         committed = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
+        if work.is_large or self._turns.must_wait(work.connection):
+            async with self._turns.take(work.connection):
+                await asyncio.sleep(0)  # Reading a large request took its time.
+                response, pending = await self._append_each(work, committed, times)
+        else:
+            response, pending = await self._append_each(work, committed, times)
+        times.appended = time.perf_counter()
+        if pending:
+            await self._wait(pending, deadline)
+        self._observe(times, pending)
+        return response
+
+    async def _append_each(
+        self, work: _Work, committed: bool, times: _Times
+    ) -> tuple[broker_pb2.ProduceResponse, list[_Pending]]:
+        response = broker_pb2.ProduceResponse()
         pending: list[_Pending] = []
-        for topic_produce, parts in work:
+        done = 0
+        for topic_produce, parts in work.topics:
             topic: Topic | None = None
             unknown: HeadraceError | None = None
             try:
@@ -139,13 +173,15 @@ class ProduceHandler:
                 topic_id=topic_produce.topic.topic_id if topic is None else topic.topic_id,
             )
             for part, batches in parts:
+                await let_others_run(done)
+                done += 1
                 result = topic_result.partitions.add(partition=part.partition, append_timestamp_ms=-1)
                 try:
                     if topic is None:
                         assert unknown is not None
                         raise unknown
                     partition = self._assignments.find_in(topic, part.partition)
-                    appended = await self._append(partition, part, batches, committed)
+                    appended = await self._append(partition, part, batches, committed, in_slices=work.is_large)
                     times.append_seconds += appended.append_seconds
                 except HeadraceError as error:
                     self._set_error(result, error)
@@ -155,11 +191,7 @@ class ProduceHandler:
                     wait = partition.acknowledgement(appended.end_offset, appended.leader_epoch)
                     if wait is not None:
                         pending.append(_Pending(partition, appended.end_offset, *wait, result))
-        times.appended = time.perf_counter()
-        if pending:
-            await self._wait(pending, deadline)
-        self._observe(times, pending)
-        return response
+        return response, pending
 
     def _observe(self, times: _Times, pending: list[_Pending]) -> None:
         """Say where the call's time went; a call that waited for nothing has no share in what it would have been."""
@@ -175,7 +207,13 @@ class ProduceHandler:
         metrics.replication_stage.observe(waited - fsync)
 
     async def _append(
-        self, partition: Partition, part: broker_pb2.PartitionProduce, batches: list[bytes], committed: bool
+        self,
+        partition: Partition,
+        part: broker_pb2.PartitionProduce,
+        batches: list[bytes],
+        committed: bool,
+        *,
+        in_slices: bool,
     ) -> AppendResult:
         if part.records:
             if batches:
@@ -188,11 +226,16 @@ class ProduceHandler:
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
         known_epoch = _known_epoch(part)
-        started = time.perf_counter()
-        result = partition.append_now(batches, known_epoch, committed=committed)
-        if result is None:
-            return await partition.append(batches, known_epoch, committed=committed)
-        result.append_seconds = time.perf_counter() - started
+        if not in_slices or len(batches) == 1:
+            return await _append_slice(partition, batches, known_epoch, committed)
+        first, *others = _slices(batches)
+        result = await _append_slice(partition, first, known_epoch, committed)
+        for each in others:
+            if result.error is not None:
+                break
+            await asyncio.sleep(0)
+            # Of one leader's epoch all of them, or the answer could not say which are acknowledged by whom.
+            result.add(await _append_slice(partition, each, result.leader_epoch, committed))
         return result
 
     def _fill(self, result: broker_pb2.PartitionProduceResult, appended: AppendResult) -> None:
@@ -212,15 +255,43 @@ class ProduceHandler:
 
     async def _wait(self, pending: list[_Pending], deadline: float) -> None:
         """Wait for all acknowledgements until the deadline; what is not there then has an unknown outcome."""
+        settled = 0
         try:
             await asyncio.wait(
                 [each.future for each in pending], timeout=max(0.0, deadline - asyncio.get_running_loop().time())
             )
-        finally:
             for each in pending:
-                error = each.future.result() if each.future.done() else each.partition.give_up(each.token)
-                if error is not None:
-                    self._set_error(each.result, error)
+                await let_others_run(settled)
+                settled += 1
+                self._settle(each)
+        finally:
+            for each in pending[settled:]:  # The call was cancelled.
+                self._settle(each)
+
+    def _settle(self, each: _Pending) -> None:
+        error = each.future.result() if each.future.done() else each.partition.give_up(each.token)
+        if error is not None:
+            self._set_error(each.result, error)
+
+
+async def _append_slice(partition: Partition, batches: list[bytes], known_epoch: int, committed: bool) -> AppendResult:
+    started = time.perf_counter()
+    result = partition.append_now(batches, known_epoch, committed=committed)
+    if result is None:
+        return await partition.append(batches, known_epoch, committed=committed)
+    result.append_seconds = time.perf_counter() - started
+    return result
+
+
+def _slices(batches: list[bytes]) -> Iterator[list[bytes]]:
+    """The batches of one partition, in parts of at most `ITEMS_PER_TURN` batches and, but for one, `SLICE_BYTES`."""
+    first = size_bytes = 0
+    for index, batch in enumerate(batches):
+        if index > first and (index - first == ITEMS_PER_TURN or size_bytes + len(batch) > SLICE_BYTES):
+            yield batches[first:index]
+            first, size_bytes = index, 0
+        size_bytes += len(batch)
+    yield batches[first:]
 
 
 def _known_epoch(part: broker_pb2.PartitionProduce) -> int:

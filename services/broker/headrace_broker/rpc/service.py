@@ -100,7 +100,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         """See the proto."""
         self.check_serving()
         started = time.perf_counter()
-        response = await self._produce.produce(request)
+        response = await self._produce.produce(request, context.peer())
         self.check_lease(Outcome.UNKNOWN)
         self._services.metrics.produce_seconds.observe(time.perf_counter() - started)
         return response

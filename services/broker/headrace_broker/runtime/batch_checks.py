@@ -52,6 +52,16 @@ class AppendResult:
     append_seconds: float = 0.0  # what checking and writing took, without the wait for others
     error: HeadraceError | None = None  # what stopped the append
 
+    def add(self, later: AppendResult) -> None:
+        """Take in what became of the batches behind, appended under the same leader epoch or not at all."""
+        self.base_offsets += later.base_offsets
+        self.end_offset = max(self.end_offset, later.end_offset)
+        self.append_seconds += later.append_seconds
+        self.error = later.error
+        if later.base_offsets:
+            self.append_timestamp_ms = later.append_timestamp_ms
+            self.log_start_offset = later.log_start_offset
+
 
 def check_run(
     batches: Sequence[bytes],

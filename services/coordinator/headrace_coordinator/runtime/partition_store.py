@@ -14,6 +14,7 @@ from headrace_server.keys import PartitionKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Compare, CreateRevisionIs, ModRevisionIs, Put
 from headrace_server.partition_state import PartitionState, decode, encode
+from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.core.control import new_sessions
 from headrace_coordinator.core.election import Session
@@ -63,12 +64,13 @@ class PartitionStore:
             MetastoreUnavailableError: no answer; nothing was written.
         """
         found = await self._writes.read_prefix(self._keyspace.partition_prefix(topic_id), deadline)
-        parsed = ((self._keyspace.parse(key_value.key), key_value) for key_value in found.key_values)
-        return {
-            key.partition: StoredPartition(decode(key_value.value), key_value.mod_revision)
-            for key, key_value in parsed
-            if isinstance(key, PartitionKey)
-        }
+        partitions: dict[int, StoredPartition] = {}
+        for index, key_value in enumerate(found.key_values):
+            await let_others_run(index)
+            key = self._keyspace.parse(key_value.key)
+            if isinstance(key, PartitionKey):
+                partitions[key.partition] = StoredPartition(decode(key_value.value), key_value.mod_revision)
+        return partitions
 
     async def change(
         self,

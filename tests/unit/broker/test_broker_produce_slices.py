@@ -1,0 +1,150 @@
+"""Large produce requests: others have the event loop in between, and a connection's own requests stay in order."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.envelopes import Envelope
+from headrace.wire.errors import NotLeaderError
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.rpc.produce import ProduceHandler
+from headrace_broker.runtime.batch_checks import AppendResult
+from headrace_broker.runtime.budget import MemoryBudget
+from headrace_server.rpc import ITEMS_PER_TURN
+from prometheus_client import CollectorRegistry
+
+MIB = 1 << 20
+
+
+class Log:
+    """A partition that takes all batches at once, or says why not."""
+
+    def __init__(self):
+        self.batches = []
+        self.slices = []
+        self.epoch = 3
+        self.end_at = None
+        self.replica = self
+
+    def append_now(self, batches, known_epoch, *, committed):
+        result = AppendResult(leader_epoch=self.epoch, append_timestamp_ms=len(self.slices))
+        self.slices.append((len(batches), known_epoch))
+        if known_epoch not in (-1, self.epoch):
+            result.error = NotLeaderError("another epoch")
+            return result
+        for batch in batches:
+            result.base_offsets.append(len(self.batches))
+            self.batches.append(bytes(batch))
+        if self.end_at is not None and len(self.batches) >= self.end_at:
+            self.epoch += 1
+        return result
+
+
+class Broker:
+    """A handler with as many partitions of topic `t` as are asked for."""
+
+    def __init__(self, tasks):
+        self.logs = {}
+        metrics = BrokerMetrics(CollectorRegistry())
+        settings = SimpleNamespace(max_request_partitions=10_000, max_request_batches=10_000)
+        services = SimpleNamespace(metrics=metrics, settings=settings)
+        self.handler = ProduceHandler(self, MemoryBudget(1 << 30, metrics), services, tasks)
+
+    def resolve(self, reference):
+        return SimpleNamespace(name=reference.name, topic_id=b"t" * 16)
+
+    def find_in(self, topic, number):
+        return self.logs.setdefault(number, Log())
+
+    def produce(self, connection, batches, acks=broker_pb2.ACKS_LEADER):
+        """Produce {partition: batches}."""
+        topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name="t"))
+        for number in batches:
+            topic.partitions.add(partition=number)
+        request = broker_pb2.ProduceRequest(acks=acks, timeout_ms=1_000, topics=[topic])
+        return self.handler.produce(Envelope(request, list(batches.values())), connection)
+
+
+@pytest.fixture
+def run():
+    """Run a scenario with a broker, then what it leaves to be done, then what it returns, a check."""
+
+    def start(scenario):
+        async def whole():
+            async with asyncio.TaskGroup() as tasks:
+                check = await scenario(Broker(tasks))
+            if check is not None:
+                check()
+
+        asyncio.run(whole())
+
+    return start
+
+
+@pytest.mark.parametrize("acks", [broker_pb2.ACKS_LEADER, broker_pb2.ACKS_NONE])
+def test_others_have_the_loop_beside_a_large_request_and_its_own_connection_stays_in_order(run, acks):
+    """Partition 999 is the large request's last: another connection comes before it there, its own ones do not."""
+
+    async def scenario(broker):
+        large = asyncio.create_task(broker.produce("a", {number: [b"1"] for number in range(1_000)}, acks))
+        await asyncio.sleep(0)
+        own = [asyncio.create_task(broker.produce("a", {999: [b"%d" % turn]}, acks)) for turn in (2, 3)]
+        other = asyncio.create_task(broker.produce("b", {999: [b"other"]}, acks))
+        await asyncio.gather(large, *own, other)
+
+        def check():
+            assert broker.logs[999].batches == [b"other", b"1", b"2", b"3"]
+            assert not broker.handler._turns.must_wait("a")
+
+        return check
+
+    run(scenario)
+
+
+def test_many_batches_of_one_partition_are_appended_in_slices(run):
+    """All of them, in order, under the epoch of the first; large ones by their bytes."""
+
+    async def scenario(broker):
+        batches = [b"%d" % number for number in range(3 * ITEMS_PER_TURN + 1)]
+        answer = await broker.produce("a", {0: batches, 1: [bytes(3 * MIB)] * 3})
+        log = broker.logs[0]
+        assert log.batches == batches
+        assert log.slices == [(ITEMS_PER_TURN, -1), *[(ITEMS_PER_TURN, 3)] * 2, (1, 3)]
+        assert broker.logs[1].slices == [(1, -1), (1, 3), (1, 3)]
+        first, second = answer.topics[0].partitions
+        assert list(first.base_offsets) == list(range(len(batches)))
+        assert len(second.base_offsets) == 3
+        assert not first.HasField("error")
+
+    run(scenario)
+
+
+def test_an_epoch_that_ends_between_two_slices_ends_the_append(run):
+    """What was appended before is told, and nothing is behind the gap."""
+
+    async def scenario(broker):
+        broker.find_in(None, 0).end_at = 2 * ITEMS_PER_TURN
+        answer = await broker.produce("a", {0: [b"x"] * (4 * ITEMS_PER_TURN)})
+        (result,) = answer.topics[0].partitions
+        assert len(result.base_offsets) == len(broker.logs[0].batches) == 2 * ITEMS_PER_TURN
+        assert result.HasField("error")
+        assert result.append_timestamp_ms == 1
+
+    run(scenario)
+
+
+def test_a_large_request_that_is_cancelled_lets_the_next_one_go_on(run):
+    """Its connection is not held up."""
+
+    async def scenario(broker):
+        large = asyncio.create_task(broker.produce("a", {number: [b"1"] for number in range(1_000)}))
+        await asyncio.sleep(0)
+        large.cancel()
+        await broker.produce("a", {999: [b"2"]})
+        assert broker.logs[999].batches == [b"2"]
+        assert broker.handler._budget.used_bytes == 0
+
+    run(scenario)
