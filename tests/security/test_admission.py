@@ -10,9 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headrace.v1 import broker_pb2, broker_pb2_grpc
 from headrace.wire.errors import InvalidRequestError, ThrottledError, from_rpc_error
 from headrace_server.admission import UnlistedMethodError
-from headrace_server.arrivals import MAX_LATE_OF_PEER
-from headrace_server.methods import METHODS
-from headrace_server.places import PlaceLimits
+from headrace_server.arrivals import ARRIVAL_ROUNDS, LATE_BYTES, LATE_BYTES_OF_PEER, Arrivals
+from headrace_server.methods import METHODS, Pool
+from headrace_server.places import PlaceLimits, Places
 from headrace_server.rpc import RpcLimits, RpcServer, unary
 from prometheus_client import CollectorRegistry, Counter
 
@@ -118,12 +118,13 @@ def test_a_large_request_may_be_late_without_a_place_and_only_a_few_are():
 
     async def scenario(broker, channel):
         broker.full = 12
-        calls = [half_open(channel, "Produce") for _ in range(MAX_LATE_OF_PEER + 4)]
+        of_peer = LATE_BYTES_OF_PEER // METHODS[SERVICE + "Produce"].max_bytes
+        calls = [half_open(channel, "Produce") for _ in range(of_peer + 4)]
         late = {asyncio.ensure_future(wait(call)) for call in calls}
         async with asyncio.timeout(20):
-            while len(late) > MAX_LATE_OF_PEER:
+            while len(late) > of_peer:
                 _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
-        assert len(late) == MAX_LATE_OF_PEER
+        assert len(late) == of_peer
         stub = broker_pb2_grpc.BrokerServiceStub(channel)
         held = [asyncio.ensure_future(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)) for _ in range(12)]
         await broker.is_full.wait()
@@ -138,6 +139,46 @@ def test_a_large_request_may_be_late_without_a_place_and_only_a_few_are():
             await call
 
     with_server(scenario, RpcLimits(places=PlaceLimits(clients=(12, 12))))
+
+
+def test_what_is_late_is_bounded_in_bytes_of_a_peer_and_of_all():
+    """Each counts as the largest message of its method, until it has come."""
+
+    async def late_calls(peers, size_bytes):
+        """How many calls, one of each of `peers`, are late at once."""
+        arrivals, pool = Arrivals(), Places(PlaceLimits())
+        loop = asyncio.get_running_loop()
+        messages = [loop.create_future() for _ in peers]
+
+        class Call:
+            def __init__(self, message):
+                self.message = message
+
+            async def read(self):
+                return await self.message
+
+        calls = [
+            asyncio.ensure_future(arrivals.read(Call(message), pool.take(Pool.CLIENTS, peer), late_bytes=size_bytes))
+            for peer, message in zip(peers, messages, strict=True)
+        ]
+        await asyncio.sleep(0)
+        for _ in range(ARRIVAL_ROUNDS):
+            arrivals._sweep()
+        await asyncio.sleep(0)
+        for message in messages:
+            if not message.done():
+                message.set_result(b"")
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert arrivals._late == {}
+        return ends.count(b"")
+
+    async def run():
+        assert await late_calls(["a"] * 10, 32 << 20) == LATE_BYTES_OF_PEER // (32 << 20)
+        assert await late_calls([f"{number}" for number in range(20)], 32 << 20) == LATE_BYTES // (32 << 20)
+        assert await late_calls(["a"] * 10, 1 << 20) == 10
+        assert await late_calls(["a"] * 10, 0) == 0
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ class Admission(grpc.GenericRpcHandler):
                 self._rates.charge(peer, served.name, 1)
             place = self._places.take(served.row.pool, peer)
             context.add_done_callback(place.release)
-            data = await self._arrivals.read(context, place, is_large=served.row.is_large)
+            data = await self._arrivals.read(context, place, late_bytes=served.row.late_bytes)
             if data is grpc.aio.EOF:
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
             return served.reader.read(data)

@@ -2,8 +2,9 @@
 
 gRPC counts a call when its headers are there, and the deadline is the caller's, so a call may stay half open for years.
 Here it has one second. gRPC does not say how much of a message has come; so a method that takes large messages, whose
-honest callers may need longer on a slow network, gives up its place after that second and goes on without one, among a
-few (`MAX_LATE`, `MAX_LATE_OF_PEER`) and for `LATE_SECONDS` at most. Time is counted in rounds of this event loop, not
+honest callers may need longer on a slow network, gives up its place after that second and goes on without one, for
+`LATE_SECONDS` at most and while there is memory for it: each counts as the largest message of its method, and together
+they have `LATE_BYTES`, those of one peer `LATE_BYTES_OF_PEER`. Time is counted in rounds of this event loop, not
 by the clock: after a stall of the loop nobody is late who was not before. Belongs to the event loop.
 """
 
@@ -17,8 +18,9 @@ from headrace_server.places import Place
 ROUND_SECONDS = 0.2
 ARRIVAL_ROUNDS = 5
 LATE_SECONDS = 30.0
-MAX_LATE = 32
-MAX_LATE_OF_PEER = 8
+LATE_BYTES = 256 << 20
+"""Eight Produce requests: what comes of them stays in gRPC's memory, outside of the broker's budget."""
+LATE_BYTES_OF_PEER = 64 << 20
 
 
 class NotArrivedError(Exception):
@@ -29,12 +31,12 @@ class NotArrivedError(Exception):
 
 
 class _Arrival:
-    __slots__ = ("is_large", "is_late", "place", "rounds", "seconds", "task")
+    __slots__ = ("is_late", "late_bytes", "place", "rounds", "seconds", "task")
 
-    def __init__(self, task: asyncio.Task[Any], place: Place, is_large: bool) -> None:
+    def __init__(self, task: asyncio.Task[Any], place: Place, late_bytes: int) -> None:
         self.task = task
         self.place = place
-        self.is_large = is_large
+        self.late_bytes = late_bytes
         self.rounds = 0
         self.is_late = False
         self.seconds = 0.0  # how long it had, once it is over
@@ -45,11 +47,13 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._waiting: dict[_Arrival, None] = {}
-        self._late: dict[str, int] = {}
+        self._late: dict[str, int] = {}  # bytes, by peer
         self._is_sweeping = False
 
-    async def read(self, context: Any, place: Place, *, is_large: bool) -> Any:
+    async def read(self, context: Any, place: Place, *, late_bytes: int) -> Any:
         """Read the message of a call whose `context` has none yet; holds `place` again when it returns.
+
+        `late_bytes`: what it may have when it is late; 0: it may not be.
 
         Raises:
             NotArrivedError: it did not come.
@@ -57,7 +61,7 @@ class Arrivals:
         """
         task = asyncio.current_task()
         assert task is not None
-        arrival = _Arrival(task, place, is_large)
+        arrival = _Arrival(task, place, late_bytes)
         self._waiting[arrival] = None
         if not self._is_sweeping:
             self._is_sweeping = True
@@ -71,7 +75,7 @@ class Arrivals:
         finally:
             del self._waiting[arrival]
             if arrival.is_late:
-                self._leave_late(place.peer)
+                self._leave_late(arrival)
         if arrival.is_late:
             place.retake()
         return message
@@ -83,11 +87,11 @@ class Arrivals:
                 if arrival.rounds * ROUND_SECONDS >= LATE_SECONDS:
                     self._end(arrival)
             elif arrival.rounds >= ARRIVAL_ROUNDS:
-                if not (arrival.is_large and self._may_be_late(arrival.place.peer)):
+                if not (arrival.late_bytes and self._may_be_late(arrival)):
                     self._end(arrival)
                     continue
                 arrival.is_late = True
-                self._late[arrival.place.peer] = self._late.get(arrival.place.peer, 0) + 1
+                self._late[arrival.place.peer] = self._late.get(arrival.place.peer, 0) + arrival.late_bytes
                 arrival.place.release()
         self._is_sweeping = bool(self._waiting)
         if self._is_sweeping:
@@ -98,10 +102,11 @@ class Arrivals:
             arrival.seconds = arrival.rounds * ROUND_SECONDS
             arrival.task.cancel()
 
-    def _may_be_late(self, peer: str) -> bool:
-        return self._late.get(peer, 0) < MAX_LATE_OF_PEER and sum(self._late.values()) < MAX_LATE
+    def _may_be_late(self, arrival: _Arrival) -> bool:
+        of_peer = self._late.get(arrival.place.peer, 0) + arrival.late_bytes
+        return of_peer <= LATE_BYTES_OF_PEER and sum(self._late.values()) + arrival.late_bytes <= LATE_BYTES
 
-    def _leave_late(self, peer: str) -> None:
-        left = self._late.pop(peer) - 1
+    def _leave_late(self, arrival: _Arrival) -> None:
+        left = self._late.pop(arrival.place.peer) - arrival.late_bytes
         if left:
-            self._late[peer] = left
+            self._late[arrival.place.peer] = left

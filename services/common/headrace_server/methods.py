@@ -42,6 +42,11 @@ class Method:
     calls_per_minute: int = 0
     """Of one peer; 0: any number."""
 
+    @property
+    def late_bytes(self) -> int:
+        """What a request that is late may hold of memory; 0: it may not be late."""
+        return self.max_bytes if self.is_large else 0
+
 
 _DATA = Method(1 * MIB, 20_000)
 _SMALL = Method(64 * KIB, 1_000)
