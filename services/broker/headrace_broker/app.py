@@ -28,12 +28,13 @@ from headrace_server.admission import InternalCallRefusal
 from headrace_server.clock import Clock, SystemClock, read_boot_id
 from headrace_server.clock_watch import ClockExchange, ClockWatch
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import DescriptorShares, raise_limit, report, share_out
 from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import LiveKey
-from headrace_server.lifecycle import StopRequest, keep_what_the_start_made, write_ready_file
+from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
@@ -510,7 +511,7 @@ class Broker:
         metrics.recovering.set(0)
         took_seconds = time.monotonic() - started
         metrics.recovery_seconds.set_function(lambda: took_seconds)
-        keep_what_the_start_made()
+        CollectorPacer().install()
         self._health.start_is_over()
 
     async def _newest_append_ms(self, assignments: Assignments) -> int:

@@ -8,7 +8,6 @@ goes on half dead.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -84,15 +83,6 @@ def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds
         log.error("service_failed", exc_info=group)
         code = ExitCode.FAILED
     return code
-
-
-def keep_what_the_start_made() -> None:
-    """Let the garbage collector look no more at what is there now: modules, settings, what was recovered.
-
-    A service calls it once, when it has started. A full collection stops every call for 20 to 50 ms otherwise.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 async def _run(serve: Callable[[StopRequest], Awaitable[None]], stop_timeout_seconds: float) -> None:

@@ -19,11 +19,12 @@ from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.clock_watch import ClockExchange, ClockWatch
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import raise_limit, report, share_out
 from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.lifecycle import StopRequest, keep_what_the_start_made, write_ready_file
+from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, MetastoreStatus
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
@@ -411,7 +412,7 @@ class _Coordinator:
 
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
         """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen."""
-        keep_what_the_start_made()
+        CollectorPacer().install()
         self._supervision.health.start_is_over()
         log.info("coordinator_serves", address=address, revision=view.source.revision)
         own = self._settings.coordinator_id

@@ -101,21 +101,6 @@ def test_a_bug_is_logged_and_fails():
     assert "ZeroDivisionError" in out + err
 
 
-def test_what_the_start_made_is_not_collected_again():
-    """Nor is it lost: it stays where it is, out of the collector's sight."""
-    program = """
-import gc
-from headrace_server.lifecycle import keep_what_the_start_made
-
-made = [[number] for number in range(10_000)]
-keep_what_the_start_made()
-later = [[]]
-print(gc.get_freeze_count() > len(made), len(gc.get_objects()) < len(made))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
-    assert done.stdout == "True True\n"
-
-
 def test_the_ready_file_is_whole_and_names_the_process(tmp_path):
     """The ready file holds what was given and the process id, and leaves no partial file."""
     write_ready_file(tmp_path / "ready.json", {"address": "127.0.0.1:1"})
