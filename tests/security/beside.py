@@ -1,0 +1,247 @@
+"""`python -m tests.security.beside`: what an honest client feels of each attack, on a real cluster.
+
+A producer sends a record at a time, `RATE` a second, and waits for its acknowledgement; a consumer reads them. For each
+attack there are `ROUNDS` rounds: some seconds without it, then as long beside it, from a process of its own that does
+nothing else. A row has the medians of the rounds' p99 from send to acknowledgement and from send to the consumer's
+hands. Nothing is judged: on a machine with few cores the attacker's own work counts, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
+
+import grpc
+import headrace
+from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
+from headrace.wire.encoding import encode_batch
+from headrace.wire.transfer import PREFACE
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from tests.security.conftest import Witness
+from tests.security.http2 import END_HEADERS, HEADERS, PING, RST_STREAM, Stranger, call_headers, frame
+from tests.security.largest import World, fetch, produce
+from tests.security.poison import MIB, zeros_bomb
+
+RATE = 100
+ROUNDS = 3
+SECONDS = 2.0
+PRODUCE, FETCH = "/headrace.v1.BrokerService/Produce", "/headrace.v1.BrokerService/Fetch"
+WORLD = World("attacked", b"", 500, (), "")
+NEW_IDS = itertools.count(1)
+
+Addresses = dict[str, str]
+Burst = Callable[[], None]
+
+
+def _calls(channel: grpc.Channel, path: str, *requests: bytes) -> None:
+    """Make calls at once, and wait until each has ended."""
+    calls = [channel.unary_unary(path).future(request, timeout=30) for request in requests]
+    for call in calls:
+        with contextlib.suppress(grpc.RpcError):
+            call.result()
+
+
+def _over_grpc(path: str, make: Callable[[], bytes], addresses: Addresses, *, listener: str, at_once: int) -> Burst:
+    channel = grpc.insecure_channel(addresses[listener], options=[("grpc.max_receive_message_length", -1)])
+    return lambda: _calls(channel, path, *(make() for _ in range(at_once)))
+
+
+def flood(path: str, make: Callable[[], bytes], *, listener: str = "client", at_once: int = 4) -> Callable[..., Burst]:
+    """Calls of one method again and again, so many at once."""
+    return functools.partial(_over_grpc, path, make, listener=listener, at_once=at_once)
+
+
+def frames(data: bytes, *, listener: str = "client") -> Callable[[Addresses], Burst]:
+    """A connection after the other that sends this and goes away."""
+
+    def start(addresses: Addresses) -> Burst:
+        def burst() -> None:
+            with Stranger(addresses[listener]) as stranger:
+                stranger.send(data)
+
+        return burst
+
+    return start
+
+
+def held(count: int, data: bytes, *, listener: str = "client") -> Callable[[Addresses], Burst]:
+    """Connections that send this once and stay."""
+
+    def start(addresses: Addresses) -> Burst:
+        strangers = [Stranger(addresses[listener]) for _ in range(count)]
+
+        def burst() -> None:
+            for at, stranger in enumerate(strangers):
+                if not stranger.send(data):
+                    strangers[at] = Stranger(addresses[listener])
+            time.sleep(0.5)
+
+        return burst
+
+    return start
+
+
+def transfer(addresses: Addresses) -> Burst:
+    """Connections to the transfer port, each with a mebibyte of empty topics."""
+    junk = PREFACE + (1 * MIB).to_bytes(4, "little") + b"\x2a\x00" * (MIB // 2)
+
+    def burst() -> None:
+        with contextlib.suppress(OSError), Stranger(addresses["transfer"]) as stranger:
+            stranger.send(junk)
+
+    return burst
+
+
+def _producer_ids() -> bytes:
+    """A batch of a producer that nobody has seen."""
+    identity = {"producer_id": next(NEW_IDS), "producer_epoch": 0, "base_sequence": 0}
+    batch = encode_batch([b"x"], base_timestamp_ms=int(time.time() * 1000), **identity)
+    partition = broker_pb2.PartitionProduce(partition=0, batches=[batch])
+    topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name="attacked"), partitions=[partition])
+    return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_LEADER, timeout_ms=5_000, topics=[topic]).SerializeToString()
+
+
+@functools.cache
+def _bomb() -> bytes:
+    partition = broker_pb2.PartitionProduce(partition=1, batches=[zeros_bomb(60 * MIB, noise=300_000)])
+    topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name="attacked"), partitions=[partition])
+    return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_LEADER, timeout_ms=5_000, topics=[topic]).SerializeToString()
+
+
+def _wait_places() -> bytes:
+    request = broker_pb2.FetchRequest(max_wait_ms=20_000, min_bytes=1)
+    request.topics.add(topic=topics_pb2.TopicRef(name="attacked")).partitions.add(partition=2)
+    return request.SerializeToString()
+
+
+def _resets() -> bytes:
+    headers = call_headers(FETCH)
+    return b"".join(
+        frame(HEADERS, END_HEADERS, stream, headers) + frame(RST_STREAM, 0, stream, bytes([0, 0, 0, 8]))
+        for stream in range(1, 4_001, 2)
+    )
+
+
+def _half_open(path: str) -> bytes:
+    headers = call_headers(path)
+    return b"".join(frame(HEADERS, END_HEADERS, 2 * number + 1, headers) for number in range(250))
+
+
+def attacks() -> Iterator[tuple[str, Callable[[Addresses], Burst]]]:
+    """All of them, by name."""
+    yield "F1 empty elements, Produce", flood(PRODUCE, lambda: b"\x22\x00" * (MIB // 2))
+    yield "F1 empty elements, Fetch", flood(FETCH, lambda: b"\x2a\x00" * (MIB // 2))
+    commit = "/headrace.v1.GroupService/CommitOffsets"
+    yield "F1 empty elements, CommitOffsets", flood(commit, lambda: b"\x2a\x00" * (MIB // 2), listener="coordinator")
+    yield "F2 bombs on their way in", flood(PRODUCE, _bomb, at_once=2)
+    yield "F2 bombs as records", flood(FETCH, lambda: fetch(WORLD, as_records=True).SerializeToString())
+    yield "F3 half-open calls, Fetch", held(20, _half_open(FETCH))
+    yield "F3 half-open calls, Produce", held(20, _half_open(PRODUCE))
+    yield "F5 idle connections", held(300, b"")
+    yield "F11 places in which fetches wait", flood(FETCH, _wait_places, at_once=600)
+    yield "F13 producer ids", flood(PRODUCE, _producer_ids, at_once=16)
+    yield "F16 transfer port", transfer
+    all_metadata = cluster_pb2.GetMetadataRequest().SerializeToString
+    yield "F17 metadata of all", flood("/headrace.v1.BrokerService/GetMetadata", all_metadata)
+    yield "F17 DescribeLogs", flood("/headrace.v1.BrokerService/DescribeLogs", lambda: b"")
+    yield "Produce of 500 partitions", flood(PRODUCE, lambda: produce(WORLD).SerializeToString(), at_once=1)
+    yield "Fetch of 500 partitions", flood(FETCH, lambda: fetch(WORLD).SerializeToString(), at_once=1)
+    yield "rapid resets", frames(_resets())
+    yield "pings", frames(frame(PING, 0, 0, bytes(8)) * 5_000)
+    yield "junk", frames(b"\x16\x03\x01" + bytes(5_000))
+
+
+def attack(name: str, addresses: Addresses, started: Event) -> None:
+    """The attacker's process: until it is killed."""
+    burst = dict(attacks())[name](addresses)
+    started.set()
+    while True:
+        with contextlib.suppress(OSError, grpc.RpcError):
+            burst()
+
+
+class Honest:
+    """A producer and a consumer of one topic."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._topic = "honest"
+        servers = witness.cluster.bootstrap_servers
+        with headrace.Admin(bootstrap_servers=servers) as admin:
+            admin.create_topic(self._topic, 1, replication_factor=1)
+            admin.create_topic("attacked", WORLD.partitions, replication_factor=1)
+        self._producer = headrace.Producer(bootstrap_servers=servers, linger_ms=0)
+        self._consumer = headrace.Consumer(self._topic, bootstrap_servers=servers)
+        self._read: list[float] = []
+        self._reading = threading.Thread(target=self._consume, daemon=True)
+        self._reading.start()
+
+    def _consume(self) -> None:
+        while True:
+            for record in self._consumer.poll(timeout=1.0):
+                assert record.value is not None
+                self._read.append(time.monotonic() - float(record.value))
+
+    def work(self, seconds: float) -> tuple[float, float]:
+        """Send for so long; the p99 of acknowledgements and of reads, in ms."""
+        sent: list[float] = []
+        self._read = []
+        begun = time.monotonic()
+        for number in range(int(seconds * RATE)):
+            time.sleep(max(0.0, begun + number / RATE - time.monotonic()))
+            started = time.monotonic()
+            self._producer.send(self._topic, f"{started}".encode()).result(timeout=60)
+            sent.append(time.monotonic() - started)
+        return p99(sent), p99(self._read)
+
+
+def p99(seconds: list[float]) -> float:
+    """In ms; by the nearest rank."""
+    return sorted(seconds)[int(0.99 * (len(seconds) - 1))] * 1000 if seconds else float("nan")
+
+
+def main() -> None:
+    """Print the table."""
+    only = sys.argv[1] if len(sys.argv) > 1 else ""
+    settings = {"transfer_listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0", "max_waiting_fetches": 256}
+    spawn = multiprocessing.get_context("spawn")
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as cluster:
+        cluster.wait_until_healthy()
+        witness = Witness(cluster)
+        addresses = {name: witness.address(name) for name in ("client", "internal", "transfer", "metrics")}
+        addresses["coordinator"] = witness.address("coordinator")
+        honest = Honest(witness)
+        honest.work(SECONDS)
+        heads = f"p99 in ms, medians of {ROUNDS} rounds", "acknowledged: alone", "read: alone"
+        print("{:36} {:>20} beside  ratio {:>16} beside  ratio".format(*heads))
+        for name, _ in attacks():
+            if only not in name:
+                continue
+            rounds = []
+            for _ in range(ROUNDS):
+                alone = honest.work(SECONDS)
+                started = spawn.Event()
+                attacker = spawn.Process(target=attack, args=(name, addresses, started), daemon=True)
+                attacker.start()
+                started.wait(60)
+                rounds.append((*alone, *honest.work(SECONDS)))
+                attacker.kill()
+                attacker.join()
+            sent, read, sent_beside, read_beside = (statistics.median(each) for each in zip(*rounds, strict=True))
+            print(
+                f"{name:36} {sent:20.1f} {sent_beside:6.1f} {sent_beside / sent:6.1f}"
+                f" {read:16.1f} {read_beside:6.1f} {read_beside / read:6.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
