@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from headrace.v1 import broker_pb2
 from headrace.wire.envelopes import Envelope
@@ -31,8 +31,7 @@ SLICE_BYTES = 4 << 20
 _Parts = list[tuple[broker_pb2.PartitionProduce, list[bytes]]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     """What a request asks for."""
 
     topics: list[tuple[broker_pb2.TopicProduce, _Parts]]
@@ -160,7 +159,7 @@ class ProduceHandler:
     ) -> tuple[broker_pb2.ProduceResponse, list[_Pending]]:
         response = broker_pb2.ProduceResponse()
         pending: list[_Pending] = []
-        done = 0
+        is_large, done = work.is_large, 0
         for topic_produce, parts in work.topics:
             topic: Topic | None = None
             unknown: HeadraceError | None = None
@@ -173,15 +172,16 @@ class ProduceHandler:
                 topic_id=topic_produce.topic.topic_id if topic is None else topic.topic_id,
             )
             for part, batches in parts:
-                await let_others_run(done)
-                done += 1
+                if is_large:
+                    await let_others_run(done)
+                    done += 1
                 result = topic_result.partitions.add(partition=part.partition, append_timestamp_ms=-1)
                 try:
                     if topic is None:
                         assert unknown is not None
                         raise unknown
                     partition = self._assignments.find_in(topic, part.partition)
-                    appended = await self._append(partition, part, batches, committed, in_slices=work.is_large)
+                    appended = await self._append(partition, part, batches, committed, is_large)
                     times.append_seconds += appended.append_seconds
                 except HeadraceError as error:
                     self._set_error(result, error)
@@ -212,7 +212,6 @@ class ProduceHandler:
         part: broker_pb2.PartitionProduce,
         batches: list[bytes],
         committed: bool,
-        *,
         in_slices: bool,
     ) -> AppendResult:
         if part.records:
@@ -226,17 +225,36 @@ class ProduceHandler:
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
         known_epoch = _known_epoch(part)
-        if not in_slices or len(batches) == 1:
-            return await _append_slice(partition, batches, known_epoch, committed)
-        first, *others = _slices(batches)
-        result = await _append_slice(partition, first, known_epoch, committed)
-        for each in others:
+        if in_slices and len(batches) > 1:
+            return await self._append_slices(partition, batches, known_epoch, committed)
+        started = time.perf_counter()
+        result = partition.append_now(batches, known_epoch, committed=committed)
+        if result is None:
+            return await partition.append(batches, known_epoch, committed=committed)
+        result.append_seconds = time.perf_counter() - started
+        return result
+
+    async def _append_slices(
+        self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool
+    ) -> AppendResult:
+        """Append them under one leader's epoch, or the answer could not say which of them are acknowledged by whom."""
+        whole: AppendResult | None = None
+        for each in _slices(batches):
+            started = time.perf_counter()
+            result = partition.append_now(each, known_epoch, committed=committed)
+            if result is None:
+                result = await partition.append(each, known_epoch, committed=committed)
+            else:
+                result.append_seconds = time.perf_counter() - started
+            if whole is None:
+                whole, known_epoch = result, result.leader_epoch
+            else:
+                whole.add(result)
             if result.error is not None:
                 break
             await asyncio.sleep(0)
-            # Of one leader's epoch all of them, or the answer could not say which are acknowledged by whom.
-            result.add(await _append_slice(partition, each, result.leader_epoch, committed))
-        return result
+        assert whole is not None, "there is a batch"
+        return whole
 
     def _fill(self, result: broker_pb2.PartitionProduceResult, appended: AppendResult) -> None:
         result.base_offsets.extend(appended.base_offsets)
@@ -272,15 +290,6 @@ class ProduceHandler:
         error = each.future.result() if each.future.done() else each.partition.give_up(each.token)
         if error is not None:
             self._set_error(each.result, error)
-
-
-async def _append_slice(partition: Partition, batches: list[bytes], known_epoch: int, committed: bool) -> AppendResult:
-    started = time.perf_counter()
-    result = partition.append_now(batches, known_epoch, committed=committed)
-    if result is None:
-        return await partition.append(batches, known_epoch, committed=committed)
-    result.append_seconds = time.perf_counter() - started
-    return result
 
 
 def _slices(batches: list[bytes]) -> Iterator[list[bytes]]:
