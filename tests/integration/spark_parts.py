@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import headrace
 from headrace_devcluster.cluster import LocalCluster
 
 BASE_MS = 1_700_000_000_000
+T = TypeVar("T")
+PATIENCE_SECONDS = 240.0
+"""What a query may take on a machine that is busy with much else; a test's own limit is longer."""
 
 
 class Topic:
@@ -80,6 +83,19 @@ class Topic:
         """The records of a topic, by its own reader, partition by partition in order."""
         with headrace.Reader(name or self.name, bootstrap_servers=self.servers) as reader:
             return sorted(reader.read(timeout=30), key=lambda record: (record.partition, record.offset))
+
+
+def patiently(run: Callable[[], T]) -> T:
+    """Run a query, and once more where the machine was too busy to start a process of Python in the ten seconds that
+    Spark gives it; nothing has been read by then.
+    """
+    for _ in range(3):
+        try:
+            return run()
+        except Exception as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+    return run()
 
 
 def rows_of(frame: Any) -> list[tuple[int, int, bytes]]:

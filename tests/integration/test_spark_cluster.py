@@ -16,7 +16,7 @@ import pytest
 from headrace_devcluster.cluster import LocalCluster
 
 from tests.integration.replicated import until
-from tests.integration.spark_parts import Topic
+from tests.integration.spark_parts import PATIENCE_SECONDS, Topic
 
 DRIVER = Path(__file__).with_name("spark_cluster_driver.py")
 ONLY_THE_SDK = """
@@ -71,7 +71,7 @@ class SparkCluster:
         said = re.compile(
             r"Starting Spark master at (spark://\S+)" if kind == "Master" else r"registered with master ()"
         )
-        until(lambda: said.search(log.read_text()) or process.poll() is not None, f"{kind} is there", 60)
+        until(lambda: said.search(log.read_text()) or process.poll() is not None, f"{kind} is there", PATIENCE_SECONDS)
         found = said.search(log.read_text())
         assert found, log.read_text()[-3000:]
         return found[1]
@@ -93,7 +93,7 @@ def standalone(tmp_path: Path) -> Iterator[SparkCluster]:
         cluster.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_two_workers_read_one_topic_and_write_another(
     spark_session: object, spark_cluster: LocalCluster, standalone: SparkCluster, topic_name: str, tmp_path: Path
 ) -> None:
@@ -108,7 +108,7 @@ def test_two_workers_read_one_topic_and_write_another(
         env={**standalone.environment, "EXECUTOR_PATH": str(tmp_path / "path")},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -17,8 +17,9 @@ from headrace.client.errors import ConfigError
 from headrace_devcluster.cluster import LocalCluster
 
 from tests.integration.replicated import until
-from tests.integration.spark_parts import BASE_MS, Topic, rows_of, tasks_of
+from tests.integration.spark_parts import BASE_MS, PATIENCE_SECONDS, Topic, rows_of, tasks_of
 
+pytestmark = pytest.mark.timeout(600)
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "spark.md"
 
 
@@ -217,7 +218,7 @@ def hold_until(directory: str) -> Any:
         for number, batch in enumerate(batches):
             if number == 0:
                 (Path(directory) / f"begun-{os.getpid()}").touch()
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + 200
                 while not (Path(directory) / "go").exists() and time.monotonic() < deadline:
                     time.sleep(0.01)
             yield batch
@@ -240,13 +241,13 @@ def test_a_broker_killed_while_spark_reads(spark: Any, own_cluster: Any, tmp_pat
     reading = threading.Thread(target=lambda: rows.extend(held.collect()))
     reading.start()
     try:
-        until(lambda: len(list(tmp_path.glob("begun-*"))) == 2, "both tasks have begun")
+        until(lambda: len(list(tmp_path.glob("begun-*"))) == 2, "both tasks have begun", 200)
         with topic.admin() as admin:
             leader = admin.describe_topic("killed").partitions[0].leader_id
         cluster.broker(leader).kill()
     finally:
         (tmp_path / "go").touch()
-        reading.join(100)
+        reading.join(PATIENCE_SECONDS)
     assert not reading.is_alive()
     assert sorted((row.partition, row.offset) for row in rows) == [(p, n) for p in (0, 1) for n in range(2_000)]
 

@@ -18,8 +18,9 @@ from headrace_devcluster.cluster import LocalCluster
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.integration.replicated import until
-from tests.integration.spark_parts import Topic, sorted_rows
+from tests.integration.spark_parts import PATIENCE_SECONDS, Topic, patiently, sorted_rows
 
+pytestmark = pytest.mark.timeout(600)
 Rows = list[tuple[int, int, bytes]]
 
 
@@ -47,6 +48,9 @@ class Run:
 
     def to_the_end(self, fails_at: int = -1) -> dict[int, Rows]:
         """Read what is there now; gives what this run's micro-batches had. `fails_at`: a sink that fails there."""
+        return patiently(lambda: self._to_the_end(fails_at))
+
+    def _to_the_end(self, fails_at: int) -> dict[int, Rows]:
         run: dict[int, Rows] = {}
 
         def sink(frame: Any, batch_id: int) -> None:
@@ -57,7 +61,7 @@ class Run:
         stream = self.topic.stream(self.spark, **self.options).writeStream.foreachBatch(sink)
         self.last = stream.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
         try:
-            self.last.awaitTermination(60)
+            assert self.last.awaitTermination(PATIENCE_SECONDS), "the query has not ended"
         finally:
             self.last.stop()
             self.batches.update(run)
@@ -163,10 +167,10 @@ def test_new_topics_of_a_pattern_are_picked_up(
         seen.extend(row.topic for row in frame.collect())
 
     query = stream.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path)).start()
-    until(lambda: len(seen) == 3, "the first topic's records")
+    until(lambda: len(seen) == 3, "the first topic's records", PATIENCE_SECONDS)
     second = Topic(spark_cluster, f"{topic_name}-2", partitions=1)
     second.write({0: 2})
-    until(lambda: len(seen) == 5, "the second topic's records")
+    until(lambda: len(seen) == 5, "the second topic's records", PATIENCE_SECONDS)
     query.stop()
     assert sorted(seen) == [first.name] * 3 + [second.name] * 2
 
@@ -185,7 +189,7 @@ def test_lag_is_shown_beside_the_groups(spark: Any, topic: Topic, tmp_path: Path
                 return None
             return sum(each.records or 0 for each in admin.group_lag(topic.name))
 
-        until(lambda: (lag() or 100) < 10, "its lag is known and small")
+        until(lambda: (lag() or 100) < 10, "its lag is known and small", PATIENCE_SECONDS)
     source = query.lastProgress["sources"][0]
     query.stop()
     ends = {name: json.loads(source[name])[topic.name] for name in ("endOffset", "latestOffset")}
@@ -310,7 +314,6 @@ def copying(
         driver.wait()
 
 
-@pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_copies_each_record_once(
     spark_session: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, without_java: dict[str, str]
 ) -> None:
@@ -326,12 +329,12 @@ def test_a_driver_that_is_killed_copies_each_record_once(
             return sum(found.offset for found in admin.list_offsets(target).values())
 
         with copying(topic, target, checkpoint, 20_000, 2, without_java) as driver:
-            until(lambda: copied() > 20_000 or driver.poll() is not None, "the second micro-batch is on its way", 240)
+            until(lambda: copied() > 20_000 or driver.poll() is not None, "the second micro-batch", PATIENCE_SECONDS)
         assert copied() > 20_000
         # As after a kill between the write and the commit of the micro-batch before, too.
         commits = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
         forget_commit(checkpoint, max(commits))
         admin.create_partitions(target, 3)
         with copying(topic, target, checkpoint, 20_000, 5, without_java) as again:
-            assert again.wait(240) == 0, (tmp_path / "driver.log").read_text()[-3000:]
+            assert again.wait(PATIENCE_SECONDS) == 0, (tmp_path / "driver.log").read_text()[-3000:]
     assert sorted(topic.values(target)) == sorted(row[2] for row in topic.rows())

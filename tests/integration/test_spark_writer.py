@@ -11,7 +11,9 @@ from headrace.client.errors import ConfigError
 from headrace_devcluster.cluster import LocalCluster
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from tests.integration.spark_parts import BASE_MS, Topic
+from tests.integration.spark_parts import BASE_MS, Topic, patiently
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -84,8 +86,7 @@ def test_a_micro_batch_that_runs_again_stores_nothing_twice(
         rows = source.stream(spark, startingOffsets="earliest", minPartitions=tasks).select("key", "value")
         writer = rows.writeStream.format("headrace").option("headrace.bootstrap.servers", target.servers)
         writer = writer.option("topic", target.name).option("checkpointLocation", str(tmp_path))
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
+        patiently(lambda: writer.trigger(availableNow=True).start().awaitTermination())
 
     run(2)
     for name in ("0", ".0.crc"):
