@@ -5,6 +5,7 @@ acknowledged, and a job that fails leaves what it stored: a streaming query's ne
 there is something to commit only after such a try (`headrace.spark.retries`), and nothing to take back.
 """
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +20,7 @@ from headrace.client.errors import ConfigError
 from headrace.spark.cluster_view import ClusterView
 from headrace.spark.options import Subscription, WriteOptions, write_options
 from headrace.spark.write_schema import check_write_schema
+from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
     from headrace.spark.retries import TaskReport
 
+ASK_BROKER_S = 5.0
+NO_END = 2**62
+"""Of a partition of which nobody can tell: all that the micro-batch has there is taken for earlier tries'."""
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """How Spark tells a task of a streaming query which one, and which micro-batch."""
 
@@ -107,13 +112,24 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, compl
 def log_ends(options: WriteOptions) -> dict[TopicPartition, int]:
     """Look up where the partitions end that may be written to; where rows name topics, those of all topics."""
     with closing(ClusterView(options.settings, Subscription(option="topic"))) as cluster:
+        admin = cluster.admin
         if options.topic:
-            return {where: at.offset for where, at in cluster.admin.list_offsets(options.topic, "latest").items()}
-        ends: dict[TopicPartition, int] = {}
-        for log in cluster.admin.describe_logs():
-            where = TopicPartition(log.topic, log.partition)
-            ends[where] = max(ends.get(where, 0), log.log_end_offset)
-        return ends
+            return {where: at.offset for where, at in admin.list_offsets(options.topic, "latest").items()}
+        replicas = {
+            TopicPartition(topic.name, part.partition): part.in_sync_replicas
+            for topic in admin.describe_topics()
+            for part in topic.partitions
+        }
+        found: dict[tuple[TopicPartition, int], int] = {}
+        for broker in sorted({broker for brokers in replicas.values() for broker in brokers}):
+            with contextlib.suppress(HeadraceError):  # One that is away; others have the same logs.
+                for log in admin.describe_logs(brokers=[broker], timeout=ASK_BROKER_S):
+                    if not log.offline_reason:
+                        found[TopicPartition(log.topic, log.partition), broker] = log.log_end_offset
+        return {
+            where: max((found[where, broker] for broker in brokers if (where, broker) in found), default=NO_END)
+            for where, brokers in replicas.items()
+        }
 
 
 def write_task(
