@@ -12,6 +12,7 @@ VIEW = f"{SERVER}/metadata_view.py"
 SPARK = "sdk/headrace/spark"
 NO_SPARK = "The simulator runs no query."
 TRUNCATION = "tests/unit/spark/test_spark_stream_truncation.py::test_records_that_an_election_replaced_are_a_loss"
+RETRIES = "tests/unit/spark/test_spark_retries.py"
 STAND_IN = "The simulator's clients are stand-ins: the shipped cores are driven by property tests."
 DISPATCH = "tests/property/test_client_dispatch.py::test_an_idempotent_producer_neither_loses_doubles_nor_reorders"
 
@@ -144,5 +145,41 @@ CLIENTS = (
         "        if False:\n            written[EPOCHS]",
         "A stream's checkpoint forgets of which leader epoch it has read.",
         Test(TRUNCATION, NO_SPARK),
+    ),
+    Mutant(
+        "rows-divided-anew-stored-again",
+        "H144",
+        f"{SPARK}/task_writer.py",
+        "            for where, task, segment, _ in self._stored.read(target.earlier):\n",
+        "            for where, task, segment, _ in ():\n",
+        "A micro-batch that is tried with another number of tasks stores rows twice.",
+        Test(f"{RETRIES}::test_another_number_of_tasks_stores_each_row_once", NO_SPARK),
+    ),
+    Mutant(
+        "row-of-two-tasks-stored-once",
+        "H144",
+        f"{SPARK}/retries.py",
+        "        return +self._counts\n",
+        "        return Counter()\n",
+        "Where two tasks have the same row and one record of it is stored, both take it for theirs.",
+        Test(f"{RETRIES}::test_the_same_row_in_several_tasks_is_stored_as_often_as_it_is_there", NO_SPARK),
+    ),
+    Mutant(
+        "changed-rows-stored-beside-the-first",
+        "H144",
+        f"{SPARK}/task_writer.py",
+        "        if strange and any(strange[",
+        "        if False and any(strange[",
+        "A task whose rows have changed since the first try stores them, too.",
+        Test(f"{RETRIES}::test_other_rows_are_refused_before_anything_is_stored", NO_SPARK),
+    ),
+    Mutant(
+        "another-tries-records-taken-for-ones-own",
+        "H144",
+        f"{SPARK}/task_writer.py",
+        "            if self._options.idempotent_retries and receipt.batch.repeated:\n",
+        "            if False:\n",
+        "A task believes that its rows are stored where another try of it has stored others under their sequences.",
+        Test(f"{RETRIES}::test_a_task_is_tried_again_while_the_first_try_is_still_at_work", NO_SPARK),
     ),
 )
