@@ -41,6 +41,8 @@ class ServiceSpec:
     """0: the kernel chooses at the first start; restarts keep it."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Beyond `listen` and `ready_file`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beyond those of this process."""
 
 
 class ServiceProcess:
@@ -112,7 +114,7 @@ class ServiceProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environ_without_settings(),
+                env={**_environ_without_settings(), **self.spec.environment},
             )
 
     def wait_until_ready(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:

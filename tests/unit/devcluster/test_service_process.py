@@ -1,5 +1,6 @@
 """One process of the local cluster: it comes, keeps its port, tells why it failed, and never outlives its parent."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -50,6 +51,16 @@ def start(service: ServiceProcess) -> ServiceProcess:
     service.launch()
     service.wait_until_ready(20)
     return service
+
+
+def test_a_service_has_variables_of_its_own(make) -> None:
+    """What the spec says goes before what this process has."""
+    service = make()
+    service = start(ServiceProcess(dataclasses.replace(service.spec, environment={"PYTHONPATH": f"{HERE}:/nowhere"})))
+    try:
+        assert f"PYTHONPATH={HERE}:/nowhere\0" in Path(f"/proc/{service.pid}/environ").read_text()
+    finally:
+        service.kill()
 
 
 def test_a_restart_keeps_the_port(make) -> None:
