@@ -256,6 +256,16 @@ class Replicated:
         """The broker's session."""
         return next(b.broker_epoch for b in self.admin.describe_cluster().brokers if b.broker_id == broker_id)
 
+    def directory_version(self, broker_id: int) -> int:
+        """How new etcd says that the broker's data directory is."""
+
+        async def read(metastore: EtcdMetastore, identity: ClusterIdentity) -> int:
+            found = (await metastore.get(identity.keyspace.directory(broker_id))).key_value
+            assert found is not None
+            return metadata_pb2.DirectoryVersion.FromString(found.value).version
+
+        return self.in_etcd(read)
+
     def register_hand(self, broker_id: int) -> int:
         """Register a broker that a test plays, as one that stops and so joins nothing, and return its session.
 

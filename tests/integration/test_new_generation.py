@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,38 +11,11 @@ import headrace
 import pytest
 from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.errors import PartStartError
-from headrace_devcluster.etcd import find_etcd
 
+from tests.integration.etcd_backups import new_generation, restore_snapshot, save_snapshot, take_inventories
 from tests.integration.replicated import BROKER_SETTINGS, Replicated, until
 
 GROUP = "goes-on"
-
-
-def tool(name: str, *arguments: object) -> None:
-    """Run etcdctl or etcdutl, which lie beside etcd."""
-    beside = find_etcd().resolve().parent / name
-    program = str(beside) if beside.exists() else shutil.which(name)
-    if program is None:
-        pytest.skip(f"no {name} beside etcd or on PATH")
-    subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, timeout=60)
-
-
-def command(module: str, verb: str, *arguments: object, **settings: object) -> subprocess.CompletedProcess[str]:
-    """A command of a service."""
-    options = [f"--set={name}={value}" for name, value in settings.items()]
-    words = [sys.executable, "-m", module, verb, *map(str, arguments), *options]
-    return subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
-
-
-def restore(cluster: LocalCluster, snapshot: Path) -> None:
-    """As the guide says: all stopped, a new data directory from the snapshot."""
-    data = cluster.etcd.directory / "data"
-    cluster.etcd.stop()
-    shutil.rmtree(data)
-    peer = f"http://127.0.0.1:{cluster.etcd._peer_port}"
-    options = ("--name=local", f"--initial-cluster=local={peer}", f"--initial-advertise-peer-urls={peer}")
-    tool("etcdutl", "snapshot", "restore", snapshot, f"--data-dir={data}", *options)
-    cluster.restart_etcd()
 
 
 def send(servers: str, topic: str, values: range) -> list[bytes]:
@@ -84,7 +55,7 @@ def test_a_cluster_goes_on_under_a_restored_etcd(own_cluster: Callable[..., Loca
         topic_id = replicated.create("before", [[3, 1, 2]], min_insync_replicas=2)
         acknowledged = send(replicated.servers, "before", range(50))
         assert len(consume(replicated.servers, "before", 50)) == 50
-        tool("etcdctl", f"--endpoints={cluster.etcd.endpoint}", "snapshot", "save", tmp_path / "snapshot.db")
+        save_snapshot(cluster, tmp_path / "snapshot.db")
         # Since then: another leader, more records, a topic, an offset, and broker 3 out of sync.
         replicated.broker(3).kill()
         replicated.wait_for("before", lambda part: part.leader_id > 0 and 3 not in part.in_sync_replicas, "a leader")
@@ -95,28 +66,22 @@ def test_a_cluster_goes_on_under_a_restored_etcd(own_cluster: Callable[..., Loca
         cluster_id = replicated.admin.describe_cluster().cluster_id
     finally:
         replicated.close()
-    restore(cluster, tmp_path / "snapshot.db")
+    restore_snapshot(cluster, tmp_path / "snapshot.db")
     for part in [*cluster.coordinators, *cluster.brokers[:2]]:
         until(lambda: part.pid is None, f"{part.name} gives up")  # noqa: B023
 
-    inventories = []
-    for broker in cluster.brokers[:2]:
-        told = command("headrace_broker", "inventory", **broker.spec.settings)
-        assert told.returncode == 0, told.stderr
-        inventories.append(tmp_path / f"{broker.name}.json")
-        inventories[-1].write_text(told.stdout)
-    assert {log["topic_id"] for log in json.loads(told.stdout)["logs"]} == {topic_id.hex(), new_id.hex()}
-    own = cluster.coordinators[0].spec.settings
-    options = [f"--inventory={path}" for path in inventories]
-    refused = command("headrace_coordinator", "new-generation", *options, "--apply", **own)
+    inventories = take_inventories(cluster, tmp_path, (1, 2))
+    told = json.loads(inventories[-1].read_text())
+    assert {log["topic_id"] for log in told["logs"]} == {topic_id.hex(), new_id.hex()}
+    refused = new_generation(cluster, inventories, "--apply")
     assert refused.returncode == 1
     assert "nothing is said of broker 3, which may hold records that nobody else has" in refused.stderr
-    planned = command("headrace_coordinator", "new-generation", *options, "--lost=3", **own)
+    planned = new_generation(cluster, inventories, "--lost=3")
     assert planned.stdout.endswith("nothing was changed: say --apply to begin it\n"), planned.stderr
-    done = command("headrace_coordinator", "new-generation", *options, "--lost=3", "--apply", **own)
+    done = new_generation(cluster, inventories, "--lost=3", "--apply")
     assert done.returncode == 0, done.stderr
     assert "generation 2 of cluster headrace: 1 topics of the backup, 1 that it lacks; 2 of 2" in done.stdout
-    again = command("headrace_coordinator", "new-generation", *options, "--lost=3", "--apply", **own)
+    again = new_generation(cluster, inventories, "--lost=3", "--apply")
     assert "generation 3 of cluster headrace: 2 topics of the backup, 0 that it lacks; 2 of 2" in again.stdout
 
     for part in [*cluster.coordinators, *cluster.brokers[:2]]:

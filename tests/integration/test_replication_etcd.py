@@ -17,6 +17,7 @@ from headrace_devcluster.errors import PartStartError
 from headrace_server.metastore.api import Put
 from headrace_server.metastore.etcd import EtcdMetastore
 
+from tests.integration.etcd_backups import copy_data, put_back_data
 from tests.integration.replicated import BROKER_SETTINGS, Follower, Gate, Replicated, Writer, append, until
 
 pytestmark = pytest.mark.xdist_group("replication_etcd")
@@ -138,23 +139,13 @@ def test_a_follower_with_a_disk_that_is_not_its_own(replicated: Replicated, othe
         assert "Traceback" not in str(refused.value)
 
 
-def restored(cluster: LocalCluster, backup: Path) -> None:
-    """Put an older state of etcd's data in its place."""
-    cluster.etcd.stop()
-    shutil.rmtree(cluster.etcd.directory / "data")
-    shutil.copytree(backup, cluster.etcd.directory / "data")
-    cluster.restart_etcd()
-
-
 def test_a_restored_etcd(own_cluster: Callable[..., LocalCluster], tmp_path: Path) -> None:
     """H81: a revision that goes back ends a running broker, and one that has seen a later one refuses to start."""
     cluster = own_cluster(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS)
     replicated = Replicated(cluster)
     try:
         topic_id = replicated.create("restored", [[1, 2]])
-        cluster.etcd.stop()
-        shutil.copytree(cluster.etcd.directory / "data", tmp_path / "backup")
-        cluster.restart_etcd()
+        copy_data(cluster, tmp_path / "backup")
         cluster.wait_until_healthy()
         leader, epoch = replicated.leader("restored"), replicated.partition("restored").leader_epoch
         replicated.admin.drain_broker(leader)
@@ -163,7 +154,7 @@ def test_a_restored_etcd(own_cluster: Callable[..., LocalCluster], tmp_path: Pat
         replicated.check_replicas_equal("restored")
     finally:
         replicated.close()
-    restored(cluster, tmp_path / "backup")
+    put_back_data(cluster, tmp_path / "backup")
     for broker in cluster.brokers:
         until(lambda: broker.pid is None, f"{broker.name} gives up")  # noqa: B023
         log = " ".join(broker.log_tail().split())
@@ -198,9 +189,7 @@ def test_logs_that_a_restored_etcd_lacks_stay(own_cluster: Callable[..., LocalCl
     replicated = Replicated(cluster)
     try:
         replicated.create("before", [[1, 2]])
-        cluster.etcd.stop()
-        shutil.copytree(cluster.etcd.directory / "data", tmp_path / "backup")
-        cluster.restart_etcd()
+        copy_data(cluster, tmp_path / "backup")
         cluster.wait_until_healthy()
         topic_id = replicated.create("since", [[1, 2]], file_delete_delay_ms=0)
         append(replicated.broker(replicated.leader("since")).address, topic_id, b"kept")
@@ -208,7 +197,7 @@ def test_logs_that_a_restored_etcd_lacks_stay(own_cluster: Callable[..., LocalCl
         directories = [replicated.log_directory(broker_id, "since") for broker_id in (1, 2)]
         for part in cluster.parts:
             part.kill()
-        restored(cluster, tmp_path / "backup")
+        put_back_data(cluster, tmp_path / "backup")
         raise_revision(cluster)
         for _ in range(2):
             for part in cluster.parts:

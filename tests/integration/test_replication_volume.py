@@ -13,9 +13,6 @@ import headrace
 import pytest
 from headrace_broker.runtime.directory_version import VERSION_SECONDS
 from headrace_devcluster.cluster import LocalCluster
-from headrace_server.cluster_identity import ClusterIdentity
-from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.metastore.etcd import EtcdMetastore
 
 from tests.integration.replicated import BROKER_SETTINGS, Replicated, until
 
@@ -29,17 +26,6 @@ def send(servers: str, values: range) -> None:
     with headrace.Producer(bootstrap_servers=servers, acks="all") as producer:
         for receipt in [producer.send("rolled-back", b"%d" % value, partition=0) for value in values]:
             receipt.result(30)
-
-
-def version_in_etcd(replicated: Replicated) -> int:
-    """How new etcd says that broker 1's directory is."""
-
-    async def read(metastore: EtcdMetastore, identity: ClusterIdentity) -> int:
-        found = (await metastore.get(identity.keyspace.directory(1))).key_value
-        assert found is not None
-        return metadata_pb2.DirectoryVersion.FromString(found.value).version
-
-    return replicated.in_etcd(read)
 
 
 @pytest.mark.timeout(180)
@@ -60,10 +46,10 @@ def test_a_volume_that_was_put_back(own_cluster: Callable[..., LocalCluster], tm
             send(replicated.servers, SINCE)
         else:
             shutil.copytree(volume, copy)
-            version = version_in_etcd(replicated)
+            version = replicated.directory_version(1)
             send(replicated.servers, SINCE)
             until(
-                lambda: version_in_etcd(replicated) > version,
+                lambda: replicated.directory_version(1) > version,
                 "a later version of the directory",
                 10 * VERSION_SECONDS,
             )

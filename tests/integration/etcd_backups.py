@@ -1,0 +1,105 @@
+"""What operators do to etcd and after it: copies of its data, snapshots by its own tools, `new-generation`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.etcd import find_etcd
+
+
+def tool(name: str, *arguments: object) -> None:
+    """Run etcdctl or etcdutl, which lie beside etcd."""
+    beside = find_etcd().resolve().parent / name
+    program = str(beside) if beside.exists() else shutil.which(name)
+    if program is None:
+        pytest.skip(f"no {name} beside etcd or on PATH")
+    subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, timeout=60)
+
+
+def command(module: str, verb: str, *arguments: object, **settings: object) -> subprocess.CompletedProcess[str]:
+    """A command of a service."""
+    options = [f"--set={name}={value}" for name, value in settings.items()]
+    words = [sys.executable, "-m", module, verb, *map(str, arguments), *options]
+    return subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+
+
+# --- backups ---
+
+
+def copy_data(cluster: LocalCluster, backup: Path) -> None:
+    """Copy the data of all members, which stand still meanwhile."""
+    for member in cluster.etcd_members:
+        member.stop()
+    for member in cluster.etcd_members:
+        shutil.copytree(member.directory / "data", backup / member.name)
+    start_etcd(cluster)
+
+
+def put_back_data(cluster: LocalCluster, backup: Path) -> None:
+    """Put what `copy_data` copied in the place of the members' data."""
+    _throw_away_data(cluster)
+    for member in cluster.etcd_members:
+        shutil.copytree(backup / member.name, member.directory / "data")
+    start_etcd(cluster)
+
+
+def save_snapshot(cluster: LocalCluster, snapshot: Path) -> None:
+    """As the guide says."""
+    tool("etcdctl", f"--endpoints={cluster.etcd.endpoint}", "snapshot", "save", snapshot)
+
+
+def restore_snapshot(cluster: LocalCluster, snapshot: Path) -> None:
+    """As the guide says: new data directories from the snapshot, on all members."""
+    _throw_away_data(cluster)
+    for member in cluster.etcd_members:
+        options = [
+            argument
+            for argument in member._arguments()
+            if argument.startswith(("--name=", "--data-dir=", "--initial-cluster=", "--initial-advertise-peer-urls="))
+        ]
+        tool("etcdutl", "snapshot", "restore", snapshot, *options)
+    start_etcd(cluster)
+
+
+def start_etcd(cluster: LocalCluster) -> None:
+    """Start all members together: one of several is not healthy alone."""
+    for member in cluster.etcd_members:
+        cluster._spawn(member.launch)
+    for member in cluster.etcd_members:
+        member.wait_until_healthy()
+
+
+def _throw_away_data(cluster: LocalCluster) -> None:
+    for member in cluster.etcd_members:
+        member.stop()
+    for member in cluster.etcd_members:
+        shutil.rmtree(member.directory / "data")
+
+
+# --- the way back ---
+
+
+def take_inventories(cluster: LocalCluster, directory: Path, broker_ids: Sequence[int]) -> list[Path]:
+    """Ask the disks of these brokers, which do not run, what they hold."""
+    found = []
+    for broker_id in broker_ids:
+        told = command("headrace_broker", "inventory", **cluster.broker(broker_id).spec.settings)
+        assert told.returncode == 0, told.stderr
+        found.append(directory / f"broker-{broker_id}.json")
+        found[-1].write_text(told.stdout)
+    return found
+
+
+def new_generation(
+    cluster: LocalCluster, inventories: Sequence[Path], *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """Run `headrace-coordinator new-generation`."""
+    options = [f"--inventory={path}" for path in inventories]
+    own = cluster.coordinators[0].spec.settings
+    return command("headrace_coordinator", "new-generation", *options, *arguments, **own)
