@@ -19,6 +19,8 @@ SIM_FLAGS ?=
 BENCH_FLAGS ?=
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 1
+# The faults of replicas that are done, by the names that docs/protocols/chaos.md lists; none: all
+CHAOS_FAULTS ?=
 # Runs of consumer groups: so many seeds, from CHAOS_SEED on, with faults for so many seconds each
 CHAOS_GROUP_RUNS ?= 20
 CHAOS_GROUP_SECONDS ?= 10
@@ -111,7 +113,8 @@ bench-peers: set-up ## the same beside Kafka, RabbitMQ, NATS, Redis, ActiveMQ; b
 	@$(BIN)/python -m bench.peers $(BENCH_FLAGS)
 
 chaos: set-up ## real processes under faults drawn by a seed, etcd away for a minute (CHAOS_SECONDS=60 CHAOS_SEED=1 CHAOS_GROUP_RUNS=20)
-	HEADRACE_TEST_CHAOS_SECONDS=$(CHAOS_SECONDS) HEADRACE_TEST_CHAOS_SEED=$(CHAOS_SEED) HEADRACE_TEST_OUTAGE_SECONDS=60 \
+	HEADRACE_TEST_CHAOS_SECONDS=$(CHAOS_SECONDS) HEADRACE_TEST_CHAOS_SEED=$(CHAOS_SEED) HEADRACE_TEST_CHAOS_FAULTS="$(CHAOS_FAULTS)" \
+	HEADRACE_TEST_OUTAGE_SECONDS=60 \
 	HEADRACE_TEST_KILLS=10 HEADRACE_TEST_GROUP_RUNS=$(CHAOS_GROUP_RUNS) HEADRACE_TEST_GROUP_SECONDS=$(CHAOS_GROUP_SECONDS) \
 	$(BIN)/pytest -s -k "at_random or away_while or one_after or befalls" tests/integration/test_replication_chaos.py \
 	tests/integration/test_replication_etcd.py tests/integration/test_replication_failover.py \
