@@ -1,4 +1,4 @@
-"""What the nemesis does to consumer groups. As `nemesis`, whose faults of networks and of etcd it shares."""
+"""What the nemesis does to consumer groups. As `nemesis`, with which it shares `shared_faults`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 from headrace.v1 import groups_pb2
 
+from tests.simulation.faults import duration
 from tests.simulation.group_cluster import GroupCluster
 from tests.simulation.group_member import GROUP, MemberLife
-from tests.simulation.nemesis import Nemesis, _duration
+from tests.simulation.shared_faults import SharedFaults
 
 DELETE_EVERY_MS = 300
 DELETE_TRIES = 60
@@ -17,7 +18,7 @@ LONG_MS = (200, 1_500, 5_000, 15_000)
 MAX_PARTITIONS = 9
 
 
-class GroupNemesis(Nemesis):
+class GroupNemesis(SharedFaults):
     """Owns no state but the number of the next fault."""
 
     def __init__(self, cluster: GroupCluster) -> None:
@@ -215,7 +216,7 @@ class GroupNemesis(Nemesis):
     def _coordinator_dies(self, chance: random.Random) -> bool:
         node = chance.choice(self.group.coordinators)
         node.kill()
-        self._later(_duration(chance), node.start)
+        self._later(duration(chance), node.start)
         return True
 
     def _coordinator_pauses(self, chance: random.Random) -> bool:

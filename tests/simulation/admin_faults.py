@@ -1,0 +1,99 @@
+"""What administrators do while everything fails."""
+
+from __future__ import annotations
+
+import random
+
+from headrace_broker.storage.directory import LogId
+from headrace_broker.storage.memory_filesystem import Loss
+
+from tests.simulation.faults import Faults, duration
+
+
+class AdminFaults(Faults):
+    """Each method does one thing and says whether it could."""
+
+    def _drain(self, chance: random.Random) -> bool:
+        coordinator, broker_id = self.cluster.coordinator(), chance.choice(list(self.cluster.brokers))
+        if coordinator is None:
+            return False
+        coordinator.drain(broker_id, undo=False)
+        self._later(duration(chance), lambda: self.cluster.undrain(broker_id))
+        return True
+
+    def _move_leader(self, chance: random.Random) -> bool:
+        coordinator, key = self.cluster.coordinator(), self._partition(chance)
+        if coordinator is None or key is None:
+            return False
+        coordinator.move_leader(key, chance.randrange(8))
+        return True
+
+    def _move(self, chance: random.Random) -> bool:
+        coordinator, key = self.cluster.coordinator(), self._partition(chance)
+        if coordinator is None or key is None:
+            return False
+        count = self.cluster.plan.replication_factor
+        if count == len(self.cluster.brokers):
+            count = max(self.cluster.plan.min_insync_replicas, 1) if chance.random() < 0.3 else count
+        coordinator.move(key, chance.sample(sorted(self.cluster.brokers), count))
+        return True
+
+    def _delete_records(self, chance: random.Random) -> bool:
+        key = self._partition(chance)
+        host = None if key is None else self.cluster.leader_host(key)
+        if host is None or host.broker.process.paused:
+            return False
+        start, end = int(host.log.log_start_offset), int(host.replica.high_watermark)
+        host.broker.delete_records(host, start + chance.randrange(end - start + 1))
+        return True
+
+    def _change_minimum(self, chance: random.Random) -> bool:
+        """The topic asks for more replicas in sync, or for as many as at first (H15, H30)."""
+        plan = self.cluster.plan
+        if not self.cluster.partitions:
+            return False
+        minimum = chance.randint(plan.min_insync_replicas, plan.replication_factor)
+        self.cluster.configure(min_insync_replicas=str(minimum))
+        return True
+
+    def _change_durability(self, chance: random.Random) -> bool:
+        """Only from a whole cluster to async: who lost power before comes back as one that async promises nothing."""
+        running = all(node.running is not None for node in self.cluster.brokers.values())
+        if not self.cluster.partitions or (self.cluster.flushed_only and not (running and self.cluster.is_whole())):
+            return False
+        self.cluster.change_durability(durable=not self.cluster.flushed_only)
+        return True
+
+    def _elect_uncleanly(self, chance: random.Random) -> bool:
+        """All members of a partition's sets die; an administrator lets a replica lead that may lack records (H21)."""
+        key = self._partition(chance)
+        if key is None:
+            return False
+        state = self.cluster.state(key)
+        members = {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}
+        others = [broker_id for broker_id in state.replicas if broker_id not in members]
+        if not any(self.cluster.host(broker_id, key) is not None for broker_id in others):
+            return False
+        for broker_id in sorted(members):
+            node = self.cluster.brokers[broker_id]
+            node.kill(Loss.NOTHING)
+            self._later(6_000, node.start)
+        self._later(4_000, lambda: self._ask_for_unclean(key))
+        return True
+
+    def _make_topic_anew(self, chance: random.Random) -> bool:
+        """Delete the topic; another one gets its name, sooner or later."""
+        if not self.cluster.partitions or not self.cluster.is_healthy():
+            return False
+        self.cluster.delete_topic()
+        self._later(duration(chance), self._create_topic)
+        return True
+
+    def _create_topic(self) -> None:
+        if self._active and not self.cluster.partitions and not self.cluster.create_topic():
+            self._later(300, self._create_topic)
+
+    def _ask_for_unclean(self, key: LogId) -> None:
+        coordinator = self.cluster.coordinator()
+        if coordinator is not None:
+            coordinator.elect_uncleanly(key)

@@ -1,0 +1,132 @@
+"""Faults of a broker's disk and of its clock."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+from headrace_broker.storage.memory_filesystem import Loss
+
+from tests.simulation.cluster import DAY_MS
+from tests.simulation.faults import Faults, duration
+from tests.simulation.host import Host
+from tests.simulation.machine import BrokerNode
+
+
+class DiskFaults(Faults):
+    """Each method does one fault and says whether it could."""
+
+    def _disk_error(self, chance: random.Random) -> bool:
+        node = self._victim(chance)
+        if node is None or not self._may_damage(node):
+            return False
+        operation = chance.choice(("fsync", "pwritev", "pread"))
+        drops = chance if operation == "fsync" and chance.random() < 0.7 else None
+        node.filesystem.fail(operation, errno.EIO, suffix=".log", drops=drops)
+        return True
+
+    def _disk_full(self, chance: random.Random) -> bool:
+        node = self._victim(chance)
+        if node is None:
+            return False
+        node.filesystem.capacity_bytes = node.filesystem._used_bytes() + chance.randrange(2_000)
+        self._later(duration(chance), lambda: setattr(node.filesystem, "capacity_bytes", 1 << 40))
+        return True
+
+    def _may_damage(self, node: BrokerNode) -> bool:
+        """Damage may meet a minority: all others run, and everybody is in sync and undamaged."""
+        return (
+            all(other.running is not None for other in self.cluster.brokers.values())
+            and self.cluster.plan.replication_factor >= 3
+            and self.cluster.is_whole()
+            and not any(s.damaged for p in self.cluster.checks.partitions.values() for s in p.replicas.values())
+        )
+
+    def _damage(self, chance: random.Random) -> bool:
+        """Damage one log on one disk, below what its recovery point vouches for.
+
+        A bit flips, the file ends early, or a write that was meant for another place went here.
+        """
+        node = self._victim(chance)
+        if node is None or not self._may_damage(node):
+            return False
+        hosts = [host for host in _hosts(node) if host.is_open and host.log.flushed_offset > host.log.log_start_offset]
+        if not hosts:
+            return False
+        host = chance.choice(hosts)
+        host.log.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
+        mark, directory = host.log._state.flushed, host.log.directory
+        sizes = {
+            int(name[:-4]): len(node.filesystem.content(f"{directory}/{name}"))
+            for name in node.filesystem.list_directory(directory)
+            if name.endswith(".log") and int(name[:-4]) <= mark.segment
+        }
+        sizes[mark.segment] = mark.position
+        base_offset = chance.choice(sorted(sizes))
+        if not sizes[base_offset]:
+            return False
+        path, position = f"{directory}/{base_offset:020d}.log", chance.randrange(sizes[base_offset])
+        content, kind = node.filesystem.content(path), chance.choice(("flip", "flip", "cut", "misdirect"))
+        block = min(len(content) - position, 512)
+        source = chance.randrange(len(content) - block + 1)
+        if content[source : source + block] == content[position : position + block]:
+            kind = "flip"
+        self.cluster.checks.damaged(node.broker_id, host.key)
+        self.world.count(f"damage: {kind}")
+        match kind:
+            case "flip":
+                node.filesystem.corrupt(path, position, 1 << chance.randrange(8))
+            case "cut":
+                node.filesystem.cut(path, position)
+            case _:
+                node.filesystem.overwrite(path, position, content[source : source + block])
+        if chance.random() < 0.6:
+            node.kill(Loss.NOTHING)
+            self._later(duration(chance), node.start)
+        return True
+
+    def _replace_disk(self, chance: random.Random) -> bool:
+        """A machine comes back with an empty disk (H17, H42)."""
+        node = self._victim(chance)
+        if node is None or not self._may_damage(node):
+            return False
+        node.kill(Loss.ALL)
+        node.replace_disk()
+        self._later(duration(chance), node.start)
+        return True
+
+    def _put_volume_back(self, chance: random.Random) -> bool:
+        """A disk is put back to what was durable on it before its broker's present session (H16, H42)."""
+        nodes = [
+            node
+            for node in self.cluster.brokers.values()
+            if node.snapshot is not None and node.broker is not None and node.broker.registered
+        ]
+        if not nodes or not self._may_damage(nodes[0]):
+            return False
+        node = chance.choice(nodes)
+        node.kill(Loss.ALL)
+        node.put_back_disk()
+        self._later(duration(chance), node.start)
+        return True
+
+    def _scrub(self, chance: random.Random) -> bool:
+        """A broker reads all that it has stored, to find what has rotted (H33)."""
+        node = self._victim(chance)
+        if node is None or node.broker is None:
+            return False
+        node.broker.scrub()
+        return True
+
+    def _clock_jump(self, chance: random.Random) -> bool:
+        """Where records go by their age, a jump that is guarded against (H43)."""
+        node = chance.choice(list(self.cluster.brokers.values()))
+        jumps = (-3_600_000, -5_000, 5_000, 3_600_000)
+        if self.cluster.plan.retention_ms >= 0:
+            jumps = (-30 * DAY_MS, 30 * DAY_MS)
+        node.wall.offset_ms += chance.choice(jumps)
+        return True
+
+
+def _hosts(node: BrokerNode) -> list[Host]:
+    return list(node.broker.logs.values()) if node.broker is not None else []
