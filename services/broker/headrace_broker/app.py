@@ -286,6 +286,7 @@ class Broker:
             self._inflation,
             self._records,
             clocks.look,
+            clocks.watch.now_ms,
             crash=partial(crash, tasks),
         )
         live = self._describe()
@@ -317,6 +318,7 @@ class Broker:
         )
         await self._recover(assignments)
         clocks.note_newest_record(await self._newest_append_ms(assignments))
+        clocks.look()  # Before the first record is stamped.
         service.begin_serving()
         background: list[asyncio.Task[None]] = []
         starting = tasks.create_task(self._start_session(registration, assignments))

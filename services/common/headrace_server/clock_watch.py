@@ -10,6 +10,9 @@ A clock is in doubt
 Doubt ends where as many others agree, or where an operator says what time it is (`headrace-broker trust-clock`), and
 not by waiting. A clock that others disprove, all of a jump at once, stays in doubt. A wrong clock costs disk space.
 
+Meanwhile records are stamped with the time that is most likely right, `ClockWatch.now_ms`: they are deleted by their
+stamp when nobody doubts any more.
+
 `ClockWatch` decides: no I/O, time by its `Clock`. `ClockExchange` writes `clock/{process}` to etcd and reads those of
 others.
 """
@@ -54,18 +57,21 @@ class ClockWatch:
         self._clock = clock
         self._limit_ms = limit_ms
         self._difference_ms = float(clock.now_ms() - clock.boottime_ms())
-        self._followed_ms = clock.boottime_ms()
+        self._followed_ms = self._started_ms = clock.boottime_ms()
         self._last_seen_ms = 0
         self._confirmed = False  # somebody else has had the same time since the start
         self._readings: dict[str, _Reading] = {}
+        self._is_believed = False  # as `doubt` has found it, and nothing was taken in since
 
     def note_seen(self, wall_ms: int) -> None:
         """Take in a time that was seen before this process started: of a record, or of a process in etcd."""
         self._last_seen_ms = max(self._last_seen_ms, wall_ms)
+        self._is_believed = False
 
     def note(self, process: str, wall_ms: int, *, doubtful: bool) -> None:
         """Take in the time that another process has just written; `operator` is believed."""
         reading = _Reading(wall_ms, self._clock.boottime_ms(), doubtful)
+        self._is_believed = False
         if process != OPERATOR:
             self._readings[process] = reading
         elif self._agrees(reading):
@@ -74,16 +80,41 @@ class ClockWatch:
     def forget(self, process: str) -> None:
         """A process is no longer registered: its time says nothing."""
         self._readings.pop(process, None)
+        self._is_believed = False
 
     @property
     def processes(self) -> set[str]:
         """The processes whose times count."""
         return set(self._readings)
 
+    def now_ms(self) -> int:
+        """The time to stamp records with: the wall clock's where it can be believed.
+
+        Else what the other processes have (the median), or what the clock would show had it not jumped. A process that
+        has doubted its clock since its start and hears of no other has the later of the clock and the last time that
+        was seen: a record that is stamped too late is kept too long, and one that is stamped too early goes too early.
+        """
+        if (self._is_believed and not self._has_jumped()) or not self.doubt():
+            return self._clock.now_ms()
+        if sound := self._sound():
+            return sorted(map(self._now_by, sound.values()))[len(sound) // 2]
+        boottime_ms = self._clock.boottime_ms()
+        if self._last_seen_ms and not self._confirmed:
+            seen_ms = self._last_seen_ms + boottime_ms - self._started_ms
+            before_jump_ms = boottime_ms + round(self._difference_ms)
+            if abs(before_jump_ms - seen_ms) > self._limit_ms:
+                return max(before_jump_ms, seen_ms)
+        return boottime_ms + round(self._difference_ms)
+
     def doubt(self) -> str:
         """Why the clock cannot be believed, in a sentence; empty: it can."""
+        found = self._find_doubt()
+        self._is_believed = not found
+        return found
+
+    def _find_doubt(self) -> str:
         self._follow_drift()
-        sound = {name: each for name, each in self._readings.items() if not each.doubtful}
+        sound = self._sound()
         agreeing = sum(map(self._agrees, sound.values()))
         if sound and 2 * agreeing >= len(sound):
             self._believe()
@@ -100,6 +131,12 @@ class ClockWatch:
             return f"the newest time that was seen before this start is {_hours(apart_ms)} away"
         return ""
 
+    def _sound(self) -> dict[str, _Reading]:
+        return {name: each for name, each in self._readings.items() if not each.doubtful}
+
+    def _has_jumped(self) -> bool:
+        return abs(self._offset_ms() - self._difference_ms) > self._limit_ms
+
     def _offset_ms(self) -> int:
         return self._clock.now_ms() - self._clock.boottime_ms()
 
@@ -109,6 +146,8 @@ class ClockWatch:
         allowed_ms = (now_ms - self._followed_ms) * DRIFT_PPM / 1_000_000
         self._followed_ms = now_ms
         gap_ms = self._offset_ms() - self._difference_ms
+        if abs(gap_ms) > self._limit_ms:
+            return  # It has jumped.
         self._difference_ms += max(-allowed_ms, min(gap_ms, allowed_ms))
 
     def _now_by(self, reading: _Reading) -> int:

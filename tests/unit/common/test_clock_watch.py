@@ -48,6 +48,41 @@ def test_a_jump_is_doubted_until_it_is_taken_back(by_ms: int) -> None:
     assert machine.watch.doubt() == ""
 
 
+@pytest.mark.parametrize("by_ms", [30 * DAY, -30 * DAY])
+def test_records_are_stamped_as_if_the_clock_had_not_jumped(by_ms: int) -> None:
+    """From the moment of the jump on, asked or not, and until it is taken back."""
+    machine = Machine()
+    pass_time(HOUR, machine)
+    before_ms = machine.watch.now_ms()
+    assert before_ms == machine.clock.now_ms()
+    machine.clock.set_wall(by_ms)
+    assert machine.watch.now_ms() == before_ms
+    pass_time(HOUR, machine)
+    assert machine.watch.now_ms() == before_ms + HOUR
+    machine.clock.set_wall(-by_ms)
+    assert machine.watch.now_ms() == machine.clock.now_ms() == before_ms + HOUR
+
+
+def test_records_are_stamped_by_the_clocks_of_others() -> None:
+    """A clock that two of three others disprove does not stamp, whether it jumped or was wrong at the start."""
+    machine, others = Machine(1_700_000_000_000 - 400 * DAY), [Machine(), Machine(), Machine()]
+    for name, other in zip("abc", others, strict=True):
+        machine.hear(name, other)
+    pass_time(HOUR, machine, *others)
+    assert machine.watch.now_ms() == others[0].clock.now_ms()
+
+
+@pytest.mark.parametrize(("wrong_ms", "stamped_ms"), [(-400 * DAY, 0), (400 * DAY, 400 * DAY), (-HOUR, -HOUR)])
+def test_a_clock_doubted_since_the_start_stamps_no_time_before_the_last_seen(wrong_ms: int, stamped_ms: int) -> None:
+    """A stamp that is too late keeps a record too long; one that is too early would delete it too early."""
+    start_ms = 1_700_000_000_000
+    machine = Machine(start_ms + wrong_ms)
+    machine.watch.note_seen(start_ms)
+    machine.watch.doubt()
+    pass_time(HOUR, machine)
+    assert machine.watch.now_ms() == start_ms + stamped_ms + HOUR
+
+
 def test_slow_drift_is_legal() -> None:
     """A clock that is slewed by NTP's 500 ppm is two days ahead after eleven years, and was never in doubt."""
     machine = Machine()

@@ -217,7 +217,7 @@ class ProduceHandler:
         if part.records:
             if batches:
                 raise InvalidRequestError("a partition carries either batches or records, not both")
-            now_ms = self._services.clock.now_ms()
+            now_ms = self._services.now_ms()
             partition.replica.check_leading(_known_epoch(part))
             batches = [
                 await asyncio.get_running_loop().run_in_executor(self._services.executor, encode_records, part, now_ms)

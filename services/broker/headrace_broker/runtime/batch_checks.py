@@ -87,7 +87,7 @@ def check_run(
     if committed:
         replica.check_in_sync()
     pairs: list[tuple[bytes, BatchHeader]] = []
-    now_ms = services.clock.now_ms()
+    now_ms = services.now_ms()
     previous: BatchHeader | None = None
     for index in range(position, len(batches)):
         batch = batches[index]

@@ -265,7 +265,7 @@ class Partition:
 
     async def _append_in_thread(self, pairs: list[tuple[bytes, BatchHeader]], result: AppendResult) -> None:
         self.services.metrics.slow_appends.inc()
-        at_ms, leader_epoch = self.services.clock.now_ms(), self.replica.leader_epoch
+        at_ms, leader_epoch = self.services.now_ms(), self.replica.leader_epoch
         started = time.perf_counter()
         base = await self.in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
         result.append_seconds += time.perf_counter() - started
@@ -289,7 +289,7 @@ class Partition:
             )  # fmt: skip
             position += taken
             if pairs:
-                at_ms, leader_epoch = self.services.clock.now_ms(), self.replica.leader_epoch
+                at_ms, leader_epoch = self.services.now_ms(), self.replica.leader_epoch
                 self._note_run(pairs, self._write(pairs, at_ms, leader_epoch), at_ms, leader_epoch, result)
 
     def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:

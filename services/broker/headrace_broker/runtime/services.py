@@ -43,10 +43,16 @@ class PartitionServices:
     records: Inflation = field(default_factory=Inflation)  # for answers in the simple form
     clock_doubt: Callable[[], str] = lambda: ""
     """Why the wall clock cannot be believed now; empty: it can (H43)."""
+    stamp_clock: Callable[[], int] | None = None
+    """See `now_ms`; `None`: the wall clock is always believed."""
     advanced: dict[Checkpointed, None] = field(default_factory=dict)
     """Partitions that have committed something since `upkeep.checkpoint_idle` looked."""
     crash: Callable[[BaseException], None] = _report
     """End the broker: an invariant is violated. Returns at once."""
+
+    def now_ms(self) -> int:
+        """The time that records are stamped with and their own times are compared with: of a clock that is believed."""
+        return self.clock.now_ms() if self.stamp_clock is None else self.stamp_clock()
 
     def watch(self, task: asyncio.Task[None]) -> None:
         """End the broker where a task that nobody awaits fails: what it met is a bug."""

@@ -94,7 +94,7 @@ async def retain(assignments: Assignments, services: PartitionServices) -> None:
 
 def _believed_ms(services: PartitionServices) -> int | None:
     """The wall clock; None while it is in doubt (H43): nothing is rolled, deleted or forgotten by age then."""
-    return None if services.clock_doubt() else services.clock.now_ms()
+    return None if services.clock_doubt() else services.now_ms()
 
 
 def _log_at_work(partition: Partition) -> PartitionLog | None:
