@@ -18,7 +18,7 @@ from headrace_coordinator.core.new_generation import (
 from headrace_coordinator.new_generation import read_inventory
 from headrace_server.generations import watch_generation
 from headrace_server.metastore.api import MetastoreRolledBackError, Put
-from headrace_server.partition_state import PartitionState, Replica
+from headrace_server.partition_state import PartitionState, Replica, ask_hand_over, note_committed
 from headrace_server.settings import SettingsError
 
 TOPIC, OTHER = b"t" * 16, b"o" * 16
@@ -68,6 +68,23 @@ def test_the_most_complete_logs_are_in_sync(ends, in_sync):
     assert state.leader is None
     assert state.partition_epoch == BACKUP.partition_epoch + 1
     assert state.durable
+
+
+def test_a_hand_over_that_was_asked_for_is_not_asked_for_any_more():
+    """The successor was named in a session that is over."""
+    asked = ask_hand_over(BACKUP, (Replica(1, 8),))
+    state = plan({1: end(4, 50), 2: end(4, 50), 3: end(4, 50)}, asked).states[(TOPIC, 0)]
+    assert state.successors == ()
+    assert members(state) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("ends", "high_watermark"), [({1: end(4, 50)}, 50), ({1: None}, 0)])
+def test_nothing_counts_as_committed_that_no_disk_has(ends, high_watermark):
+    """A member that ends below the key's high watermark would be taken for one that lost records, and not lead."""
+    state = plan(ends, note_committed(BACKUP, 60)).states[(TOPIC, 0)]
+    assert members(state) == [1]
+    assert state.high_watermark == high_watermark
+    assert plan({1: end(4, 90)}, note_committed(BACKUP, 60)).states[(TOPIC, 0)].high_watermark == 60
 
 
 def test_leader_epochs_go_on_above_all_that_a_disk_knows():

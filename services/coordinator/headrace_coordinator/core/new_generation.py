@@ -156,6 +156,9 @@ def _decide(
         # Logs of brokers that come back later may have more than what is left, and are cut to it.
         unclean_epoch=epoch if lost else state.unclean_epoch,
         durable=True,
+        successors=(),
+        # A member that ends below it would be taken for one that has lost records.
+        high_watermark=min(state.high_watermark, 0 if best is None else best.log_end_offset),
     )
     check_shape(after)
     return after
