@@ -259,6 +259,15 @@ LEADERS = (
         Scenario("test_hand_over.py::test_of_several_successors_the_one_that_has_everything_leads"),
     ),
     Mutant(
+        "stops-without-who-is-eligible",
+        "H24",
+        f"{BROKER}/runtime/assignments.py",
+        "        return len(state.in_sync) > 1 or any(\n",
+        "        return len(state.in_sync) > 1 and any(\n",
+        "A leader that is alone in sync ends at once, and an eligible replica leads without what acks=1 acknowledged.",
+        Scenario("test_hand_over.py::test_a_leader_that_stops_alone_in_sync_waits_for_who_may_succeed_it"),
+    ),
+    Mutant(
         "appends-go-on-during-a-hand-over",
         "H24",
         REPLICA,

@@ -130,3 +130,29 @@ def test_a_controller_that_dies_after_it_asked_is_not_missed() -> None:
     story.until_leads(2)
     story.promise_all()
     story.finish()
+
+
+def test_a_leader_that_stops_alone_in_sync_waits_for_who_may_succeed_it() -> None:
+    """b2 and b3 lag, left and stay eligible: one of them would be elected at once, without what only b1 has."""
+    story = Scenario(min_insync_replicas=3)
+    story.promise_all()
+    story.separate(1, 2, 3)
+    story.break_streams(1, 2)
+    story.break_streams(1, 3)
+    story.until_in_sync(1)
+    sent = story.send(to=1, acks=1)
+    story.until(lambda: sent.acknowledged, "b1 acknowledges it alone")
+    node = story.cluster.brokers[1]
+    broker = node.broker
+    assert broker is not None
+    node.wanted = False
+    broker.stop()
+    story.run_for(500)
+    assert node.broker is broker, "it waits"
+    story.reunite(1, 2, 3)
+    story.until(lambda: node.broker is None, "b1 has stopped")
+    story.until(lambda: story.cluster.leader_host(story.key) is not None, "somebody leads")
+    story.start(1)
+    story.until_in_sync(1, 2, 3)
+    story.until_end(1, 1)
+    story.finish()

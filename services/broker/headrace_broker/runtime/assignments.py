@@ -26,7 +26,7 @@ from headrace.wire.ids import BrokerId
 from headrace_server.keys import DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.metadata_view import Partition as PartitionEntry
-from headrace_server.partition_state import Replica
+from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
@@ -481,12 +481,24 @@ class Assignments:
             partition.replica.stops = True
 
     def movable_leaderships(self) -> int:
-        """How many partitions are led here that another in-sync replica could lead."""
+        """How many partitions are led here that another replica could lead."""
         return sum(
             partition.replica.role is Role.LEADING
             and partition.replica.state is not None
-            and len(partition.replica.state.in_sync) > 1
+            and self._may_be_succeeded(partition.replica.state)
             for partition in self._partitions.values()
+        )
+
+    def _may_be_succeeded(self, state: PartitionState) -> bool:
+        """Return whether a successor is in sync, or eligible and alive.
+
+        That one would be elected once this broker has ended, and lacks what only `acks=1` acknowledged (H24): it is
+        waited for, to come back in sync and to be handed over to.
+        """
+        brokers = self._view.brokers
+        return len(state.in_sync) > 1 or any(
+            entry.broker_id in brokers and brokers[BrokerId(entry.broker_id)].broker_epoch == entry.broker_epoch
+            for entry in state.eligible_leaders
         )
 
     async def close(self) -> bool:
