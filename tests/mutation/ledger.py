@@ -6,6 +6,7 @@ from tests.mutation.ledger_admission import ADMISSION
 from tests.mutation.ledger_batches import BATCHES
 from tests.mutation.ledger_clients import CLIENTS
 from tests.mutation.ledger_deletion import DELETION_RULES
+from tests.mutation.ledger_faults import FAULT_RULES
 from tests.mutation.ledger_followers import FOLLOWERS
 from tests.mutation.ledger_groups import GROUPS
 from tests.mutation.ledger_leaders import LEADERS
@@ -20,6 +21,7 @@ LEDGER = (
     *FOLLOWERS,
     *MEMBERS,
     *RUNTIME_RULES,
+    *FAULT_RULES,
     *PRODUCERS,
     *STORAGE_RULES,
     *METADATA,

@@ -50,7 +50,7 @@ class AdminFaults(Faults):
     def _change_minimum(self, chance: random.Random) -> bool:
         """The topic asks for more replicas in sync, or for as many as at first (H15, H30)."""
         plan = self.cluster.plan
-        if not self.cluster.partitions:
+        if self._partition(chance) is None:
             return False
         minimum = chance.randint(plan.min_insync_replicas, plan.replication_factor)
         self.cluster.configure(min_insync_replicas=str(minimum))
@@ -59,7 +59,7 @@ class AdminFaults(Faults):
     def _change_durability(self, chance: random.Random) -> bool:
         """Only from a whole cluster to async: who lost power before comes back as one that async promises nothing."""
         running = all(node.running is not None for node in self.cluster.brokers.values())
-        if not self.cluster.partitions or (self.cluster.flushed_only and not (running and self.cluster.is_whole())):
+        if self._partition(chance) is None or (self.cluster.flushed_only and not (running and self.cluster.is_whole())):
             return False
         self.cluster.change_durability(durable=not self.cluster.flushed_only)
         return True
@@ -83,11 +83,26 @@ class AdminFaults(Faults):
 
     def _make_topic_anew(self, chance: random.Random) -> bool:
         """Delete the topic; another one gets its name, sooner or later."""
-        if not self.cluster.partitions or not self.cluster.is_healthy():
+        if self._partition(chance) is None or not self.cluster.is_healthy():
             return False
         self.cluster.delete_topic()
         self._later(duration(chance), self._create_topic)
         return True
+
+    def _put_etcd_back(self, chance: random.Random) -> bool:
+        """etcd is lost and put back to a snapshot; a while later an operator begins a new generation (H81)."""
+        recovery = self.cluster.recovery
+        if recovery.backup is not None or recovery.is_due:
+            return False
+        recovery.take_backup()
+        bumped = chance.random() < 0.5
+        self._later(1_500 + duration(chance), lambda: self._put_back_now(duration(chance), bumped=bumped))
+        return True
+
+    def _put_back_now(self, recovers_after_ms: int, *, bumped: bool) -> None:
+        if self._active:
+            self.cluster.recovery.put_etcd_back(bumped=bumped)
+            self._later(recovers_after_ms, self.cluster.recovery.begin)
 
     def _create_topic(self) -> None:
         if self._active and not self.cluster.partitions and not self.cluster.create_topic():

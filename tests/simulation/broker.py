@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -19,8 +20,9 @@ from headrace.wire.errors import HeadraceError
 from headrace_broker import app
 from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime import assignments as assignments_module
+from headrace_broker.runtime import log_deletion, producer_state, registration, upkeep
 from headrace_broker.runtime import partition as partition_module
-from headrace_broker.runtime import producer_state, registration, upkeep
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.settings import BrokerSettings
@@ -37,6 +39,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
 from headrace_server.supervision import Supervision
 from headrace_server.tls import ServiceTls
+from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 from tests.simulation.host import Host, WatchedDirectory
@@ -57,6 +60,8 @@ ORDERLY_DRAIN_MS = 120_000
 STOP_TIMEOUT_MS = 20_000
 """An orderly stop that takes longer, beside its wait for successors, breaks the run."""
 DELETE_SECONDS = 30.0
+FILE_DELETE_DELAY_MS = 300
+"""Also of a topic that etcd does not know."""
 METRICS = BrokerMetrics(CollectorRegistry())  # Counted and never looked at.
 
 
@@ -165,6 +170,7 @@ class Broker:
     def _open_directory(self) -> WatchedDirectory:
         """As `headrace_broker.app._open_directory`, on the machine's disk."""
         cluster = self.cluster
+        session = cluster.etcd.store.now(cluster.keyspace.session(self.broker_id))
         directory = WatchedDirectory.open(
             "/data",
             cluster_id=cluster.identity.cluster_id,
@@ -172,6 +178,7 @@ class Broker:
             broker_id=self.broker_id,
             new_storage_id=self.chance.randbytes(16),
             boot_id=self.node.boot_id,
+            adopts=b"" if session is None else metadata_pb2.BrokerSession.FromString(session.value).storage_id,
             limits=DISK_LIMITS,
             filesystem=self.node.filesystem,
         )
@@ -339,6 +346,9 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
         for module in (registration, coordinator_session):
             stack.enter_context(mock.patch.object(module, "LeaseKeeper", VirtualKeeper))
         if small:
+            stack.enter_context(mock.patch.object(assignments_module, "NOTE_SECONDS", 0.5))
+            soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)
+            stack.enter_context(mock.patch.object(log_deletion, "TopicConfig", soon))
             stack.enter_context(mock.patch.object(partition_module, "_INLINE_BYTES", 300))
             stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(upkeep, "SCRUB_BYTES", 1_000))

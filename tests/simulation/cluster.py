@@ -15,12 +15,14 @@ from headrace_broker.core.replica import Role
 from headrace_broker.storage.directory import LogId
 from headrace_broker.storage.memory_filesystem import Loss, PowerLost
 from headrace_coordinator.core import topic_writes
-from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.cluster_identity import FORMAT_VERSION, ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import Keyspace, meta_key
 from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, Replica
 
-from tests.simulation.broker import Broker
+from tests.simulation.broker import FILE_DELETE_DELAY_MS, Broker
 from tests.simulation.clients import Consumer, Producer
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
 from tests.simulation.etcd import Etcd, EtcdRates, run_now
@@ -31,6 +33,7 @@ from tests.simulation.invariants import Checks
 from tests.simulation.machine import LOSSES, BrokerNode
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan
+from tests.simulation.recovery import Recovery
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, SimulationError, World
@@ -57,7 +60,7 @@ class Cluster:
         self.transport = Transport(self.world, self.network)
         self.etcd = Etcd(self.world, self.network, EtcdRates())
         self.identity = ClusterIdentity("simulation", "simulation", 1, b"s" * 32)
-        self.keyspace = self.identity.keyspace
+        self._write_identity()
         self.topic = metadata_pb2.Topic()
         """As an administrator wants it; made anew it is another one, with an id of its own."""
         self._topics: list[bytes] = []
@@ -66,8 +69,8 @@ class Cluster:
         self.not_durable_from: dict[LogId, int] = {}
         """The newest partition epoch that somebody proposed and that promises only what async does, by partition."""
         self.slow_disk_rate = 0.0
-        self.breaks_at_cuts = False
-        """A follower that begins to cut its log loses its streams."""
+        self.strikes_at_cuts: list[Callable[[Broker], object]] = []
+        """What happens to a follower that begins to cut its log."""
         self.relist_ms = 2_500 if plan.buggy_etcd else 8_000
         self.dead_loops: list[VirtualLoop] = []
         self.sends: list[Send] = []
@@ -75,6 +78,7 @@ class Cluster:
         self.removable: dict[int, int] = {}
         """By a partition's number: administrators have asked to remove what lies below."""
         self.checks = Checks(self)
+        self.recovery = Recovery(self)
         self.brokers = {number: BrokerNode(self, number) for number in range(1, plan.brokers + 1)}
         self.coordinators = [CoordinatorNode(self, "c1"), CoordinatorNode(self, "c2")]
         self.producers = [
@@ -86,6 +90,23 @@ class Cluster:
             for follower in (0, 1)
         ]
         self._orders = 0
+        self._is_settled = False
+        """What administrators did is undone, since everything is healed."""
+
+    @property
+    def keyspace(self) -> Keyspace:
+        """Where the keys of the present generation stand."""
+        return self.identity.keyspace
+
+    def _write_identity(self) -> None:
+        identity = self.identity
+        meta = metadata_pb2.ClusterMeta(
+            cluster_id=identity.cluster_id,
+            generation=identity.generation,
+            format_version=FORMAT_VERSION,
+            secret=identity.secret,
+        )
+        run_now(self.etcd.store.txn([], [Put(meta_key(identity.cluster), meta.SerializeToString())]))
 
     def next_order(self) -> int:
         """Count what clients did."""
@@ -176,6 +197,8 @@ class Cluster:
         False: there is a topic, or too few brokers are registered.
         """
         plan = self.plan
+        if self.recovery.is_due:
+            return False
         self.etcd.store.expire_leases()  # As any write to it does first.
         live = {each: self.etcd.store.now(self.keyspace.live(each)) for each in sorted(self.brokers)}
         sessions = {each: found.create_revision for each, found in live.items() if found is not None}
@@ -183,7 +206,7 @@ class Cluster:
             return False
         configs = {
             "min_insync_replicas": str(plan.min_insync_replicas),
-            "file_delete_delay_ms": "300",
+            "file_delete_delay_ms": str(FILE_DELETE_DELAY_MS),
             "timestamp_after_max_ms": str(DAY_MS * 365),  # Clocks of brokers jump.
         }
         if plan.retention_ms >= 0:
@@ -219,10 +242,21 @@ class Cluster:
     def delete_topic(self) -> None:
         """Delete the topic with all its partitions, as an administrator does."""
         self.world.note("op", "deletes the topic")
-        for key in self.partitions:
-            self.checks.deleted(key)
-        self._write(topic_writes.delete(self.keyspace, self.topic, self._topic_revision(), self.world.now_ms))
+        self.remove(self.topic)
+        self.give_up_topic(self.topic.topic_id)
         self.topic = metadata_pb2.Topic()
+
+    def remove(self, topic: metadata_pb2.Topic) -> None:
+        """Delete a topic in etcd."""
+        found = self.etcd.store.now(self.keyspace.topic(topic.name))
+        assert found is not None
+        self._write(topic_writes.delete(self.keyspace, topic, found.mod_revision, self.world.now_ms))
+
+    def give_up_topic(self, topic_id: bytes) -> None:
+        """A topic is gone: nothing of it is promised, and nobody waits for it."""
+        for key in self.checks.partitions:
+            if key.topic_id == topic_id:
+                self.checks.deleted(key)
         for producer in self.producers:
             producer.give_up()
 
@@ -284,7 +318,7 @@ class Cluster:
 
     def coordinator(self) -> Coordinator | None:
         """A coordinator that an administrator can ask."""
-        for node in self.coordinators:
+        for node in self.coordinators if not self.recovery.is_due else ():
             if node.coordinator is not None and node.coordinator.view is not None:
                 return node.coordinator
         return None
@@ -383,25 +417,29 @@ class Cluster:
         self.network.rates = NetworkRates()
         self.etcd.rates = EtcdRates()
         self.slow_disk_rate = 0.0
-        self.breaks_at_cuts = False
+        self.strikes_at_cuts.clear()
         self.etcd.away_until_ms = 0
         self.etcd.lose_next_answers = 0
         self.network.unblock_all()
+        self.recovery.begin()
         for node in self.brokers.values():
             node.filesystem.capacity_bytes = 1 << 40
             node.filesystem.keep_power()
+            node.filesystem.stop_refusing()
             node.wanted = True
             if node.broker is not None and node.broker.process.paused:
                 self.world.resume(node.broker.process)
             node.start()
         for coordinator in self.coordinators:
             coordinator.start()
+        for producer in self.producers:
+            producer.sending = False
+
+    def _undo_what_administrators_did(self) -> None:
         for broker_id in self.brokers:
             self.undrain(broker_id)
         if self.partitions:
             self.configure(min_insync_replicas=str(self.plan.min_insync_replicas))
-        for producer in self.producers:
-            producer.sending = False
 
     def undrain(self, broker_id: int) -> None:
         """An administrator takes a broker back into service."""
@@ -451,6 +489,13 @@ class Cluster:
             return False
         for node in self.brokers.values():
             node.start()  # Whoever exits while healing is started again.
+        if self.recovery.is_due:
+            return False
+        if self.coordinator() is None:
+            return False
+        if not self._is_settled:
+            self._is_settled = True
+            self._undo_what_administrators_did()
         self.create_topic()
         return bool(self.partitions) and self.is_quiet()
 

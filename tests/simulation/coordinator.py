@@ -60,7 +60,7 @@ class CoordinatorNode:
 
     def start(self) -> None:
         """Start a process, where none runs."""
-        if self.coordinator is None:
+        if self.coordinator is None and not self.cluster.recovery.stops_all:
             self.coordinator = Coordinator(self)
 
     def kill(self) -> None:

@@ -5,12 +5,23 @@ from __future__ import annotations
 import errno
 import random
 
-from headrace_broker.storage.memory_filesystem import Loss
+from headrace_broker.storage.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss
 
 from tests.simulation.cluster import DAY_MS
 from tests.simulation.faults import Faults, duration
 from tests.simulation.host import Host
 from tests.simulation.machine import BrokerNode
+
+REFUSALS = (
+    (errno.ENOSPC, NEEDS_ROOM),
+    (errno.EDQUOT, NEEDS_ROOM),
+    (errno.EMFILE, NEEDS_DESCRIPTOR),
+    (errno.ENFILE, NEEDS_DESCRIPTOR),
+    (errno.ENOMEM, ANY_CALL),
+    (errno.EINTR, ANY_CALL),
+    (errno.EAGAIN, ANY_CALL),
+)
+"""What a sound machine answers to which calls."""
 
 
 class DiskFaults(Faults):
@@ -31,6 +42,19 @@ class DiskFaults(Faults):
             return False
         node.filesystem.capacity_bytes = node.filesystem._used_bytes() + chance.randrange(2_000)
         self._later(duration(chance), lambda: setattr(node.filesystem, "capacity_bytes", 1 << 40))
+        return True
+
+    def _refuse(self, chance: random.Random) -> bool:
+        """There is no room, descriptor or memory for one call, or for all of its kind for a while (H35)."""
+        node = self._victim(chance)
+        if node is None:
+            return False
+        error_number, operations = chance.choice(REFUSALS)
+        if chance.random() < 0.5:
+            operations = frozenset((chance.choice(sorted(operations)),))
+        lasts = chance.random() < 0.5
+        node.filesystem.refuse(error_number, operations, after=chance.choice((0, 0, 1, 4, 10)), lasting=lasts)
+        self._later(duration(chance), node.filesystem.stop_refusing)
         return True
 
     def _may_damage(self, node: BrokerNode) -> bool:
@@ -96,15 +120,17 @@ class DiskFaults(Faults):
         return True
 
     def _put_volume_back(self, chance: random.Random) -> bool:
-        """A disk is put back to what was durable on it before its broker's present session (H16, H42)."""
-        nodes = [
-            node
-            for node in self.cluster.brokers.values()
-            if node.snapshot is not None and node.broker is not None and node.broker.registered
-        ]
-        if not nodes or not self._may_damage(nodes[0]):
+        """A disk is put back to what was durable on it before its broker's present session (H16, H42).
+
+        Where none is in a second session yet, one is restarted first, and its disk put back when all are whole again.
+        """
+        nodes = [node for node in self.cluster.brokers.values() if node.can_be_put_back]
+        node = chance.choice(nodes) if nodes else None
+        if node is None or not self._may_damage(node):
+            if not nodes and (begun := self._victim(chance)) is not None:
+                begun.kill(Loss.NOTHING)
+                begun.start()
             return False
-        node = chance.choice(nodes)
         node.kill(Loss.ALL)
         node.put_back_disk()
         self._later(duration(chance), node.start)
@@ -117,6 +143,28 @@ class DiskFaults(Faults):
             return False
         node.broker.scrub()
         return True
+
+    def _start_with_wrong_clock(self, chance: random.Random) -> bool:
+        """A machine comes back with another time, as after its battery died, and has the right one later (H43)."""
+        node = self._victim(chance)
+        if node is None or not self._may_lose(Loss.ALL):
+            return False
+        wrong_ms = chance.choice((-30 * DAY_MS, 30 * DAY_MS, 30 * DAY_MS, -4_000 * DAY_MS))
+        node.kill(Loss.PREFIX)
+        node.wall.move(wrong_ms)
+        after_ms = duration(chance)
+        self._later(after_ms, node.start)
+        self._later(after_ms + 1_500, lambda: self._let_lead(node))
+        self._later(after_ms + chance.choice((1_000, 6_000, 30_000)), lambda: node.wall.move(-wrong_ms))
+        return True
+
+    def _let_lead(self, node: BrokerNode) -> None:
+        """Ask for all leaderships that it may have."""
+        coordinator = self.cluster.coordinator()
+        for key in self.cluster.partitions if coordinator is not None else ():
+            in_sync = [entry.broker_id for entry in self.cluster.state(key).in_sync]
+            if coordinator is not None and node.broker_id in in_sync:
+                coordinator.move_leader(key, in_sync.index(node.broker_id))
 
     def _clock_jump(self, chance: random.Random) -> bool:
         """Where records go by their age, a jump that is guarded against (H43)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.wire.errors import MetastoreUnavailableError, Outcome
 from headrace_server.metastore.api import (
@@ -28,7 +28,7 @@ from headrace_server.metastore.api import (
     WatchEvent,
     WatchEvents,
 )
-from headrace_server.metastore.memory import MemoryMetastore
+from headrace_server.metastore.memory import MemoryMetastore, _Lease
 from headrace_server.partition_state import PartitionState, decode
 
 from tests.simulation.network import Network, Stream
@@ -56,6 +56,15 @@ class EtcdRates:
     stale_read_rate: float = 0.0
     lost_event_rate: float = 0.0
     doubled_event_rate: float = 0.0
+
+
+class Backup(NamedTuple):
+    """A snapshot of etcd: its keys with their revisions, and its leases."""
+
+    revision: int
+    keys: dict[str, KeyValue]
+    leases: dict[int, tuple[int, tuple[str, ...]]]
+    """Time to live in milliseconds, and keys."""
 
 
 class Store(MemoryMetastore):
@@ -107,6 +116,24 @@ class Store(MemoryMetastore):
         """What was written at `revision` and later."""
         return self._history_from(revision)
 
+    def back_up(self) -> Backup:
+        """Take a snapshot."""
+        leases = {lease_id: (lease.ttl_ms, tuple(lease.keys)) for lease_id, lease in self._leases.items()}
+        return Backup(self._revision, dict(self._keys), leases)
+
+    def put_back(self, backup: Backup, revision: int) -> None:
+        """Hold what a snapshot holds, at `revision`, with the history compacted and the leases' time anew."""
+        now_ms = self._clock.boottime_ms()
+        self._keys, self._history = dict(backup.keys), []
+        self._revision = self._compact_revision = revision
+        self._leases = {
+            lease_id: _Lease(ttl_ms, now_ms + ttl_ms, dict.fromkeys(keys))
+            for lease_id, (ttl_ms, keys) in backup.leases.items()
+        }
+        for revisions, values in self._versions.values():
+            count = bisect_right(revisions, backup.revision)
+            del revisions[count:], values[count:]
+
     def lease_ids(self) -> list[int]:
         """The leases that have not ended."""
         return list(self._leases)
@@ -152,6 +179,15 @@ class Etcd:
     def _tick(self) -> None:
         if self.world.now_ms >= self.away_until_ms:
             self.store.expire_leases()
+        self.world.after(TICK_MS, self.process, "", self._tick)
+
+    def put_back(self, backup: Backup, revision: int) -> None:
+        """Be started anew over a snapshot: streams break, and what was on its way is gone."""
+        self.process.alive = False
+        self.network.process_died(self.process, silently=False)
+        self._watches.clear()
+        self.process = self.world.start_process("etcd")
+        self.store.put_back(backup, revision)
         self.world.after(TICK_MS, self.process, "", self._tick)
 
     def compact(self) -> bool:

@@ -16,7 +16,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.exercise import FAULT
 from tests.simulation.machine import BrokerNode
 
-PATIENCE = {"damage": 8, "disk replaced": 8, "disk error": 8, "volume put back": 8}
+PATIENCE = {"damage": 8, "disk replaced": 8, "disk error": 8, "volume put back": 20}
 """These are tried so often again: the others have to be whole, and with other faults about they seldom are."""
 
 
@@ -90,8 +90,8 @@ class Faults:
         return all(self.cluster.state(key).min_insync_replicas >= 2 for key in lossy) and self.cluster.is_whole()
 
     def _partition(self, chance: random.Random) -> LogId | None:
-        """A partition of the topic; None while there is no topic."""
-        partitions = self.cluster.partitions
+        """A partition of the topic; None while there is no topic, or an etcd of the past."""
+        partitions = [] if self.cluster.recovery.is_due else self.cluster.partitions
         return chance.choice(partitions) if partitions else None
 
 

@@ -28,7 +28,7 @@ from headrace_broker.core.replica_fetch import FetchRequest
 from headrace_broker.storage import DataDirectory, LogDamagedError, LogSettings, PartitionLog
 from headrace_broker.storage.directory import LogId
 
-from tests.simulation.world import SimulationError
+from tests.simulation.world import EPOCH_MS, SimulationError
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES = 2_500
 INDEX_BYTES = 512
+LONGEST_WRITE_MS = 600
+"""So long at most a call in a thread takes."""
 
 
 class Host:
@@ -89,11 +91,16 @@ class Host:
 
     def _append_all(self, append: Any, batches: Any, *, leader_epoch: int, append_timestamp_ms: int) -> Offset:
         base: Offset = append(batches, leader_epoch=leader_epoch, append_timestamp_ms=append_timestamp_ms)
-        offset, at_ms = int(base), append_timestamp_ms - self.broker.node.wall.offset_ms
+        offset, at_ms = int(base), self._stamped_at(append_timestamp_ms)
         for _, header in batches:
             self._tell(self.checks.appended, self, header, offset, leader_epoch, at_ms)
             offset += header.record_count
         return base
+
+    def _stamped_at(self, stamp_ms: int) -> int:
+        """When the leader read its clock, by the world's: a thread may have written later."""
+        now_ms, at_ms = self.broker.cluster.world.now_ms, stamp_ms - EPOCH_MS
+        return at_ms if now_ms - LONGEST_WRITE_MS <= at_ms <= now_ms else now_ms
 
     def _append_replicated(self, append: Any, batches: Any) -> Any:
         headers = append(batches)
@@ -105,8 +112,8 @@ class Host:
     def _truncate_to(self, truncate: Any, offset: int) -> Offset:
         cluster = self.broker.cluster
         cluster.world.count("truncations")
-        if cluster.breaks_at_cuts:
-            cluster.network.break_at(self.broker.process)
+        for strike in cluster.strikes_at_cuts:
+            strike(self.broker)
         self._tell(self.checks.shortens, self, offset)
         end: Offset = truncate(offset)
         self._note(f"cuts its log to {end}")
@@ -161,7 +168,8 @@ class Host:
         elif kind is StorageFailed and replica.role is not Role.OFFLINE:
             self.broker.cluster.world.count("logs failed")
             self._note(f"fails: {event.reason}")
-            self._tell(checks.failed, self, event.reason)
+            assert self.partition is not None, "it is open"
+            self._tell(checks.failed, self, event.reason, self.partition.failure)
         actions = handle(event)
         for action in actions:
             self._watch(replica, action)

@@ -7,6 +7,7 @@ read anew. Nothing here asks the core what is right; its own `validate_state` is
 
 from __future__ import annotations
 
+import errno
 import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
     from tests.simulation.host import Host
 
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
+"""What a sound disk answers to a call that may succeed later."""
 CLOCKS_DIFFER_MS = 200
 """By so much at most, where retention is by time, but for jumps that are guarded against."""
 
@@ -46,6 +49,7 @@ class Checks:
         self._touched: dict[tuple[LogId, int], Host] = {}
         self._broker_epochs: dict[int, int] = {}
         self._controller_epoch = 0
+        self._is_etcd_past = False
         cluster.etcd.store.on_commit.append(self._on_commit)
         cluster.etcd.on_controlled_write = self._on_controlled_write
 
@@ -56,6 +60,24 @@ class Checks:
     def deleted(self, key: LogId) -> None:
         """A partition is about to be deleted: nothing of it is promised any more."""
         self.partitions[key].is_deleted = True
+
+    def etcd_went_back(self) -> None:
+        """etcd is one of the past: what its keys say of members holds for nobody, until a generation begins."""
+        self._is_etcd_past = True
+
+    def generation_began(self) -> None:
+        """A new generation began: its sessions and leader epochs are counted anew, and it has all that is committed."""
+        cluster = self._cluster
+        self._is_etcd_past = False
+        self._broker_epochs.clear()
+        self._controller_epoch = 0
+        for key, partition in self.partitions.items():
+            partition.sessions.clear()
+            found = cluster.etcd.store.now(cluster.partition_key(key))
+            if found is not None:
+                partition.state = decode(found.value)
+            elif not partition.is_deleted and partition.committed.entries:
+                raise SimulationError("I15", f"{partition.name}: the new generation lacks it")
 
     def break_promise(self, error: SimulationError) -> None:
         """End the run by this when the event is over."""
@@ -113,8 +135,7 @@ class Checks:
         if shadow.entries and epoch < shadow.entries[-1].epoch:
             raise SimulationError("I6", f"{_name(host)} appends epoch {epoch} after {shadow.entries[-1].epoch}")
         self._add(host, shadow, header, base, epoch)
-        # A leader whose clock is wrong stamps a wrong time, by which sound brokers delete later: a limit of H43.
-        if at_ms is not None and abs(host.broker.clock.now_ms() - at_ms) <= CLOCKS_DIFFER_MS:
+        if at_ms is not None:
             self.partitions[host.key].appended_ms[(base, epoch)] = at_ms
 
     def _add(self, host: Host, shadow: Shadow, header: BatchHeader, base: int, epoch: int) -> None:
@@ -177,9 +198,16 @@ class Checks:
         shadow = self._shadow(host)
         shadow.flushed, shadow.certain = min(shadow.flushed, end), False
 
-    def failed(self, host: Host, reason: str) -> None:
-        """A log met an I/O error: what was not fsynced may be gone from the page cache."""
+    def failed(self, host: Host, reason: str, error: BaseException | None) -> None:
+        """A log met an I/O error: what was not fsynced may be gone from the page cache.
+
+        A call that a full or busy machine refused is none (H35).
+        """
         self._shadow(host).certain = False
+        while error is not None:
+            if isinstance(error, OSError) and error.errno in REFUSED:
+                raise SimulationError("H35", f"{_name(host)} is taken offline for a refusal: {reason}")
+            error = error.__cause__
         if "asks to go back" in reason:
             raise SimulationError("I18", f"{_name(host)}: {reason}")
 
@@ -349,6 +377,8 @@ class Checks:
 
     def _on_commit(self, revision: int, events: Sequence[WatchEvent]) -> None:
         keyspace = self._cluster.keyspace
+        if self._is_etcd_past:
+            return
         for event in events:
             if not isinstance(event, PutEvent):
                 continue
@@ -366,6 +396,8 @@ class Checks:
             self._controller_epoch = max(self._controller_epoch, controller.create_revision)
 
     def _on_controlled_write(self, epoch: int) -> None:
+        if self._is_etcd_past:
+            return
         self._checked("I14")
         if epoch < self._controller_epoch:
             raise SimulationError("I14", f"controller {epoch} wrote after {self._controller_epoch} was elected")
@@ -420,7 +452,7 @@ class Checks:
     def check_members(self, partition: Partition) -> None:
         """Every registered member of the key's sets has all that is committed (I3)."""
         state = partition.state
-        if state is None or partition.is_deleted:
+        if state is None or partition.is_deleted or self._is_etcd_past:
             return
         for entry in (*state.in_sync, *state.eligible_leaders):
             shadow = partition.replicas.get(entry.broker_id)
@@ -478,7 +510,7 @@ class Checks:
         shadow.flushed = max(shadow.flushed, min(int(host.log.flushed_offset), shadow.end))
         if not host.is_busy:
             self._check_told(host, shadow)
-        if replica.role is Role.LEADING:
+        if replica.role is Role.LEADING and not self._is_etcd_past:
             self._check_leader(host, shadow, partition)
 
     def _check_told(self, host: Host, shadow: Shadow) -> None:
@@ -529,7 +561,7 @@ class Checks:
                         self._check_disk(shadow.host, shadow)
             self.check_members(partition)
             self._check_kept(partition)
-        if not self._cluster.plan.buggy_etcd:
+        if not (self._cluster.plan.buggy_etcd or self._is_etcd_past):
             self._check_views()
 
     def _check_disk(self, host: Host, shadow: Shadow) -> None:

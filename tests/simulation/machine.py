@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem, PowerLost, _Fault
 
 from tests.simulation.broker import Broker
+from tests.simulation.exercise import CHECKED
 from tests.simulation.world import WallClock
 
 LOSSES = (Loss.ALL, Loss.PREFIX, Loss.BLOCKS)
@@ -25,6 +27,17 @@ class Disk(MemoryFileSystem):
         super().__init__()
         self._node = node
         self.cached = not node.cluster.plan.cold_cache
+
+    def stop_refusing(self) -> None:
+        """See `MemoryFileSystem`."""
+        self._node.cluster.world.count(CHECKED + "H35", self.refused)
+        self.refused = 0
+        super().stop_refusing()
+
+    def crash(self, loss: Loss, chance: random.Random) -> None:
+        """See `MemoryFileSystem`."""
+        self.stop_refusing()
+        super().crash(loss, chance)
 
     def _fail(self, fault: _Fault, path: str) -> NoReturn:
         try:
@@ -54,6 +67,11 @@ class BrokerNode:
         """What was durable when the present process started, where the plan puts volumes back."""
 
     @property
+    def can_be_put_back(self) -> bool:
+        """Whether there is a copy of the disk from before the present session."""
+        return self.snapshot is not None and self.broker is not None and self.broker.registered
+
+    @property
     def running(self) -> Broker | None:
         """The process, where there is one and it is not paused."""
         broker = self.broker
@@ -61,7 +79,7 @@ class BrokerNode:
 
     def start(self) -> None:
         """Start a process, where none runs."""
-        if self.broker is None:
+        if self.broker is None and self.cluster.recovery.may_start(self.broker_id):
             self.wanted = True
             if "volume put back" in self.cluster.plan.faults and self.filesystem.exists("/data/session"):
                 self.snapshot = self.filesystem.snapshot()
@@ -70,11 +88,13 @@ class BrokerNode:
     @contextmanager
     def sound_disk(self) -> Iterator[None]:
         """For the simulator's own look at the disk: faults that wait for the next call wait on."""
-        faults, self.filesystem._faults = self.filesystem._faults, []
+        disk = self.filesystem
+        waiting = disk._faults, disk._refusal
+        disk._faults, disk._refusal = [], None
         try:
             yield
         finally:
-            self.filesystem._faults = faults
+            disk._faults, disk._refusal = waiting
 
     def replace_disk(self) -> None:
         """Take out the disk, with all that is on it."""

@@ -7,6 +7,7 @@ import random
 from headrace_broker.storage.memory_filesystem import Loss
 
 from tests.simulation.admin_faults import AdminFaults
+from tests.simulation.broker import Broker
 from tests.simulation.cluster import Cluster
 from tests.simulation.disk_faults import DiskFaults
 from tests.simulation.faults import duration
@@ -40,11 +41,14 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "coordinator dies": self._coordinator_dies,
             "disk error": self._disk_error,
             "disk full": self._disk_full,
+            "disk refuses": self._refuse,
             "damage": self._damage,
             "scrub": self._scrub,
             "disk replaced": self._replace_disk,
             "volume put back": self._put_volume_back,
             "clock jump": self._clock_jump,
+            "clock wrong at a start": self._start_with_wrong_clock,
+            "session renewed": self._renew_session,
             "drain": self._drain,
             "move leader": self._move_leader,
             "move": self._move,
@@ -53,6 +57,7 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "durability changes": self._change_durability,
             "unclean election": self._elect_uncleanly,
             "topic made anew": self._make_topic_anew,
+            "etcd put back": self._put_etcd_back,
         }
 
     def _die(self, chance: random.Random, loss: Loss, node: BrokerNode | None) -> bool:
@@ -93,6 +98,24 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
         broker.stop()
         self._later(2_000 + duration(chance), node.start)
         return True
+
+    def _renew_session(self, chance: random.Random) -> bool:
+        """A broker that leads nothing loses its registration and makes another one: its leaders' epochs go on.
+
+        So does, for a while, each one in the moment in which it begins to cut its log.
+        """
+        running = [node.running for node in self.cluster.brokers.values()]
+        followers = [each for each in running if each is not None and each.registered and not each.leads_any]
+        if not followers or self.world.now_ms < self.cluster.etcd.away_until_ms:
+            return False
+        self._end_session(chance.choice(followers))
+        self._strike_at_cuts(chance, self._end_session)
+        return True
+
+    def _end_session(self, broker: Broker) -> None:
+        live = self.cluster.etcd.store.now(self.cluster.keyspace.live(broker.broker_id))
+        if live is not None:
+            self.cluster.etcd.store.end_lease(live.lease_id)
 
     def _pause(self, chance: random.Random) -> bool:
         node = self._victim(chance)

@@ -48,8 +48,15 @@ FAULTS = (
 )
 """What the nemesis may do, by name."""
 
-LATER_FAULTS = ("volume put back",)
-"""What the nemesis may do, too; drawn by a stream of each one's own, so that older seeds keep their other faults."""
+LATER_FAULTS = {
+    "volume put back": 0.3,
+    "disk refuses": 0.25,
+    "session renewed": 0.15,
+    "clock wrong at a start": 0.15,
+    "etcd put back": 0.2,
+}
+"""What the nemesis may do, too, in such a share of the seeds that may have it: drawn by a stream of each one's own, so
+that other seeds keep their faults."""
 
 RATES = (
     "slow messages",
@@ -134,9 +141,14 @@ class Plan(Adversity):
             faults = tuple(chance.sample(possible, chance.choice((1, 2))))
         if "durability changes" in faults:
             faults = tuple(each for each in faults if each not in _LOSSY or each == "power all")
-        elif durable and replication_factor >= 3 and minimum >= 2:
-            drawn = (each for each in LATER_FAULTS if random.Random(f"{seed}/{each}").random() < 0.3)
-            faults = (*faults, *drawn)
+        outlives_disks = durable and replication_factor >= 3 and minimum >= 2 and "durability changes" not in faults
+        for name, share in LATER_FAULTS.items():
+            own = random.Random(f"{seed}/{name}")
+            if name in _TAKES_DISKS and (buggy_etcd or not outlives_disks):
+                continue
+            if own.random() < share:
+                # What waits for a whole cluster hardly ever meets one in a storm.
+                faults = (name, "kill") if name in _TAKES_DISKS and own.random() < 0.5 else (*faults, name)
         acks = chance.choice(((-1,), (-1, -1), (-1, 1), (-1, -1, 0)))
         rates = tuple(each for each in RATES if chance.random() < 0.4)
         other = random.Random(f"{seed}/orderly")
@@ -185,5 +197,7 @@ GIVES_UP_SHARE = 0.25
 """In so many seeds producers give up at a definite error."""
 _RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
+_TAKES_DISKS = ("volume put back", "etcd put back")
+"""Where one replica may be the only one that has a record, or a write promises what async does, these would lose it."""
 _LOSSY = ("power all", "power in a call", "disk error", "damage", "disk replaced", "disk full")
 """What async durability promises nothing about, where it meets several replicas at once."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 
+from tests.simulation.broker import Broker
 from tests.simulation.faults import Faults, duration
 
 
@@ -82,16 +84,20 @@ class SharedFaults(Faults):
 
     def _break_at_a_cut(self, chance: random.Random) -> bool:
         """For a while a follower that begins to cut its log loses its stream in that moment, and its disk is slow."""
+        self._strike_at_cuts(chance, lambda broker: self.cluster.network.break_at(broker.process))
+        return True
+
+    def _strike_at_cuts(self, chance: random.Random, strike: Callable[[Broker], object]) -> None:
         cluster = self.cluster
-        cluster.breaks_at_cuts = True
+        cluster.strikes_at_cuts.append(strike)
         before, cluster.slow_disk_rate = cluster.slow_disk_rate, 0.5
 
         def end() -> None:
-            cluster.breaks_at_cuts = False
+            if strike in cluster.strikes_at_cuts:
+                cluster.strikes_at_cuts.remove(strike)
             cluster.slow_disk_rate = min(before, cluster.slow_disk_rate)
 
         self._later(duration(chance), end)
-        return True
 
     # --- etcd ---
 

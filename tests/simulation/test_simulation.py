@@ -14,7 +14,7 @@ from headrace_broker.core.replica import PartitionReplica
 
 from tests.simulation.checking import ROOT, outputs_under_two_hash_seeds, sound
 from tests.simulation.exercise import REQUIRED, never_exercised
-from tests.simulation.plan import FAULTS, Plan
+from tests.simulation.plan import FAULTS, LATER_FAULTS, Plan
 from tests.simulation.simulation import run, shrink
 from tests.simulation.world import SimulationError, World
 
@@ -119,7 +119,7 @@ def test_the_command_runs_seeds_in_two_processes(tmp_path):
 
 def test_every_fault_is_drawn_and_done():
     """No kind of fault is an option that does nothing."""
-    for name in FAULTS:
+    for name in (*FAULTS, *LATER_FAULTS):
         done = 0
         for seed in range(4):
             plan = Plan(seed, steps=600, faults=(name,), fault_period_ms=300)

@@ -18,6 +18,8 @@ from headrace_broker.storage.memory_filesystem import PowerLost
 ResultT = TypeVar("ResultT")
 Call = Callable[[], object]
 
+EPOCH_MS = 1_700_000_000_000
+"""The time of day when a run begins."""
 TRACE_TAIL = 400
 """Lines kept where the whole trace is not asked for."""
 
@@ -191,7 +193,11 @@ class WallClock:
     """How far a machine's wall time is from the world's; faults move it."""
 
     def __init__(self, skew_ms: int) -> None:
-        self.offset_ms = 1_700_000_000_000 + skew_ms
+        self.offset_ms = EPOCH_MS + skew_ms
+
+    def move(self, by_ms: int) -> None:
+        """Set it forward or back."""
+        self.offset_ms += by_ms
 
 
 class Wait(Generic[ResultT]):

@@ -16,6 +16,7 @@ from headrace_server.clock import read_boot_id
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory, LogId, read_identity
 from headrace_broker.storage.errors import LogDamagedError
+from headrace_broker.storage.filesystem import FileSystem
 from headrace_broker.storage.settings import LogSettings
 
 FORMAT_VERSION = 1
@@ -29,14 +30,20 @@ def take_inventory(settings: BrokerSettings) -> dict[str, Any]:
         WrongDirectoryError: it is not this broker's, or has no readable identity.
         StorageOfflineError: the disk fails.
     """
-    identity = read_identity(settings.data_dir)
+    return look_at(settings.data_dir, settings.broker_id, boot_id=read_boot_id())
+
+
+def look_at(data_dir: str, broker_id: int, *, boot_id: str, filesystem: FileSystem | None = None) -> dict[str, Any]:
+    """As `take_inventory`, on a machine that is in the boot `boot_id`."""
+    identity = read_identity(data_dir, filesystem)
     directory = DataDirectory.open(
-        settings.data_dir,
+        data_dir,
         cluster_id=identity["cluster_id"],
         generation=identity["generation"],
-        broker_id=settings.broker_id,
+        broker_id=broker_id,
         new_storage_id=secrets.token_bytes(16),
-        boot_id=read_boot_id(),
+        boot_id=boot_id,
+        filesystem=filesystem,
     )
     whole = directory.clean_broker_epoch is not None
     try:
@@ -49,7 +56,7 @@ def take_inventory(settings: BrokerSettings) -> dict[str, Any]:
         "format": FORMAT_VERSION,
         "cluster_id": identity["cluster_id"],
         "generation": identity["generation"],
-        "broker_id": settings.broker_id,
+        "broker_id": broker_id,
         "storage_id": directory.storage_id.hex(),
         "storage_era": directory.era.hex(),
         "directory_version": directory.version,

@@ -68,29 +68,33 @@ def read_inventory(path: Path) -> tuple[str, Inventory]:
         SettingsError: it is none.
     """
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        if found["format"] != INVENTORY_FORMAT:
-            raise SettingsError(f"{path} has format {found['format']}, not {INVENTORY_FORMAT}")
-        logs, damaged = {}, {}
-        for log in found["logs"]:
-            key = bytes.fromhex(log["topic_id"]), int(log["partition"])
-            if "damage" in log:
-                damaged[key] = str(log["damage"])
-            else:
-                logs[key] = LogEnd(*(int(log[name]) for name in LogEnd.__slots__))
-        return str(found["cluster_id"]), Inventory(
-            int(found["broker_id"]),
-            int(found["generation"]),
-            bytes.fromhex(found["storage_id"]),
-            bytes.fromhex(found["storage_era"]),
-            int(found["directory_version"]),
-            logs,
-            damaged,
-        )
+        return parse_inventory(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{path} is no inventory of a broker: {error}", action="Let `headrace-broker inventory` write it."
         ) from error
+
+
+def parse_inventory(found: dict[str, Any]) -> tuple[str, Inventory]:
+    """As `read_inventory`, of what stands in the file. Raises ValueError, KeyError, TypeError."""
+    if found["format"] != INVENTORY_FORMAT:
+        raise ValueError(f"it has format {found['format']}, not {INVENTORY_FORMAT}")
+    logs, damaged = {}, {}
+    for log in found["logs"]:
+        key = bytes.fromhex(log["topic_id"]), int(log["partition"])
+        if "damage" in log:
+            damaged[key] = str(log["damage"])
+        else:
+            logs[key] = LogEnd(*(int(log[name]) for name in LogEnd.__slots__))
+    return str(found["cluster_id"]), Inventory(
+        int(found["broker_id"]),
+        int(found["generation"]),
+        bytes.fromhex(found["storage_id"]),
+        bytes.fromhex(found["storage_era"]),
+        int(found["directory_version"]),
+        logs,
+        damaged,
+    )
 
 
 async def begin_generation(
@@ -105,18 +109,23 @@ async def begin_generation(
     """
     read = [read_inventory(path) for path in inventory_files]
     async with _connected(settings) as metastore:
-        if (await metastore.get(meta_key(settings.cluster))).key_value is None:
-            raise NotBegunError(
-                f"there is no cluster {settings.cluster} in this etcd", action="Restore a snapshot of it first."
-            )
-        identity = await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
-        inventories = [_check_inventory(identity, cluster_id, inventory) for cluster_id, inventory in read]
-        backup = await _read_backup(metastore, identity)
-        _check_complete(backup, inventories, lost)
-        plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, 1, _now_ms())
-        if apply:
-            await _wait_until_alone(metastore, identity.keyspace)
-            plan = await _write(metastore, identity, backup, inventories)
+        return await begin_in(metastore, settings.cluster, read, lost, apply=apply)
+
+
+async def begin_in(
+    metastore: Metastore, cluster: str, read: Sequence[tuple[str, Inventory]], lost: Sequence[int], *, apply: bool
+) -> Iterator[str]:
+    """As `begin_generation`, in an etcd that is connected."""
+    if (await metastore.get(meta_key(cluster))).key_value is None:
+        raise NotBegunError(f"there is no cluster {cluster} in this etcd", action="Restore a snapshot of it first.")
+    identity = await read_or_create(metastore, cluster, str(uuid.uuid4()))
+    inventories = [_check_inventory(identity, cluster_id, inventory) for cluster_id, inventory in read]
+    backup = await _read_backup(metastore, identity)
+    _check_complete(backup, inventories, lost)
+    plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, 1, _now_ms())
+    if apply:
+        await _wait_until_alone(metastore, identity.keyspace)
+        plan = await _write(metastore, identity, backup, inventories)
     return _report(identity, backup, plan, applied=apply)
 
 

@@ -61,6 +61,8 @@ NEEDS_ROOM = frozenset(
 """Operations that a full disk may refuse; which of them do depends on the file system."""
 NEEDS_DESCRIPTOR = frozenset(("create", "open", "fsync_directory", "list_directory"))
 """Operations that open something."""
+ANY_CALL = NEEDS_ROOM | NEEDS_DESCRIPTOR | {"pread", "space"}
+"""Operations that a machine without memory may refuse."""
 
 
 @dataclass(slots=True)

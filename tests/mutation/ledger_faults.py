@@ -1,0 +1,47 @@
+"""Rules that faults of their own bring about: what a machine refuses, sessions made anew, clocks, etcd put back."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import BROKER, Mutant, Simulation
+
+REFUSALS = {"faults": ("disk refuses",), "fault_period_ms": 400}
+CLOCKS = {"faults": ("clock wrong at a start",), "retention_ms": 2_000, "fault_period_ms": 1_500}
+
+FAULT_RULES = (
+    Mutant(
+        "interrupted-call-taken-for-a-broken-disk",
+        "H35",
+        f"{BROKER}/storage/errors.py",
+        "errno.EAGAIN, errno.EINTR))",
+        "errno.EAGAIN))",
+        "A replica goes offline for a call that a signal interrupted.",
+        Simulation(50, changes=REFUSALS),
+    ),
+    Mutant(
+        "refused-flush-taken-for-a-failed-one",
+        "H35",
+        f"{BROKER}/runtime/flusher.py",
+        "        elif isinstance(error, REFUSALS):\n",
+        "        elif False:\n",
+        "A replica goes offline for an fsync that the machine had no room or memory for.",
+        Simulation(50, changes=REFUSALS),
+    ),
+    Mutant(
+        "refused-answer-not-asked-for-again",
+        "H35",
+        f"{BROKER}/runtime/leader_link.py",
+        "            pause = REFUSED_STORAGE_SECONDS\n",
+        "            return\n",
+        "A follower whose disk refused an answer never fetches again.",
+        Simulation(50, changes=REFUSALS),
+    ),
+    Mutant(
+        "record-stamped-by-a-clock-in-doubt",
+        "H43",
+        f"{BROKER}/runtime/services.py",
+        "        return self.clock.now_ms() if self.stamp_clock is None else self.stamp_clock()\n",
+        "        return self.clock.now_ms()\n",
+        "A leader whose clock is wrong stamps its time, by which its records are deleted once the clock is right.",
+        Simulation(100, changes={**CLOCKS, "faults": ("clock jump",)}),
+    ),
+)

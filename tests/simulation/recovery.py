@@ -1,0 +1,120 @@
+"""etcd put back to a snapshot, and what an operator does then: docs/guides/disaster-recovery.md, with the shipped code.
+
+Processes run on and are started again meanwhile, as supervisors do. Then everything is stopped, `headrace-broker
+inventory` looks at each disk, `headrace-coordinator new-generation` begins a generation, and everything is started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.inventory import look_at
+from headrace_broker.storage.memory_filesystem import Loss
+from headrace_coordinator.new_generation import begin_in, parse_inventory
+from headrace_server.cluster_identity import read_or_create
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import TopicIdKey
+
+from tests.simulation.etcd import Backup, run_now
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+BUMP = 1_000_000_000
+"""As the guide says: `etcdutl snapshot restore --bump-revision`."""
+LOOK_MS = 200
+
+
+class Recovery:
+    """The backup, and how far the operator is."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.backup: Backup | None = None
+        self.is_due = False
+        """etcd is one of the past, and nobody has begun a new generation."""
+        self.stops_all = False
+        """Nothing is started until the new generation has begun."""
+        self._held_back: set[int] = set()
+        """Brokers that did not run when etcd was put back: nobody starts them before."""
+
+    def may_start(self, broker_id: int) -> bool:
+        """Whether a broker may be started, by a supervisor or by an operator."""
+        return not self.stops_all and broker_id not in self._held_back
+
+    def take_backup(self) -> None:
+        """Take a snapshot of etcd."""
+        self.backup = self._cluster.etcd.store.back_up()
+
+    def put_etcd_back(self, *, bumped: bool) -> None:
+        """Put etcd back to the snapshot; `bumped`: its revision goes on far above all that anybody has seen."""
+        cluster, backup = self._cluster, self.backup
+        assert backup is not None
+        cluster.world.note("op", f"puts etcd back to revision {backup.revision}{', bumped' if bumped else ''}")
+        self.is_due, self.backup = True, None
+        self._held_back = {node.broker_id for node in cluster.brokers.values() if node.broker is None}
+        cluster.checks.etcd_went_back()
+        cluster.etcd.put_back(backup, backup.revision + BUMP if bumped else backup.revision)
+
+    def begin(self) -> None:
+        """Stop everything, and begin a new generation once no registration is left."""
+        if not self.is_due or self.stops_all:
+            return
+        cluster = self._cluster
+        cluster.world.note("op", "stops everything")
+        self.stops_all = True
+        for node in cluster.brokers.values():
+            node.kill(Loss.NOTHING)
+        for coordinator in cluster.coordinators:
+            coordinator.kill()
+        self._look()
+
+    def _look(self) -> None:
+        cluster = self._cluster
+        cluster.etcd.store.expire_leases()
+        if cluster.etcd.store.lease_ids():
+            cluster.world.after(LOOK_MS, cluster.operator, "", self._look)
+            return
+        self._begin_generation()
+        self.is_due = self.stops_all = False
+        self._held_back.clear()
+        for coordinator in cluster.coordinators:
+            coordinator.start()
+        for node in cluster.brokers.values():
+            node.start()
+
+    def _begin_generation(self) -> None:
+        cluster, store = self._cluster, self._cluster.etcd.store
+        inventories = []
+        for node in cluster.brokers.values():
+            with node.sound_disk():
+                found = look_at("/data", node.broker_id, boot_id=node.boot_id, filesystem=node.filesystem)
+            inventories.append(parse_inventory(found))
+        lines = run_now(begin_in(store, cluster.identity.cluster, inventories, (), apply=True))
+        for line in lines:
+            cluster.world.note("op", f"new-generation: {line}")
+        cluster.identity = run_now(read_or_create(store, cluster.identity.cluster, ""))
+        cluster.checks.generation_began()
+        self._settle_topics()
+
+    def _settle_topics(self) -> None:
+        """Go on with the topic as it is now, whatever it is called; topics of the past that are there again go."""
+        cluster, store = self._cluster, self._cluster.etcd.store
+        wanted, configs = cluster.topic.topic_id, dict(cluster.topic.configs)
+        cluster.topic = metadata_pb2.Topic()
+        found = {}
+        for key_value in run_now(store.range(cluster.keyspace.prefix)).key_values:
+            if isinstance(cluster.keyspace.parse(key_value.key), TopicIdKey):
+                topic = metadata_pb2.Topic.FromString(key_value.value)
+                found[topic.topic_id] = topic
+        for topic_id, topic in sorted(found.items()):
+            if topic_id != wanted:
+                cluster.world.count("topics of the past that came back")
+                cluster.remove(topic)
+        if wanted in found:
+            cluster.topic = found[wanted]
+            if cluster.topic.name.startswith("recovered-"):
+                cluster.world.count("topics that etcd had lost")
+            cluster.configure(**configs)
+        elif wanted:
+            cluster.give_up_topic(wanted)
