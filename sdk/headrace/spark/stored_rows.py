@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from headrace.client.admin import Admin
+from headrace.client.errors import ConfigError
 from headrace.client.producer_offsets import StoredOffsets, producer_offsets
 from headrace.client.records import Segment
 from headrace.client.sequences import SEQUENCES
@@ -11,6 +12,7 @@ from headrace.spark.errors import DataLossError, OtherRowsError
 from headrace.spark.identity import TaskIdentity
 from headrace.spark.range_reader import read_range
 from headrace.spark.ranges import OffsetRange
+from headrace.wire.errors import InvalidRequestError
 from headrace.wire.ids import PRODUCER_FAMILY_BITS, TopicPartition
 
 Stored = dict[TopicPartition, StoredOffsets]
@@ -38,12 +40,19 @@ class StoredRows:
         """Look up where the task's records are, or those of all tasks; has every partition of the topic.
 
         Raises:
+            ConfigError: a broker is of a release that cannot tell.
             HeadraceError: a leader cannot be asked.
         """
         who = self._identity
         client_id = self._settings.get("client_id", "")
         asked = producer_offsets(self._admin._steps, client_id, topic, who.producer_id, who.batch_id, family=all_tasks)
-        return self._admin._run(asked)
+        try:
+            return self._admin._run(asked)
+        except InvalidRequestError as error:
+            raise ConfigError(
+                f"{topic}: brokers cannot tell what was stored before: {error.message}",
+                action="Upgrade them first, or set idempotentRetries=false, whereupon rows may be stored twice.",
+            ) from error
 
     def read(self, places: Stored) -> Iterator[StoredPart]:
         """Read what tasks of this micro-batch have stored, a partition after the other, in order.

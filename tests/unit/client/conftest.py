@@ -384,7 +384,10 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                 result = entry.partitions.add(partition=part.partition, timestamp_ms=-1, leader_epoch=log.epoch)
                 if part.HasField("producer"):
                     family = part.spec == broker_pb2.OFFSET_SPEC_PRODUCER_FAMILY
-                    result.offset, result.end_offset = log.appended_by(part.producer, family)
+                    try:
+                        result.offset, result.end_offset = log.appended_by(part.producer, family)
+                    except HeadraceError as error:
+                        result.error.CopyFrom(to_detail(error))
                 else:
                     result.offset = _at_time(log, part.timestamp_ms) if offset is None else offset
         return response

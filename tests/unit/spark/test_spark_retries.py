@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from headrace.client.admin import Admin
 from headrace.client.admin_replication import LogInfo
+from headrace.client.errors import ConfigError
 from headrace.spark.errors import OtherRowsError
 from headrace.spark.identity import DRIVER_TASK, TaskIdentity
 from headrace.spark.options import write_options
@@ -18,6 +19,7 @@ from headrace.spark.retries import TaskReport, settle
 from headrace.spark.routes import Share
 from headrace.spark.task_writer import TaskWriter
 from headrace.spark.writer import NO_END, log_ends
+from headrace.wire.errors import InvalidRequestError
 
 from tests.unit.client.conftest import FakeCluster, FakePartition, lost_answer, running_fake
 
@@ -356,3 +358,15 @@ def test_where_rows_name_their_topics_the_ends_of_all_are_noted(fake, monkeypatc
     assert log_ends(options) == {("t", 0): 7, ("t", 1): NO_END, ("u", 0): NO_END}
     named = write_options({"headrace.bootstrap.servers": fake.address, "topic": "u"})
     assert log_ends(named) == {("u", 0): 0}
+
+
+def test_brokers_of_an_earlier_release_are_told_apart(fake, monkeypatch):
+    """They do not know the question; nothing is written by guess."""
+
+    def refuses(self, producer, family):
+        raise InvalidRequestError("offset spec 7 is unknown")
+
+    monkeypatch.setattr(FakePartition, "appended_by", refuses)
+    with pytest.raises(ConfigError, match="brokers cannot tell what was stored before: offset spec 7 is unknown"):
+        MicroBatch(fake).task(0, [rows(1)], {})
+    assert not MicroBatch(fake, idempotentRetries="false").task(0, [rows(1)], {})
