@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import BROKER, Mutant, Simulation
+from tests.mutation.mutants import BROKER, SERVER, Mutant, Scenario, Simulation
 
 REFUSALS = {"faults": ("disk refuses",), "fault_period_ms": 400}
 CLOCKS = {"faults": ("clock wrong at a start",), "retention_ms": 2_000, "fault_period_ms": 1_500}
@@ -43,5 +43,16 @@ FAULT_RULES = (
         "        return self.clock.now_ms()\n",
         "A leader whose clock is wrong stamps its time, by which its records are deleted once the clock is right.",
         Simulation(100, changes={**CLOCKS, "faults": ("clock jump",)}),
+    ),
+    Mutant(
+        "unnamed-damaged-replica-writes-nothing",
+        "H33",
+        f"{SERVER}/partition_state.py",
+        "replaced=[broker_id]) if broker_id in state.replicas else None\n",
+        "replaced=[broker_id]) if any(\n"
+        "            each.broker_id == broker_id for each in (*state.in_sync, *state.eligible_leaders)\n"
+        "        ) else None\n",
+        "A damaged replica that its key does not name begins anew while a write that names it is on its way.",
+        Scenario("test_damage.py::test_a_join_on_its_way_does_not_name_the_empty_log_of_a_session_that_goes_on"),
     ),
 )

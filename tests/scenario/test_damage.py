@@ -58,3 +58,32 @@ def test_a_join_on_its_way_does_not_name_the_log_that_takes_the_damaged_ones_pla
     story.until_in_sync(1, 2, 3)
     assert [story.end(broker_id) for broker_id in (1, 2, 3)] == [1, 1, 1]
     story.finish()
+
+
+def test_a_join_on_its_way_does_not_name_the_empty_log_of_a_session_that_goes_on() -> None:
+    """b1's write that takes b3 in is on its way while b3 finds rot and begins anew, in the session that it names.
+
+    b3 is not named when it leaves; it writes the key all the same, and only so does the late write fail (C3, H33).
+    """
+    story = Scenario()
+    story.produce(to=1, value=LARGE)
+    story.separate(3, 1, 2)
+    story.until_in_sync(1, 2)
+    story.until_known(1)
+    story.reunite(3, 1, 2)
+    proposals = story.host(1).replica.proposals
+    story.delay_writes(lambda: bool(proposals.under_way), "b1 takes b3 in")
+    session = story.host(3).broker.broker_epoch
+    story.separate(3, 1, 2)
+    story.blind(1)
+    story.damage(3)
+    story.host(3).broker.scrub()
+    story.until_end(3, 0)
+    assert story.host(3).broker.broker_epoch == session
+    story.run_for(2_600)
+    assert story.in_sync == [1, 2]
+    story.restore_sight(1)
+    story.reunite(3, 1, 2)
+    story.until_in_sync(1, 2, 3)
+    assert [story.end(broker_id) for broker_id in (1, 2, 3)] == [1, 1, 1]
+    story.finish()

@@ -76,9 +76,10 @@ class AdminFaults(Faults):
             return False
         for broker_id in sorted(members):
             node = self.cluster.brokers[broker_id]
+            self._end_session(broker_id)
             node.kill(Loss.NOTHING)
-            self._later(6_000, node.start)
-        self._later(4_000, lambda: self._ask_for_unclean(key))
+            self._later(2_500, node.start)
+        self._later(600, lambda: self._ask_for_unclean(key))
         return True
 
     def _make_topic_anew(self, chance: random.Random) -> bool:

@@ -16,8 +16,8 @@ JUDGED = "judged: "
 """An anomaly of the clients' history, in the end."""
 FAULT = "fault: "
 INVARIANTS = (*(f"I{number}" for number in range(1, 21)), "H35", "H43")
-"""I21 is nonmonotonic-send, I22 is aborted-read. H21 is counted and not required: drawn seeds end before anybody leads
-uncleanly; scenarios do that."""
+"""I21 is nonmonotonic-send, I22 is aborted-read. H21 is counted and not required: in few drawn seeds anybody leads
+uncleanly; a test of its own and scenarios do that."""
 SELDOM_FAULTS = (
     "damage",
     "disk error",

@@ -82,6 +82,12 @@ class Faults:
         leading = [node for node in running if node.broker is not None and node.broker.leads_any]
         return chance.choice(leading if leading and chance.random() < 0.5 else running)
 
+    def _end_session(self, broker_id: int) -> None:
+        """End a broker's registration, where it has one."""
+        live = self.cluster.etcd.store.now(self.cluster.keyspace.live(broker_id))
+        if live is not None:
+            self.cluster.etcd.store.end_lease(live.lease_id)
+
     def _may_lose(self, loss: Loss) -> bool:
         """Async durability stands one loss at a time: everybody else has to be whole (docs/protocols/simulation.md)."""
         lossy = [key for key in self.cluster.partitions if not self.cluster.is_durable(key)]

@@ -7,7 +7,6 @@ import random
 from headrace_broker.storage.memory_filesystem import Loss
 
 from tests.simulation.admin_faults import AdminFaults
-from tests.simulation.broker import Broker
 from tests.simulation.cluster import Cluster
 from tests.simulation.disk_faults import DiskFaults
 from tests.simulation.faults import duration
@@ -108,14 +107,9 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
         followers = [each for each in running if each is not None and each.registered and not each.leads_any]
         if not followers or self.world.now_ms < self.cluster.etcd.away_until_ms:
             return False
-        self._end_session(chance.choice(followers))
-        self._strike_at_cuts(chance, self._end_session)
+        self._end_session(chance.choice(followers).broker_id)
+        self._strike_at_cuts(chance, lambda broker: self._end_session(broker.broker_id))
         return True
-
-    def _end_session(self, broker: Broker) -> None:
-        live = self.cluster.etcd.store.now(self.cluster.keyspace.live(broker.broker_id))
-        if live is not None:
-            self.cluster.etcd.store.end_lease(live.lease_id)
 
     def _pause(self, chance: random.Random) -> bool:
         node = self._victim(chance)

@@ -309,11 +309,15 @@ class Scenario:
 
     def delay_next_write(self) -> None:
         """The next transaction is applied long after whoever sent it has given up."""
-        rates, count = self.cluster.etcd.rates, self.cluster.world.counts
+        count = self.cluster.world.counts
         before = count.get("writes applied late", 0)
-        rates.late_apply_rate = 1.0
-        self.until(lambda: count.get("writes applied late", 0) > before, "somebody writes")
-        rates.late_apply_rate = 0.0
+        self.delay_writes(lambda: count.get("writes applied late", 0) > before, "somebody writes")
+
+    def delay_writes(self, condition: Callable[[], bool], what: str) -> None:
+        """All transactions until `condition` holds are applied long after whoever sent them has given up."""
+        self.cluster.etcd.rates.late_apply_rate = 1.0
+        self.until(condition, what)
+        self.cluster.etcd.rates.late_apply_rate = 0.0
 
     def serve_stale_reads(self) -> None:
         """Every read of etcd, from now on, is answered with an older revision."""
