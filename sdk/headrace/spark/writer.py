@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ASK_BROKER_S = 5.0
 NO_END = 2**62
-"""Of a partition of which nobody can tell: all that the micro-batch has there is taken for earlier tries'."""
+"""Where the leader or a replica in sync does not tell: all that the micro-batch has there counts as earlier."""
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """How Spark tells a task of a streaming query which one, and which micro-batch."""
 
@@ -110,24 +110,22 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, compl
 
 
 def log_ends(options: WriteOptions) -> dict[TopicPartition, int]:
-    """Look up where the partitions end that may be written to; where rows name topics, those of all topics."""
+    """Look up where the logs end that may be written to, uncommitted records included; where rows name topics, all."""
     with closing(ClusterView(options.settings, Subscription(option="topic"))) as cluster:
         admin = cluster.admin
-        if options.topic:
-            return {where: at.offset for where, at in admin.list_offsets(options.topic, "latest").items()}
         replicas = {
-            TopicPartition(topic.name, part.partition): part.in_sync_replicas
-            for topic in admin.describe_topics()
+            TopicPartition(topic.name, part.partition): {part.leader_id, *part.in_sync_replicas} - {-1}
+            for topic in admin.describe_topics([options.topic] if options.topic else None)
             for part in topic.partitions
         }
         found: dict[tuple[TopicPartition, int], int] = {}
         for broker in sorted({broker for brokers in replicas.values() for broker in brokers}):
-            with contextlib.suppress(HeadraceError):  # One that is away; others have the same logs.
-                for log in admin.describe_logs(brokers=[broker], timeout=ASK_BROKER_S):
+            with contextlib.suppress(HeadraceError):
+                for log in admin.describe_logs(options.topic or None, brokers=[broker], timeout=ASK_BROKER_S):
                     if not log.offline_reason:
                         found[TopicPartition(log.topic, log.partition), broker] = log.log_end_offset
         return {
-            where: max((found[where, broker] for broker in brokers if (where, broker) in found), default=NO_END)
+            where: max((found.get((where, broker), NO_END) for broker in brokers), default=NO_END)
             for where, brokers in replicas.items()
         }
 

@@ -349,15 +349,24 @@ def test_the_ids_of_a_querys_tasks_are_a_family():
     assert all(2**62 <= each < 2**63 for each in ids)
 
 
-def test_where_rows_name_their_topics_the_ends_of_all_are_noted(fake, monkeypatch):
-    """By the replicas in sync that answer; of a partition of which nobody tells all records count as earlier ones."""
+def test_the_ends_of_logs_are_noted_and_not_what_is_visible(fake, monkeypatch):
+    """What an earlier try has stored may not be committed yet. Of a partition of which the leader or a replica in sync
+    does not tell all records count as earlier ones.
+    """
     fake.create_topic("u", partitions=1)
     logs = [LogInfo("t", 0, 1, True, 0, 0, 7, 5, 5, 1, 1, ""), LogInfo("t", 1, 1, True, 0, 0, 9, 9, 9, 1, 1, "gone")]
-    monkeypatch.setattr(Admin, "describe_logs", lambda self, *, brokers, timeout: logs if brokers == [1] else 1 / 0)
+    asked = []
+
+    def describe_logs(self, topic, *, brokers, timeout):
+        asked.append((topic, brokers))
+        return [log for log in logs if topic in (None, log.topic)]
+
+    monkeypatch.setattr(Admin, "describe_logs", describe_logs)
     options = write_options({"headrace.bootstrap.servers": fake.address})
     assert log_ends(options) == {("t", 0): 7, ("t", 1): NO_END, ("u", 0): NO_END}
-    named = write_options({"headrace.bootstrap.servers": fake.address, "topic": "u"})
-    assert log_ends(named) == {("u", 0): 0}
+    named = write_options({"headrace.bootstrap.servers": fake.address, "topic": "t"})
+    assert log_ends(named) == {("t", 0): 7, ("t", 1): NO_END}
+    assert asked == [(None, [1]), ("t", [1])]
 
 
 def test_brokers_of_an_earlier_release_are_told_apart(fake, monkeypatch):
