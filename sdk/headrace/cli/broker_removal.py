@@ -30,7 +30,7 @@ def removable(
         ),
     ] = False,
 ) -> None:
-    """Say whether brokers hold no replica, so that taking them away loses nothing. Exit code 1: they do.
+    """Say whether brokers hold no replica, so that taking them away loses nothing. Exit code 1: they do, or may.
 
     Dead brokers count, too: what their volumes hold may be the only copy.
 
@@ -48,6 +48,7 @@ def removable(
         return
     with session.admin() as admin:
         topics = admin.describe_topics()
+        undecodable = admin.describe_cluster().undecodable_keys
     held: dict[int, list[str]] = defaultdict(list)
     for topic in topics:
         for each in topic.partitions:
@@ -58,11 +59,20 @@ def removable(
         {"broker_id": broker_id, "replicas": len(names), "partitions": list[JsonValue](names)}
         for broker_id, names in sorted(held.items())
     ]
-    document: JsonValue = {"removable": not held, "holding": list[JsonValue](rows)}
+    is_removable = None if undecodable and not held else not held
+    document: JsonValue = {"removable": is_removable, "holding": list[JsonValue](rows)}
     part: Note | Table = Note("they hold no replica and may be taken away")
     if held:
         part = Table((Column("ID", "broker_id"), Column("REPLICAS", "replicas")), rows)
+    if is_removable is None:
+        part = Note("it is not known whether they hold replicas")
     session.show(Report(document, (part,)))
+    if is_removable is None:
+        raise CommandFailed(
+            ExitCode.FAILED,
+            f"the coordinator cannot decode {counted(undecodable, 'value')} of the metadata, which may name replicas: "
+            "see metadata_value_undecodable in its log, and start the release that wrote them",
+        )
     if held:
         flags = " ".join(f"--remove-broker {broker_id}" for broker_id in sorted(held))
         replicas = counted(sum(len(names) for names in held.values()), "replica")

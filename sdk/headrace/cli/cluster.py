@@ -77,6 +77,7 @@ def describe(session: Session) -> None:
         "under_replicated_partitions": found.under_replicated_partitions,
         "etcd_version": found.etcd_version,
         "revision": found.revision,
+        "undecodable_keys": found.undecodable_keys,
         "brokers": brokers,
         "coordinators": coordinators,
     }

@@ -112,6 +112,8 @@ class ClusterDescription:
     under_replicated_partitions: int
     etcd_version: str
     revision: int
+    undecodable_keys: int = 0
+    """Values of the metadata that the coordinator that answered cannot decode: what they say is missing here."""
 
 
 class OffsetAt(NamedTuple):
@@ -292,6 +294,7 @@ def cluster_description(response: cluster_pb2.DescribeClusterResponse) -> Cluste
         response.under_replicated_partitions,
         response.etcd_version,
         response.revision,
+        response.undecodable_keys,
     )
 
 

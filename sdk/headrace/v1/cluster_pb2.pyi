@@ -306,7 +306,7 @@ class DescribeClusterRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ...) -> None: ...
 
 class DescribeClusterResponse(_message.Message):
-    __slots__ = ("cluster_id", "generation", "format_version", "controller_id", "controller_epoch", "brokers", "coordinators", "topics", "partitions", "offline_partitions", "under_replicated_partitions", "etcd_version", "revision")
+    __slots__ = ("cluster_id", "generation", "format_version", "controller_id", "controller_epoch", "brokers", "coordinators", "topics", "partitions", "offline_partitions", "under_replicated_partitions", "etcd_version", "revision", "undecodable_keys")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,7 @@ class DescribeClusterResponse(_message.Message):
     UNDER_REPLICATED_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     ETCD_VERSION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    UNDECODABLE_KEYS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     generation: int
     format_version: int
@@ -333,7 +334,8 @@ class DescribeClusterResponse(_message.Message):
     under_replicated_partitions: int
     etcd_version: str
     revision: int
-    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ..., controller_id: _Optional[str] = ..., controller_epoch: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorMetadata, _Mapping]]] = ..., topics: _Optional[int] = ..., partitions: _Optional[int] = ..., offline_partitions: _Optional[int] = ..., under_replicated_partitions: _Optional[int] = ..., etcd_version: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+    undecodable_keys: int
+    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ..., controller_id: _Optional[str] = ..., controller_epoch: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorMetadata, _Mapping]]] = ..., topics: _Optional[int] = ..., partitions: _Optional[int] = ..., offline_partitions: _Optional[int] = ..., under_replicated_partitions: _Optional[int] = ..., etcd_version: _Optional[str] = ..., revision: _Optional[int] = ..., undecodable_keys: _Optional[int] = ...) -> None: ...
 
 class CoordinatorMetadata(_message.Message):
     __slots__ = ("coordinator_id", "address", "version")

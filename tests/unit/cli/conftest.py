@@ -55,6 +55,7 @@ class FakeTopics:
     records: dict[TopicPartition, list[Record]] = field(default_factory=dict)
     brokers: tuple[BrokerDescription, ...] = (BrokerDescription(1, "127.0.0.1:7181", "r1", "h1", 5, False, "0.1.0"),)
     controller_id: str = "a"
+    undecodable_keys: int = 0
     # Raised by every call.
     failure: BaseException | None = None
     # Raised by flush alone.
@@ -208,8 +209,9 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         coordinators = (CoordinatorDescription("a", "127.0.0.1:7170", "0.1.0"),)
         counts = len(self.held.topics), sum(len(topic.partitions) for topic in self.held.topics.values())
         return ClusterDescription(
-            "c1", 1, 1, self.held.controller_id, 3, brokers, coordinators, *counts, 0, 0, "3.5.1", 99
-        )
+            "c1", 1, 1, self.held.controller_id, 3, brokers, coordinators, *counts, 0, 0, "3.5.1", 99,
+            self.held.undecodable_keys,
+        )  # fmt: skip
 
     def describe_logs(self, topic: str | None = None, *, brokers: Sequence[int] | None = None) -> list[LogInfo]:
         if self.held.logs_failure is not None:

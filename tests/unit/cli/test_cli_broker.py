@@ -126,6 +126,15 @@ def test_brokers_that_hold_replicas_are_not_removable(headrace: Any, three: Any)
     assert headrace("broker", "removable").code == ExitCode.USAGE
 
 
+def test_nobody_knows_what_an_undecodable_value_names(headrace: Any, three: Any) -> None:
+    """It may be a topic with replicas anywhere, so that no broker is removable; one that holds some is not anyway."""
+    three.undecodable_keys = 1
+    ended = headrace("broker", "removable", "--from", "4", "--output", "json")
+    assert (ended.code, json.loads(ended.out)) == (ExitCode.FAILED, {"removable": None, "holding": []})
+    assert "cannot decode 1 value of the metadata" in ended.err
+    assert "still holds 3 replicas" in headrace("broker", "removable", "3").err
+
+
 @pytest.mark.parametrize(
     ("answers", "ended", "said"),
     [

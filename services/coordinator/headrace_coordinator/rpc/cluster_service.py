@@ -205,6 +205,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             under_replicated_partitions=sum(map(is_under_replicated, states)),
             etcd_version=self._etcd_version,
             revision=view.source.revision,
+            undecodable_keys=len(view.undecodable),
         )
 
     def _check(self, client_id: str, topics: Sized) -> None:
