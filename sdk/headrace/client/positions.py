@@ -379,7 +379,13 @@ class Positions:
 
     def has_chunks(self) -> bool:
         """Whether `pop` would give a chunk, and no error."""
-        return not self._problems and any(self._partitions[where].chunks for where in self._ready)
+        if self._problems or any(self._is_truncation_due(where) for where in self._diverged):
+            return False
+        return any(self._partitions[where].chunks for where in self._ready)
+
+    def _is_truncation_due(self, where: TopicPartition) -> bool:
+        partition = self._partitions.get(where)
+        return partition is not None and partition.has_diverged
 
     def deliver(self, where: TopicPartition, generation: int, position: int, leader_epoch: int) -> None:
         """Note that the application has received the records below `position`; nothing for another generation.

@@ -587,6 +587,33 @@ def test_chunks_are_handed_out_in_turns():
     assert reading.positions.pop(0) is None
 
 
+def test_a_truncation_that_is_due_is_told_before_more_is_collected():
+    """A poll that has collected one partition's last records must not meet another's error with them in its hands."""
+    reading = Reading()
+    other = TopicPartition("clicks", 1)
+    reading.routes.update(metadata(partitions=2))
+    reading.positions.assign(other, 0)
+    for diverged in (False, True):
+        plan = reading.fetch()
+        response = broker_pb2.FetchResponse()
+        entry = response.topics.add(topic_id=TOPIC_ID)
+        batches = []
+        for part in plan.partitions:
+            result = entry.partitions.add(partition=part.where.partition, high_watermark=20, preferred_replica=-1)
+            batches.append([batch(10 * diverged)])
+            if diverged and part.where == WHERE:
+                result.diverged.leader_epoch, result.diverged.end_offset = 2, 5
+                batches[-1] = [b""]
+        reading.positions.take_answer(plan, Envelope(response, batches), reading.routes, 0)
+    while (chunk := reading.positions.pop(0)).where != WHERE:
+        pass
+    assert reading.positions.has_chunks()
+    reading.positions.deliver(WHERE, chunk.generation, 10, 3)
+    assert not reading.positions.has_chunks()
+    with pytest.raises(LogTruncationError):
+        reading.positions.pop(0)
+
+
 def test_without_a_rack_no_replica_is_asked_for():
     reading = Reading()
     plan = reading.fetch()
