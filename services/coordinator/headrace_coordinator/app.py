@@ -266,7 +266,7 @@ class _Coordinator:
             self._clock,
             self._metrics.common.clock_in_doubt,
         )
-        keeper = self._serve_groups(view, clocks)
+        rounds, keeper = self._serve_groups(view, clocks)
         clients = self._tls.clients
         credentials = None if clients is None else clients.server_credentials(self._settings.tls_client_auth)
         address = await self._server.start(self._settings.listen, credentials)
@@ -304,6 +304,7 @@ class _Coordinator:
                         ("clocks", clocks.run()),
                         ("groups_view", self._groups_view.run()),
                         ("groups", keeper.run()),
+                        ("group_rounds", rounds.run()),
                         ("session", session.run()),
                         ("controller", controller.run()),
                         ("lag", lag.run()),
@@ -359,8 +360,8 @@ class _Coordinator:
         )
         self._server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
 
-    def _serve_groups(self, view: ClusterView, clocks: ClockExchange) -> GroupKeeper:
-        """Serve consumer groups; what looks after them is to be run."""
+    def _serve_groups(self, view: ClusterView, clocks: ClockExchange) -> tuple[GroupRounds, GroupKeeper]:
+        """Serve consumer groups; both are to be run."""
         source, metrics, clock = self._groups_view, self._metrics, self._clock
         groups = self._group_view = GroupView(view.keyspace, source)
         topics = AssignableTopics(view)
@@ -380,7 +381,7 @@ class _Coordinator:
             limits=self._limits,
         )
         self._server.add(groups_pb2_grpc.add_GroupServiceServicer_to_server, servicer, GROUP_SERVICE_NAME)
-        return GroupKeeper(
+        return rounds, GroupKeeper(
             view,
             groups,
             rounds,

@@ -17,6 +17,7 @@ from headrace.wire.errors import (
 )
 from headrace_coordinator.core import group_transition
 from headrace_coordinator.core.group_state import Group, begin_epochs, encode_group
+from headrace_coordinator.runtime import group_rounds
 from headrace_coordinator.runtime.group_rounds import ROUND_SECONDS
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
@@ -656,5 +657,22 @@ def test_bad_heartbeats_are_refused_and_leave_nothing(run, fields, error):
         assert refused.message
         assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
         assert not parts.memory._leases
+
+    run(scenario)
+
+
+def test_a_violation_in_a_round_ends_the_coordinator(run, monkeypatch):
+    """Who waits is answered, and a core that is wrong decides nothing more."""
+
+    def violate(*arguments, **fields):
+        raise AssertionError("I24")
+
+    async def scenario(parts, a, b):
+        monkeypatch.setattr(group_rounds, "transition", violate)
+        ends = asyncio.create_task(a.rounds.run())
+        with pytest.raises(AssertionError, match="I24"):
+            await Caller(1).beat(a)
+        with pytest.raises(AssertionError, match="I24"):
+            await asyncio.wait_for(ends, SECONDS)
 
     run(scenario)

@@ -99,6 +99,14 @@ class GroupRounds:
         self.times = GroupTimes(clock)
         self._round_seconds = round_seconds
         self._waiting: dict[str, _Waiting] = {}
+        self._violation: AssertionError | None = None
+        self._violated = asyncio.Event()
+
+    async def run(self) -> None:
+        """End with the violation of an invariant that a round has met, and the coordinator with it."""
+        await self._violated.wait()
+        assert self._violation is not None
+        raise self._violation
 
     async def heartbeat(self, group_id: str, heartbeat: MemberHeartbeat, deadline: float) -> None:
         """Let a heartbeat take effect; raises what it is refused for, or TimedOutError (unknown) at `deadline`."""
@@ -169,6 +177,11 @@ class GroupRounds:
                     waiting.look = True
                     await asyncio.sleep(pause)
                     pause = min(longest, 2 * pause)
+                except AssertionError as error:
+                    _fail_all(waiting, error)
+                    self._violation = error
+                    self._violated.set()
+                    return
                 except Exception as error:
                     log.exception("group_round_failed", group=group_id)
                     _fail_all(waiting, error)
