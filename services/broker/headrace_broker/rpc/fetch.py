@@ -21,6 +21,7 @@ from headrace_server.rpc import let_others_run
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import Diverged
 from headrace_broker.rpc.records import MAX_ANSWER_BYTES, MAX_PAYLOAD_BYTES, decode_records
+from headrace_broker.rpc.topics import answer_topic
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import Partition, PartitionServices
@@ -205,15 +206,7 @@ class FetchHandler:
     async def _resolve(self, request: broker_pb2.FetchRequest, response: broker_pb2.FetchResponse) -> list[_Wanted]:
         wanted: list[_Wanted] = []
         for topic_fetch in request.topics:
-            topic, unknown = None, None
-            try:
-                topic = self._assignments.resolve(topic_fetch.topic)
-            except HeadraceError as error:
-                unknown = error
-            topic_result = response.topics.add(
-                name=topic_fetch.topic.name if topic is None else topic.name,
-                topic_id=topic_fetch.topic.topic_id if topic is None else topic.topic_id,
-            )
+            topic, unknown, topic_result = answer_topic(self._assignments, topic_fetch.topic, response.topics)
             for part in topic_fetch.partitions:
                 await let_others_run(len(wanted))
                 result = topic_result.partitions.add(

@@ -16,10 +16,10 @@ from typing import NamedTuple, cast
 from headrace.v1 import broker_pb2
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
-from headrace_server.metadata_view import Topic
 from headrace_server.rpc import ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.rpc.records import check_records, encode_records
+from headrace_broker.rpc.topics import answer_topic
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import AppendResult, Partition, PartitionServices
@@ -161,16 +161,7 @@ class ProduceHandler:
         pending: list[_Pending] = []
         is_large, done = work.is_large, 0
         for topic_produce, parts in work.topics:
-            topic: Topic | None = None
-            unknown: HeadraceError | None = None
-            try:
-                topic = self._assignments.resolve(topic_produce.topic)
-            except HeadraceError as error:
-                unknown = error
-            topic_result = response.topics.add(
-                name=topic_produce.topic.name if topic is None else topic.name,
-                topic_id=topic_produce.topic.topic_id if topic is None else topic.topic_id,
-            )
+            topic, unknown, topic_result = answer_topic(self._assignments, topic_produce.topic, response.topics)
             for part, batches in parts:
                 if is_large:
                     await let_others_run(done)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import grpc
-from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, topics_pb2
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2
 from headrace.wire.envelopes import Envelope, fetch_response_bytes, parse_produce_request
 from headrace.wire.errors import (
     FencedBrokerError,
@@ -30,6 +30,7 @@ from headrace_server.topic_configs import CONFIGS
 from headrace_broker.core.replica import Role
 from headrace_broker.rpc.fetch import FetchHandler, Located
 from headrace_broker.rpc.produce import ProduceHandler
+from headrace_broker.rpc.topics import answer_topic
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import Partition, PartitionServices
@@ -129,11 +130,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._check_count(len(topic.partitions) for topic in request.topics)
         response = broker_pb2.ListOffsetsResponse()
         for asked in request.topics:
-            topic, unknown = self._resolve(asked.topic)
-            topic_result = response.topics.add(
-                name=asked.topic.name if topic is None else topic.name,
-                topic_id=asked.topic.topic_id if topic is None else topic.topic_id,
-            )
+            topic, unknown, topic_result = answer_topic(self._assignments, asked.topic, response.topics)
             for index, part in enumerate(asked.partitions):
                 await let_others_run(index)
                 result = topic_result.partitions.add(
@@ -195,11 +192,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         response = broker_pb2.DeleteRecordsResponse()
         async with asyncio.TaskGroup() as tasks:
             for asked in request.topics:
-                topic, unknown = self._resolve(asked.topic)
-                topic_result = response.topics.add(
-                    name=asked.topic.name if topic is None else topic.name,
-                    topic_id=asked.topic.topic_id if topic is None else topic.topic_id,
-                )
+                topic, unknown, topic_result = answer_topic(self._assignments, asked.topic, response.topics)
                 for index, part in enumerate(asked.partitions):
                     await let_others_run(index)
                     result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
@@ -253,12 +246,6 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         limit = self._services.settings.max_request_partitions
         if (total := sum(counts)) > limit:
             raise InvalidRequestError(f"{total} partitions or topics are over the limit of {limit}")
-
-    def _resolve(self, reference: topics_pb2.TopicRef) -> tuple[Topic | None, HeadraceError | None]:
-        try:
-            return self._assignments.resolve(reference), None
-        except HeadraceError as error:
-            return None, error
 
     def _find(self, topic: Topic | None, unknown: HeadraceError | None, number: int) -> Partition:
         if topic is None:
