@@ -7,7 +7,7 @@ import errno
 import pytest
 from headrace.wire.errors import Outcome, StorageFullError, StorageOfflineError
 from headrace_broker.storage import DiskLimits, LogSettings, TimestampKind
-from headrace_broker.storage.errors import LogClosedError
+from headrace_broker.storage.errors import LogClosedError, StorageBusyError
 
 
 def test_full_disk_mid_append_leaves_no_trace(bench):
@@ -87,6 +87,21 @@ def test_io_error_takes_the_log_offline_for_ever(bench, operation):
     assert log.flushed_offset == flushed == 0
     bench.directory.close(clean=True, broker_epoch=9)
     assert bench.open_directory().clean_broker_epoch is None
+
+
+@pytest.mark.parametrize("operation", ["pread", "pread_nowait"])
+@pytest.mark.parametrize(("number", "is_offline"), [(errno.EIO, True), (errno.ENOMEM, False)])
+def test_io_error_of_a_range_that_was_found_takes_the_log_offline(bench, operation, number, is_offline):
+    """What a fetch has located it reads later: the disk is then as broken as when the log reads itself."""
+    log = bench.open()
+    bench.append(2)
+    with log.read(0, 1 << 20, 2) as found:
+        bench.disk.fail("pread", number, suffix=".log")
+        with pytest.raises(StorageOfflineError if is_offline else StorageBusyError):
+            found.read() if operation == "pread" else found.try_read_nowait()
+    assert bool(log.offline) is is_offline
+    bench.directory.close(clean=True, broker_epoch=9)
+    assert bench.open_directory().clean_broker_epoch == (None if is_offline else 9)
 
 
 def test_failed_cut_back_takes_the_log_offline(bench):

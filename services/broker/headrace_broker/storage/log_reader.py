@@ -105,6 +105,7 @@ class LogReader:
         return Slice(
             segment, segments.files, file, cuts=cuts,
             base_offset=base_offset, end_offset=end[0], position=position, size_bytes=end[1] - position,
+            failed=self._state.failed,
         )  # fmt: skip
 
     def _check_range(self, offset: int, log_end_offset: int) -> None:
@@ -115,8 +116,9 @@ class LogReader:
 
     def _empty(self, segment: Segment, offset: int) -> Slice:
         return Slice(
-            segment, self._segments.files, None, cuts=0, base_offset=offset, end_offset=offset, position=0, size_bytes=0
-        )
+            segment, self._segments.files, None, cuts=0,
+            base_offset=offset, end_offset=offset, position=0, size_bytes=0, failed=self._state.failed,
+        )  # fmt: skip
 
     def _locate(self, segment: Segment, read_at: ReadAt, offset: int, *, nowait: bool) -> tuple[int, BatchHeader]:
         return self._segments.locate(segment, read_at, offset, self._state.settings.index_interval_bytes, nowait=nowait)

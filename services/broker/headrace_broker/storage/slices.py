@@ -5,7 +5,11 @@ Made by `PartitionLog.read`; read by `Fetch`, replica fetch and, by file descrip
 
 from __future__ import annotations
 
-from headrace_broker.storage.errors import LogDamagedError, SliceCutError, storage_error
+from collections.abc import Callable
+
+from headrace.wire.errors import HeadraceError
+
+from headrace_broker.storage.errors import LogDamagedError, SliceCutError
 from headrace_broker.storage.open_files import OpenFile, OpenFiles
 from headrace_broker.storage.segment import Segment
 
@@ -18,7 +22,17 @@ class Slice:
     it once (`with` does). An empty slice (`size_bytes == 0`) means that there is nothing before the end asked for.
     """
 
-    __slots__ = ("_cuts", "_file", "_files", "_segment", "base_offset", "end_offset", "position", "size_bytes")
+    __slots__ = (
+        "_cuts",
+        "_failed",
+        "_file",
+        "_files",
+        "_segment",
+        "base_offset",
+        "end_offset",
+        "position",
+        "size_bytes",
+    )
 
     def __init__(
         self,
@@ -31,7 +45,10 @@ class Slice:
         end_offset: int,
         position: int,
         size_bytes: int,
+        failed: Callable[[OSError], HeadraceError],
     ) -> None:
+        """`failed`: the error to raise for a disk call of this log that failed; `LogState.failed`."""
+        self._failed = failed
         self._segment = segment
         self._files = files
         self._file = file
@@ -73,7 +90,7 @@ class Slice:
         try:
             data = self._files.filesystem.pread(self.fileno(), self.size_bytes, self.position)
         except OSError as error:
-            raise storage_error(self._segment.path, error) from error
+            raise self._failed(error) from error
         self._check_uncut(len(data))
         return data
 
@@ -84,7 +101,7 @@ class Slice:
         try:
             data = self._files.filesystem.pread_nowait(self.fileno(), self.size_bytes, self.position)
         except OSError as error:
-            raise storage_error(self._segment.path, error) from error
+            raise self._failed(error) from error
         if data is not None:
             self._check_uncut(len(data))
         return data
