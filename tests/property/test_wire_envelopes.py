@@ -182,3 +182,29 @@ def test_an_untrusted_request_is_parsed_as_a_trusted_one(batch_bytes):
     envelope = parse_produce_request(message.SerializeToString())
     assert [bytes(batch) for batch in envelope.batches[0]] == list(part.batches)
     assert envelope.message.topics[0].partitions[0].partition == 3
+
+
+def test_what_is_looked_at_of_an_answer_is_bounded(monkeypatch):
+    """A broker that sends fields without end costs its client what protobuf costs, and the answer is the same."""
+    message = broker_pb2.FetchResponse()
+    topic = message.topics.add(name="t")
+    for number in range(100):
+        topic.partitions.add(partition=number, batches=b"b%d" % number)
+    data, looked_at = message.SerializeToString(), []
+    read_varint = envelopes._read_varint
+
+    def count(view, position):
+        looked_at.append(position)
+        return read_varint(view, position)
+
+    monkeypatch.setattr(envelopes, "_read_varint", count)
+    whole = parse_fetch_response(data)
+    assert len(looked_at) > 300
+    looked_at.clear()
+    monkeypatch.setattr(envelopes, "MAX_FIELDS_OF_ANSWER", 50)
+    bounded = parse_fetch_response(data)
+    assert len(looked_at) <= 2 * 50
+    assert bounded.message == whole.message
+    assert [[bytes(each) for each in found] for found in bounded.batches] == [
+        [bytes(each) for each in found] for found in whole.batches
+    ]

@@ -34,6 +34,8 @@ MAX_FIELDS = 20_000
 """Fields that are looked at in a larger request."""
 MAX_FIELDS_BEFORE_PROTOBUF = 4_000
 """Fields that are looked at in a smaller request, before protobuf parses it."""
+MAX_FIELDS_OF_ANSWER = 200_000
+"""Fields of a broker's answer that are looked at before protobuf parses all: 10,000 partitions have half of them."""
 MAX_REST_BYTES = 2 << 20
 """What a larger request may hold besides its batches."""
 
@@ -99,13 +101,13 @@ class BatchCarrier:
     def parse(self, data: ReadableBuffer, fields: _Fields | None = None) -> Envelope:
         """Parse a message; the batches of a partition are as many buffers as the field has values.
 
-        `fields` bounds how many are looked for batches before protobuf parses all; `None`: any number.
+        `fields` bounds how many are looked at before protobuf parses all; `None`: as of an answer.
 
         Raises:
             google.protobuf.message.DecodeError: it is none.
         """
         if len(data) >= SMALL_BYTES:
-            lifted = _lift_all(data, self._path, fields or _Fields(len(data)))
+            lifted = _lift_all(data, self._path, fields or _Fields(MAX_FIELDS_OF_ANSWER))
             if lifted is not None:
                 return Envelope(self._message_type.FromString(lifted[0]), lifted[1])
         message = self._message_type.FromString(bytes(data))
