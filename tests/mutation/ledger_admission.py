@@ -217,4 +217,54 @@ ADMISSION = (
         "A follower of many partitions sends a message that its leader refuses.",
         Test("tests/unit/broker/test_broker_fetch_ahead.py::test_a_message_of_a_follower_is_bounded", NO_STRANGER),
     ),
+    Mutant(
+        "late-without-end",
+        "A3",
+        ARRIVALS,
+        "        return of_peer <= LATE_BYTES_OF_PEER and ",
+        "        return of_peer >= 0 or ",
+        "Requests that are late fill gRPC's memory, outside of the broker's budget.",
+        Test(
+            "tests/security/test_admission.py::test_what_is_late_is_bounded_in_bytes_of_a_peer_and_of_all", NO_STRANGER
+        ),
+    ),
+    Mutant(
+        "large-requests-in-one-piece",
+        "A9",
+        f"{BROKER}/rpc/produce.py",
+        "        is_large = max(",
+        "        is_large = False and max(",
+        "A request of 10,000 partitions keeps the event loop for a third of a second.",
+        Test(
+            "tests/unit/broker/test_broker_produce_slices.py::"
+            "test_others_have_the_loop_beside_a_large_request_and_its_own_connection_stays_in_order",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "a-connection-overtakes-itself",
+        "A9",
+        f"{BROKER}/runtime/turns.py",
+        "        return connection in self._locks\n",
+        "        return False\n",
+        "A batch that was sent behind a large request is appended before the request's own.",
+        Test(
+            "tests/unit/broker/test_broker_produce_slices.py::"
+            "test_others_have_the_loop_beside_a_large_request_and_its_own_connection_stays_in_order",
+            "The simulator's producers send no request that is appended in slices.",
+        ),
+    ),
+    Mutant(
+        "a-full-share-stops-commits",
+        "A10",
+        "services/coordinator/headrace_coordinator/runtime/metadata_limits.py",
+        "        if before is not None and after <= max(before, REPLACED_BYTES):\n            return\n",
+        "",
+        "Who fills max_group_bytes stops the commits of every group.",
+        Test(
+            "tests/unit/coordinator/test_metadata_limits.py::"
+            "test_groups_that_are_known_commit_while_another_caller_has_filled_the_share",
+            NO_STRANGER,
+        ),
+    ),
 )
