@@ -241,12 +241,15 @@ class Positions:
         return news
 
     def next_retry_ms(self, now_ms: int) -> int | None:
-        """Milliseconds until a partition that waits out a failure may be fetched again; None: none waits."""
+        """Milliseconds until a partition that waits out a failure may be fetched again; None: none waits.
+
+        One whose wait is over has been planned by now, or waits for something else.
+        """
         for where in list(self._waiting):
-            if where not in self._partitions or not self._partitions[where].retry_at_ms:
+            if where not in self._partitions or self._partitions[where].retry_at_ms <= now_ms:
                 del self._waiting[where]
         waits = [self._partitions[where].retry_at_ms - now_ms for where in self._waiting]
-        return max(0, min(waits)) if waits else None
+        return min(waits, default=None)
 
     def take_answer(self, plan: FetchPlan, answer: Envelope, routes: RoutingTable, now_ms: int) -> bool:
         """Take in what a fetch brought, a FetchResponse; whether there is something for the application."""

@@ -380,6 +380,22 @@ def test_a_success_ends_the_back_off_and_failures_raise_it():
         reading.positions.pop(reading.now_ms)
 
 
+def test_a_wait_that_is_over_does_not_wake_the_engine_again():
+    """A partition that is in flight anew, or has nobody to ask, is waited for no more: the engine would never rest."""
+    reading = Reading()
+    reading.fail(reading.fetch())
+    reading.routes.update(metadata())
+    reading.now_ms += 60
+    assert reading.fetch() is not None
+    assert reading.positions.next_retry_ms(reading.now_ms) is None
+    reading = Reading()
+    reading.fail(reading.fetch())
+    reading.now_ms += 60
+    assert reading.fetch() is None
+    assert reading.positions.stale_topics == {"clicks"}
+    assert reading.positions.next_retry_ms(reading.now_ms) is None
+
+
 def test_a_position_that_is_tried_again_waits_where_that_is_asked_for():
     reading = Reading()
     reading.positions.rewind(WHERE)
