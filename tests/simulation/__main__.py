@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from tests.simulation import group_simulation, simulation
-from tests.simulation.exercise import ENOUGH_SEEDS, FULL_STEPS, never_exercised
+from tests.simulation.exercise import ENOUGH_SEEDS, FULL_STEPS, REQUIRED, REQUIRED_OF_GROUPS, never_exercised
 from tests.simulation.group_plan import GroupPlan
 from tests.simulation.simulation import Result, shrink
 
@@ -70,7 +70,8 @@ def main(
         options = _options(steps, durability, buggy_etcd, groups)
         _explain(broken[0], console, options=options, smaller=shrink_failure, quiet=trace)
     is_drawn_in_full = len(chosen) >= ENOUGH_SEEDS and steps >= FULL_STEPS and durability == "mixed"
-    never = never_exercised(counts) if is_drawn_in_full and not (buggy_etcd or groups) else []
+    required = REQUIRED_OF_GROUPS if groups else REQUIRED
+    never = never_exercised(counts, required) if is_drawn_in_full and not buggy_etcd else []
     _summarise(len(chosen), broken, events, virtual_ms, time.monotonic() - started, counts, never, output)
     raise typer.Exit(1 if broken or never else 0)
 

@@ -42,6 +42,7 @@ from headrace_server.tls import ServiceTls
 from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
+from tests.simulation.client_calls import clients_in_virtual_time
 from tests.simulation.host import Host, WatchedDirectory
 from tests.simulation.transport import Server
 from tests.simulation.virtual_lease import LoopRenewer, VirtualKeeper
@@ -307,6 +308,7 @@ def _settings(node: BrokerNode) -> BrokerSettings:
         data_dir="/data",
         listen=f"{node.name}:7181",
         internal_listen=f"{node.name}:7381",
+        rack=f"rack {node.broker_id}",
         lease_ttl_ms=LEASE_TTL_MS,
         fence_on_lease_loss=plan.fences,
         replica_lag_max_ms=1_500,
@@ -343,6 +345,7 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
     `small`: thresholds of bytes and times are in proportion to a run, so that what lies behind them happens.
     """
     with ExitStack() as stack:
+        stack.enter_context(clients_in_virtual_time())
         for module in (registration, coordinator_session):
             stack.enter_context(mock.patch.object(module, "LeaseKeeper", VirtualKeeper))
         if small:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +18,23 @@ def sound(result, target):
     plan = result.plan
     assert not result.broken, f"{tail}\n{plan}\n{result.message}\nmake {target} SEED={plan.seed} STEPS={plan.steps}"
     return result
+
+
+def counts_of_all(factory, name, first, parts, counts):
+    """Sum the counts of tests that share a run's seeds, in whichever processes; None but for the last of them."""
+    base = factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    directory.mkdir(exist_ok=True)
+    written = directory / f"{first}.part"
+    written.write_text(json.dumps(counts))
+    written.rename(directory / f"{first}.json")
+    found = list(directory.glob("*.json"))
+    if len(found) < parts:
+        return None
+    total = Counter()
+    for part in found:
+        total.update(json.loads(part.read_text()))
+    return total
 
 
 def outputs_under_two_hash_seeds(code):

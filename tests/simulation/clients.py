@@ -1,360 +1,347 @@
-"""Clients: idempotent producers that retry, consumers of leaders and of followers. What they saw is their history.
+"""Clients: applications over the shipped asyncio `Producer`, `Consumer` and `Reader`. What they saw is their history.
 
-A batch keeps its sequence until its outcome is certain (H51); an error counts as definite only where no attempt was
-left without an answer (H52, I22). Producers of some seeds give up at a definite error: what they report as failed must
-not stand in any log. Records are named `producer.epoch.sequence`, which stands in every batch's header.
+Sequences, retries and when to give up are the shipped dispatcher's; positions, truncations, another life of the topic
+and damaged batches the shipped engine's. An application here sends, reads, and does what an error asks for. A record's
+name stands at the begin of its value.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.batch import check_batch, iter_batches
-from headrace.wire.columns import encode_batch
-from headrace.wire.crc import ReadableBuffer
-from headrace.wire.envelopes import parse_fetch_response, produce_request_bytes
-from headrace.wire.errors import CorruptBatchError, ErrorCode, HeadraceError, Outcome, from_detail
+from headrace import aio
+from headrace.client.errors import LogTruncationError, TopicRecreatedError
+from headrace.client.records import Record
+from headrace.client.routing import RoutingTable
+from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
+from headrace.wire.ids import TopicPartition
 from headrace_broker.storage.directory import LogId
 
+from tests.simulation.client_calls import ClientLoop
 from tests.simulation.exercise import CHECKED
 from tests.simulation.history import FAIL, OK, UNKNOWN, Poll, Send
-from tests.simulation.world import SimulationError
+from tests.simulation.told import address_of, name_of
 
 if TYPE_CHECKING:
-    from tests.simulation.broker import Broker
     from tests.simulation.cluster import Cluster
 
-ANSWER_MS = 700
-"""A client waits so long for an answer."""
-MAX_IN_FLIGHT = 3
+TOPIC = "t"
+MAX_OPEN = 6
+"""Sends whose end is open, by partition."""
 READ_BYTES = 900
-PRODUCE = "/headrace.v1.BrokerService/Produce"
-FETCH = "/headrace.v1.BrokerService/Fetch"
-ACKS = {-1: broker_pb2.ACKS_ALL, 0: broker_pb2.ACKS_NONE, 1: broker_pb2.ACKS_LEADER}
-VALUES = (b"0123456789abcdef", b"0123456789abcdef" * 3, b"01234567")
+SIZES = (12, 20, 48)
+ACKS = {-1: "all", 0: "0", 1: "1"}
+LATE_MS = 2_000
+LATE_RATE = 0.04
+"""So often a consumer is busy for so long, on average: retention and DeleteRecords get ahead of it."""
+DELIVERY_MS = 900_000
+GIVING_UP_MS = 1_200
+SETTINGS: dict[str, Any] = {
+    "request_timeout_ms": 700,
+    "retry_backoff_ms": 40,
+    "retry_backoff_max_ms": 160,
+    "metadata_max_age_ms": 4_000,
+}
+"""In proportion to a run."""
+FETCHING: dict[str, Any] = {
+    **SETTINGS,
+    "use_transfer_port": False,
+    "fetch_wait_ms": 400,
+    "fetch_max_bytes": READ_BYTES,
+    "partition_fetch_max_bytes": READ_BYTES,
+    "prefetch_bytes": 2 * READ_BYTES,
+}
 
 
-def produce_request(key: LogId, batch: bytes, known_epoch: int, acks: int) -> bytes:
-    """One batch for one partition."""
-    request = broker_pb2.ProduceRequest(acks=ACKS[acks], timeout_ms=30_000)
-    part = request.topics.add(topic=topics_pb2.TopicRef(topic_id=key.topic_id)).partitions.add(partition=key.partition)
-    if known_epoch >= 0:
-        part.leader_epoch = known_epoch
-    return produce_request_bytes(request, [[batch]])
+class Client:
+    """One process with one application."""
 
-
-def read_produce(answer: bytes | HeadraceError) -> int | HeadraceError:
-    """The base offset of the one batch, or the error."""
-    if isinstance(answer, HeadraceError):
-        return answer
-    topics = broker_pb2.ProduceResponse.FromString(answer).topics
-    if not topics:
-        return -1  # Nobody asked to be told.
-    result = topics[0].partitions[0]
-    return from_detail(result.error) if result.HasField("error") else result.base_offsets[0]
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One batch until its outcome is certain."""
-
-    key: LogId
-    sequence: int
-    count: int
-    data: bytes
-    epoch: int
-    sent_at: int
-    attempts: int = 0
-    uncertain: bool = False
-    """An attempt went without an answer."""
-    done: bool = False
-    refusals: int = 0
-
-
-@dataclass(slots=True)
-class _Target:
-    """One partition, as a producer writes to it."""
-
-    next_sequence: int = 0
-    epoch: int = 0
-    in_flight: list[_Batch] = field(default_factory=list)
-
-
-class Producer:
-    """One producer; `acks` as in the protocol: 0, 1, or -1 for all."""
-
-    def __init__(self, cluster: Cluster, number: int, acks: int, period_ms: int) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
         self.world = cluster.world
-        self.name = f"w{number}"
-        self.process = cluster.world.start_process(self.name)
-        self.producer_id = 1_000 + number
+        self.name = name
+        self.process = cluster.world.start_process(name)
+        self.process.after_event = self._after_event
+        self.loop = ClientLoop(cluster.world, self.process, cluster.transport, cluster.told)
+        self._chance = cluster.world.chance(name)
+        cluster.told.begins(name)
+        self._servers = [address_of(number) for number in sorted(cluster.brokers)]
+
+    def start(self) -> None:
+        """Begin."""
+        self.spawn(self._live())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task of the process."""
+        self.loop.run(lambda: self._own(work))
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        """An error that the application does not foresee breaks the run."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                self.loop.fail("the application has failed", task.exception())
+
+        self.loop.create_task(work).add_done_callback(ended)
+
+    async def _live(self) -> None:
+        raise NotImplementedError
+
+    def _routes(self) -> RoutingTable | None:
+        """The table of the shipped client."""
+        raise NotImplementedError
+
+    def _after_event(self) -> None:
+        self.loop.check()
+        routes = self._routes()
+        if routes is not None:
+            self.cluster.told.looks(self.name, routes)
+
+    async def _rest(self, period_ms: int) -> None:
+        await asyncio.sleep((1 + self._chance.randrange(2 * period_ms)) / 1000)
+
+
+class Producer(Client):
+    """Sends; `acks` as in the protocol: 0, 1, or -1 for all."""
+
+    def __init__(self, cluster: Cluster, number: int, acks: int, period_ms: int) -> None:
+        super().__init__(cluster, f"w{number}")
         self.acks = acks
         self.period_ms = period_ms
         self.sending = True
-        self.acknowledged = 0
-        self._chance = cluster.world.chance(f"producer/{number}")
-        self._targets: dict[LogId, _Target] = {}
-
-    def start(self) -> None:
-        """Begin to send."""
-        self.world.after(1 + self._chance.randrange(self.period_ms), self.process, "", self._next)
+        self._producer: aio.Producer | None = None
+        self._sent = 0
+        self._open: dict[int, int] = {}
 
     @property
     def waits(self) -> bool:
-        """Whether any batch's outcome is open."""
-        return any(target.in_flight for target in self._targets.values())
+        """Whether any send's outcome is open."""
+        return any(self._open.values())
 
-    def _next(self) -> None:
-        if self.sending:
-            self.world.after(1 + self._chance.randrange(2 * self.period_ms), self.process, "", self._next)
-            partitions = self.cluster.partitions
-            if partitions:
-                key = partitions[self._chance.randrange(len(partitions))]
-                if len(self._target(key).in_flight) < MAX_IN_FLIGHT:
-                    self.send(key)
+    def _routes(self) -> RoutingTable | None:
+        return None if self._producer is None else self._producer._core._routes
 
-    def _target(self, key: LogId) -> _Target:
-        return self._targets.setdefault(key, _Target())
-
-    def send(self, key: LogId) -> None:
-        """Send a batch of a few records."""
-        target = self._target(key)
-        count = 1 + self._chance.randrange(3)
-        value = VALUES[self._chance.randrange(len(VALUES))]
-        data = encode_batch(
-            [value] * count,
-            base_timestamp_ms=1_700_000_000_000,
-            producer_id=self.producer_id,
-            producer_epoch=target.epoch,
-            base_sequence=target.next_sequence,
+    async def _live(self) -> None:
+        gives_up = self.cluster.plan.gives_up
+        self._producer = aio.Producer(
+            bootstrap_servers=self._servers,
+            acks=ACKS[self.acks],
+            delivery_timeout_ms=GIVING_UP_MS if gives_up else DELIVERY_MS,
+            max_in_flight_requests=self._chance.choice((1, 3, 5)),
+            max_block_ms=1_000,
+            **SETTINGS,
         )
-        batch = _Batch(key, target.next_sequence, count, data, target.epoch, self.cluster.next_order())
-        target.next_sequence += count
-        target.in_flight.append(batch)
-        self.world.count("batches sent")
-        self._attempt(batch)
+        while self.sending:
+            await self._rest(self.period_ms)
+            number = self._chance.randrange(self.cluster.plan.partitions)
+            if self._open.get(number, 0) < MAX_OPEN:
+                self._open[number] = self._open.get(number, 0) + 1
+                try:
+                    await self._send(self._producer, number)
+                finally:
+                    self._open[number] -= 1
 
-    def _attempt(self, batch: _Batch) -> None:
-        if batch.done:
-            return
-        batch.attempts += 1
-        attempt = batch.attempts
-        leader = self.cluster.leader_for(self._chance, batch.key)
-        if leader is None:
-            self._retry(batch)
-            return
-        broker, epoch = leader
-        timeout = self.world.after(ANSWER_MS, self.process, "", lambda: self._take(batch, attempt, None))
+    async def _send(self, producer: aio.Producer, number: int) -> None:
+        """Send a few records, as one batch or one by one."""
+        count, as_batch = 1 + self._chance.randrange(3), self._chance.random() < 0.5
+        names = [f"{self.name}.{self._sent + index}" for index in range(count)]
+        self._sent += count
+        values = [name.encode().ljust(self._chance.choice(SIZES)) for name in names]
+        done = 0
+        try:
+            if as_batch:
+                for receipt, records in (await producer.send_many(TOPIC, values, partition=number)).parts:
+                    self._wait(producer, number, tuple(names[done : done + records]), receipt)
+                    done += records
+            else:
+                for name, value in zip(names, values, strict=True):
+                    self._wait(producer, number, (name,), await producer.send(TOPIC, value, partition=number))
+                    done += 1
+        except HeadraceError as error:
+            self.world.count(f"sends refused: {error.code.name}")
+            key = LogId(self.cluster.newest_topic_id, number)
+            self._end(key, tuple(names[done:]), FAIL, -1, self.cluster.next_order())
 
-        name = self.cluster.name_of(batch.key)
+    def _wait(self, producer: aio.Producer, number: int, names: tuple[str, ...], receipt: aio.Receipt) -> None:
+        topic = producer._core._topics.get(TOPIC)
+        key = LogId(self.cluster.newest_topic_id if topic is None else topic.route.topic_id, number)
+        self._open[number] += 1
+        self._own(self._await(key, names, receipt, self.cluster.next_order()))
 
-        def given(answer: bytes | HeadraceError) -> str:
-            result = read_produce(answer)
-            if isinstance(result, HeadraceError):
-                return f"{name} answer to sequence {batch.sequence}: {type(result).__name__}"
-            if self.acks == -1:
-                self.cluster.answered(broker, batch.key, result, batch.count)
-            return f"{name} answer to sequence {batch.sequence}: offset {result}"
-
-        def take(answer: bytes | HeadraceError) -> None:
-            timeout.cancel()
-            self._take(batch, attempt, read_produce(answer))
-
-        self.cluster.transport.call(
-            self.process,
-            broker.address,
-            PRODUCE,
-            produce_request(batch.key, batch.data, epoch, self.acks),
-            30_000,
-            take,
-            what=f"{name} produce of {self.name} sequence {batch.sequence}+{batch.count}",
-            at_server=given,
-        )
-        if self.acks == 0:
-            timeout.cancel()
-            self._end(batch, UNKNOWN, -1)
-
-    def _take(self, batch: _Batch, attempt: int, result: int | HeadraceError | None) -> None:
-        """Take the answer of an attempt; None: there was none in time."""
-        if batch.done:
-            return
-        if isinstance(result, int):
-            self.acknowledged += 1
+    async def _await(self, key: LogId, names: tuple[str, ...], receipt: aio.Receipt, order: int) -> None:
+        outcome, offset = OK, -1
+        try:
+            offset = (await receipt).offset
             self.world.count("acknowledged")
-            self._end(batch, OK, result)
-            return
-        if attempt != batch.attempts:
-            if result is None or result.outcome is not Outcome.NOT_APPLIED:
-                batch.uncertain = True
-            return
-        if result is None or result.outcome is not Outcome.NOT_APPLIED:
-            batch.uncertain = True
-        elif result.code in (ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.UNKNOWN_PRODUCER):
-            batch.refusals += 1
-            if batch.refusals > 3 and self._may_begin_epoch(batch, result.code):
-                self._begin_epoch(batch)
-                return
-        elif self.cluster.plan.gives_up and not batch.uncertain:
-            self._give_up_at(batch, result.code)
-            return
-        self._retry(batch)
+        except HeadraceError as error:
+            outcome = FAIL if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
+            self.world.count("batches failed for certain", outcome == FAIL)
+            self.world.count(f"sends failed, {outcome}: {error.code.name}")
+        self._open[key.partition] -= 1
+        self._end(key, names, outcome, offset, order)
 
-    def _give_up_at(self, batch: _Batch, code: ErrorCode) -> None:
-        """Report a batch as failed: no attempt was written. Its sequence stays missing, so a new epoch begins."""
-        self.world.count("batches failed for certain")
-        self.world.count(f"batches failed for certain: {code.name}")
-        self._end(batch, FAIL, -1)
-        self._begin_epoch(batch)
-
-    def _retry(self, batch: _Batch) -> None:
-        self.world.after(40 + self._chance.randrange(120), self.process, "", lambda: self._attempt(batch))
-
-    def _may_begin_epoch(self, batch: _Batch, code: ErrorCode) -> bool:
-        """Whether records before the oldest batch may be gone: acks=1 allows it, and retention (H49)."""
-        if self._targets[batch.key].in_flight[0] is not batch:
-            return False
-        if self.cluster.checks.partitions[batch.key].unclean:
-            return True
-        return self.acks != -1 or (code is ErrorCode.UNKNOWN_PRODUCER and self.cluster.log_start(batch.key) > 0)
-
-    def _begin_epoch(self, batch: _Batch) -> None:
-        """Give up what is in flight and begin a new epoch."""
-        target = self._targets[batch.key]
-        for each in list(target.in_flight):
-            self._end(each, UNKNOWN, -1)
-        target.epoch += 1
-        target.next_sequence = 0
-        self.world.count("producer epochs begun")
-
-    def _end(self, batch: _Batch, outcome: str, offset: int) -> None:
-        batch.done = True
-        self._targets[batch.key].in_flight.remove(batch)
-        values = tuple(f"{self.producer_id}.{batch.epoch}.{batch.sequence + index}" for index in range(batch.count))
-        number, promised = self.cluster.number_of(batch.key), self._is_promised and outcome == OK
-        self.cluster.sends.append(
-            Send(self.name, number, values, outcome, offset, promised, batch.sent_at, self.world.now_ms)
-        )
+    def _end(self, key: LogId, names: tuple[str, ...], outcome: str, offset: int, order: int) -> None:
+        number = self.cluster.number_of(key)
+        promised = self._is_promised and outcome == OK
+        at_ms, is_numbered = self.world.now_ms, self.acks != 0
+        self.cluster.sends.append(Send(self.name, number, names, outcome, offset, promised, order, at_ms, is_numbered))
 
     @property
     def _is_promised(self) -> bool:
         """Whether what is acknowledged stays: with acks=1 while leaderships move in order only (H24)."""
         return self.acks == -1 or (self.acks == 1 and self.cluster.plan.is_orderly)
 
-    def give_up(self) -> None:
-        """End what is still open: its topic is gone."""
-        for target in self._targets.values():
-            for batch in list(target.in_flight):
-                self._end(batch, UNKNOWN if batch.uncertain or batch.attempts else FAIL, -1)
 
+class _Reading(Client):
+    """Reads one partition, and keeps what it received."""
 
-class Consumer:
-    """Reads one partition from its beginning, from the leader or from any replica."""
-
-    def __init__(self, cluster: Cluster, number: int, partition: int, *, follower: bool, period_ms: int) -> None:
-        self.cluster = cluster
-        self.world = cluster.world
-        self.name = f"r{number}"
-        self.process = cluster.world.start_process(self.name)
-        self.partition = partition
-        self.follower = follower
+    def __init__(self, cluster: Cluster, name: str, number: int, period_ms: int) -> None:
+        super().__init__(cluster, name)
+        self.where = TopicPartition(TOPIC, number)
         self.period_ms = period_ms
-        self.key: LogId | None = None
-        self.position = 0
-        self.last_epoch = -1
+        self._core: Any = None
+        """The shipped client's."""
+        self._key: LogId | None = None
+        self._position = 0
+        self._moved = True
+
+    def _routes(self) -> RoutingTable | None:
+        return None if self._core is None else self._core._fetcher._routes
+
+    def _watch(self, core: Any) -> None:
+        """See where the shipped engine goes on by itself."""
+        self.cluster.told.begins(self.name)
+        self._core, positions = core, core._fetcher.positions
+        positions.seek = partial(self._seek, positions, positions.seek)
+        positions.assign = partial(self._assign, positions.assign)
+
+    def _assign(self, assign: Any, where: TopicPartition, offset: int, *args: Any, **named: Any) -> None:
+        assign(where, offset, *args, **named)
+        self._position, self._moved = offset, True
+
+    def _seek(self, positions: Any, seek: Any, where: TopicPartition, offset: int, topic_id: bytes = b"") -> None:
+        before = LogId(positions.topic_id(where), where.partition)
+        seek(where, offset, topic_id)
+        if not topic_id or topic_id == before.topic_id:
+            self._check_move(before, offset)
+        self._position, self._moved = offset, True
+
+    def _check_move(self, key: LogId, offset: int) -> None:
+        """A position leaves out only what was removed, and goes back only before what was lost (H143)."""
+        partition = self.cluster.checks.partitions.get(key)
+        if partition is None or partition.is_deleted or offset == self._position:
+            return
+        self.world.count(CHECKED + "H143")
+        start = max(partition.log_start, self.cluster.log_start(key))
+        if not partition.unclean and (offset < self._position or offset > start):
+            self.cluster.told.breaks(
+                "H143", f"{self.name} goes on at {offset} of {self.cluster.name_of(key)} after {self._position}; "
+                f"the log begins at {start}",
+            )  # fmt: skip
+
+    def _received(self, records: Sequence[Record]) -> None:
+        """Note what came, in the moment in which it came."""
+        if not records:
+            return
+        key = LogId(self._core._fetcher.positions.topic_id(self.where), self.where.partition)
+        self.world.count(CHECKED + "H26 in positions", key != self._key)
+        if key != self._key and not self._moved:
+            self.cluster.told.breaks("H26", f"{self.name} reads on at {records[0].offset} in another life of the topic")
+        self._key = key
+        self.world.count("records read", len(records))
+        read = tuple((record.offset, name_of(record.value)) for record in records)
+        number = self.cluster.number_of(key)
+        self.cluster.polls.append(Poll(self.name, number, self._position, read, self._moved))
+        self._position, self._moved = read[-1][0] + 1, False
+
+
+class Consumer(_Reading):
+    """Reads one partition for ever, from the leader or from a replica in its rack."""
+
+    def __init__(self, cluster: Cluster, name: str, number: int, *, follower: bool, period_ms: int) -> None:
+        super().__init__(cluster, name, number, period_ms)
+        self.follower = follower
         self.truncated = 0
-        self._chance = cluster.world.chance(f"consumer/{number}")
-        self._fetch = 0
-        self._moved = False
-        self._found_damage = False
 
-    def start(self) -> None:
-        """Begin to read."""
-        self.world.after(1 + self._chance.randrange(self.period_ms), self.process, "", self._next)
+    def is_at(self, offset: int) -> bool:
+        """Whether it has received all below `offset` of the topic as it is now."""
+        positions = None if self._core is None else self._core._fetcher.positions
+        if positions is None or self.where not in positions:
+            return False
+        same_life = positions.topic_id(self.where) == self.cluster.topic.topic_id
+        return same_life and positions.position(self.where) >= offset
 
-    def _next(self) -> None:
-        self._fetch += 1
-        number = self._fetch
-        self.world.after(ANSWER_MS if number % 8 == 0 else self.period_ms, self.process, "", self._next)
-        if not self.cluster.partitions:
-            return
-        key = self.cluster.partitions[self.partition]
-        if key != self.key:  # The topic was made anew.
-            self.key = key
-            self._move(0)
-        broker = self._choose(key)
-        if broker is None:
-            return
-        offset = self.position
-        request = broker_pb2.FetchRequest(max_bytes=READ_BYTES, rack="elsewhere" if self.follower else "")
-        part = request.topics.add(topic=topics_pb2.TopicRef(topic_id=key.topic_id)).partitions.add(
-            partition=key.partition, offset=offset, found_damage=self._found_damage
+    @property
+    def position(self) -> int:
+        """Behind the last record that it received."""
+        return self._position
+
+    async def _live(self) -> None:
+        rack = f"rack {1 + self._chance.randrange(len(self._servers))}" if self.follower else ""
+        consumer = aio.Consumer(
+            bootstrap_servers=self._servers,
+            auto_offset_reset="earliest" if self.follower else "error",
+            client_rack=rack,
+            **FETCHING,
         )
-        self._found_damage = False
-        if self.last_epoch >= 0:
-            part.last_epoch = self.last_epoch
-        self.cluster.transport.call(
-            self.process,
-            broker.address,
-            FETCH,
-            request.SerializeToString(),
-            ANSWER_MS,
-            lambda answer: self._take(broker.node.name, number, key, offset, answer),
-        )
+        self._watch(consumer._core)
+        async with consumer:
+            while not consumer.assignment():
+                with suppress(HeadraceError):
+                    await consumer.assign({self.where: 0})
+                await self._rest(self.period_ms)
+            while True:
+                await self._rest(LATE_MS if self._chance.random() < LATE_RATE else self.period_ms)
+                await self._poll(consumer)
 
-    def _choose(self, key: LogId) -> Broker | None:
-        if not self.follower:
-            leader = self.cluster.leader_for(self._chance, key)
-            return None if leader is None else leader[0]
-        nodes = list(self.cluster.brokers.values())
-        return nodes[self._chance.randrange(len(nodes))].broker
-
-    def _take(self, broker: str, number: int, key: LogId, offset: int, answer: bytes | HeadraceError) -> None:
-        if number != self._fetch or offset != self.position or key != self.key or isinstance(answer, HeadraceError):
-            return  # It fetched again meanwhile, or is to fetch elsewhere.
-        envelope = parse_fetch_response(answer)
-        result = envelope.message.topics[0].partitions[0]
-        if result.HasField("error"):
-            gone = from_detail(result.error).code is ErrorCode.OFFSET_OUT_OF_RANGE
-            if gone and result.log_start_offset > self.position:
-                self._move(result.log_start_offset)  # Removed by retention.
-        elif result.HasField("diverged"):
+    async def _poll(self, consumer: aio.Consumer) -> None:
+        """Ask for records, and do what an error asks for."""
+        try:
+            batch = await consumer.poll(1.0, self._chance.choice((None, None, 1, 3)))
+            self._received(batch)
+        except LogTruncationError as error:
             self.truncated += 1
             self.world.count("truncations that readers learnt of")
+            key = LogId(self._core._fetcher.positions.topic_id(self.where), self.where.partition)
             if not self.cluster.checks.partitions[key].unclean:
-                raise SimulationError(
-                    "I1", f"{self.name} read {self.cluster.name_of(key)} up to {offset} of epoch {self.last_epoch}; "
-                    f"{broker} parts from that: {result.diverged}",
-                )  # fmt: skip
-            self._move(result.diverged.end_offset)
-        else:
-            self._read(broker, key, offset, result.high_watermark, envelope.batches[0][0])
-
-    def _read(self, broker: str, key: LogId, offset: int, high_watermark: int, batches: ReadableBuffer) -> None:
-        records: list[tuple[int, str]] = []
-        try:
-            for header, view in iter_batches(batches):
-                check_batch(view, max_batch_bytes=1 << 20, max_records=100, max_payload_bytes=1 << 20)
-                first = max(0, offset - header.base_offset)
-                producer = f"{header.producer_id}.{header.producer_epoch}"
-                records += [
-                    (header.base_offset + index, f"{producer}.{header.base_sequence + index}")
-                    for index in range(first, header.record_count)
-                ]
-                self.position, self.last_epoch = header.end_offset, header.leader_epoch
+                self.cluster.told.breaks("I1", f"{self.name} {self.cluster.name_of(key)}: {error.message}")
+            consumer.seek(self.where, error.diverging_offset)
+        except (OffsetOutOfRangeError, TopicRecreatedError) as error:
+            self.world.count(f"positions lost: {type(error).__name__}")
+            with suppress(HeadraceError):
+                await consumer.seek_to_beginning(self.where)
         except CorruptBatchError:
             self.world.count("damage that readers met")
-            self._found_damage = True
-        self.world.count(CHECKED + "I10", self.position > offset)
-        if self.position > max(offset, high_watermark):
-            raise SimulationError("I10", f"{broker} {self.cluster.name_of(key)} serves beyond its watermark")
-        if records:
-            self.world.count("records read", len(records))
-            number = self.cluster.number_of(key)
-            self.cluster.polls.append(Poll(self.name, number, offset, tuple(records), self._moved))
-            self._moved = False
+        except HeadraceError as error:
+            self.world.count(f"polls failed: {error.code.name}")
 
-    def _move(self, offset: int) -> None:
-        self.position, self.last_epoch, self._moved = offset, -1, True
+
+class Reader(_Reading):
+    """Reads one partition, or its last records, up to its present end, again and again."""
+
+    async def _live(self) -> None:
+        while True:
+            await self._rest(self.period_ms)
+            part = {"last": 5} if self._chance.random() < 0.7 else {}
+            partitions = [self.where.partition]
+            reader = aio.Reader(TOPIC, partitions=partitions, bootstrap_servers=self._servers, **part, **FETCHING)
+            self._watch(reader._core)
+            try:
+                async with reader:
+                    async for batch in reader.batches(timeout=2.0):
+                        self._received(batch)
+                    self._check_end(reader)
+            except HeadraceError as error:
+                self.world.count(f"readers failed: {error.code.name}")
+            self._core = None
+
+    def _check_end(self, reader: aio.Reader) -> None:
+        """A reader that ends without an error has everything up to its end."""
+        end = reader.end_offsets()[self.where]
+        self.world.count(CHECKED + "read to the end", end > 0)
+        if self._position < end:
+            self.cluster.told.breaks("read to the end", f"{self.name} stops at {self._position}, before {end}")

@@ -6,9 +6,8 @@ what liveness promises, reads every replica and lets `history` judge.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.wire.batch import iter_batches
 from headrace_broker.core.replica import Role
@@ -23,7 +22,7 @@ from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, Replica
 
 from tests.simulation.broker import FILE_DELETE_DELAY_MS, Broker
-from tests.simulation.clients import Consumer, Producer
+from tests.simulation.clients import Client, Consumer, Producer, Reader
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
 from tests.simulation.etcd import Etcd, EtcdRates, run_now
 from tests.simulation.exercise import JUDGED
@@ -34,6 +33,8 @@ from tests.simulation.machine import LOSSES, BrokerNode
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan
 from tests.simulation.recovery import Recovery
+from tests.simulation.shadows import Entry, entry_of
+from tests.simulation.told import Told
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, SimulationError, World
@@ -79,15 +80,21 @@ class Cluster:
         """By a partition's number: administrators have asked to remove what lies below."""
         self.checks = Checks(self)
         self.recovery = Recovery(self)
+        self.told = Told(self)
         self.brokers = {number: BrokerNode(self, number) for number in range(1, plan.brokers + 1)}
         self.coordinators = [CoordinatorNode(self, "c1"), CoordinatorNode(self, "c2")]
         self.producers = [
             Producer(self, number, acks, plan.produce_period_ms) for number, acks in enumerate(plan.producers)
         ]
         self.consumers = [
-            Consumer(self, 2 * number + follower, number, follower=bool(follower), period_ms=120 + 60 * follower)
+            Consumer(self, f"r{2 * number + follower}", number, follower=bool(follower), period_ms=120 + 60 * follower)
             for number in range(plan.partitions)
             for follower in (0, 1)
+        ]
+        self.clients: list[Client] = [
+            *self.producers,
+            *self.consumers,
+            *(Reader(self, f"e{number}", number, period_ms=1_000) for number in range(plan.partitions)),
         ]
         self._orders = 0
         self._is_settled = False
@@ -119,6 +126,15 @@ class Cluster:
     def partitions(self) -> list[LogId]:
         """The partitions of the topic as it is now."""
         return [LogId(self.topic.topic_id, number) for number in range(self.topic.partitions)]
+
+    @property
+    def newest_topic_id(self) -> bytes:
+        """The id of the topic that was made last."""
+        return self._topics[-1]
+
+    def life_of(self, topic_id: bytes) -> int:
+        """How many topics of its name there were before."""
+        return self._topics.index(topic_id)
 
     def name_of(self, key: LogId) -> str:
         """What the trace calls a partition."""
@@ -181,10 +197,8 @@ class Cluster:
             raise SimulationError("start", "not all brokers are registered")
         if not self.run_until(self.is_healthy, START_MS):
             raise SimulationError("start", "the topic has no leaders")
-        for producer in self.producers:
-            producer.start()
-        for consumer in self.consumers:
-            consumer.start()
+        for client in self.clients:
+            client.start()
         self._look_after_brokers()
 
     def _is_up(self) -> bool:
@@ -257,8 +271,6 @@ class Cluster:
         for key in self.checks.partitions:
             if key.topic_id == topic_id:
                 self.checks.deleted(key)
-        for producer in self.producers:
-            producer.give_up()
 
     def configure(self, **configs: str) -> None:
         """Change settings of the topic; brokers and coordinators take them up when they hear of it (H30)."""
@@ -328,19 +340,6 @@ class Cluster:
         broker = self.brokers[broker_id].broker
         return None if broker is None else broker.host(key)
 
-    def leader_for(self, chance: random.Random, key: LogId) -> tuple[Broker, int] | None:
-        """Whom a client takes for the leader, as any broker tells it, and in which epoch."""
-        known = [node.running for node in self.brokers.values()]
-        told = [broker for broker in known if broker is not None and broker.registered]
-        if not told:
-            return None
-        view = told[chance.randrange(len(told))].view
-        entry = None if view is None else view.partition(*key)
-        if entry is None or entry.state.leader is None:
-            return None
-        broker = self.brokers[entry.state.leader.broker_id].broker
-        return None if broker is None else (broker, entry.state.leader_epoch)
-
     def leader_host(self, key: LogId) -> Host | None:
         """The replica that leads in the key's epoch, where it does."""
         state = self.checks.partitions[key].state
@@ -404,6 +403,8 @@ class Cluster:
                     return False
                 if host.replica.role not in (Role.LEADING, Role.FOLLOWING):
                     return False
+            if not all(each.is_at(end) for each in self.consumers if each.where.partition == key.partition):
+                return False
             if self.state(key).adding or self.state(key).removing:
                 return False
         head = self.etcd.store.revision
@@ -510,6 +511,7 @@ class Cluster:
             for node in self.brokers.values()
         }
         waits = [producer.name for producer in self.producers if producer.waits]
+        waits += [f"{each.name} at {each.position}" for each in self.consumers]
         return f"after {HEAL_MS} ms: {states}; {roles}; still waiting: {waits}"
 
     def read_all(self) -> list[Final]:
@@ -526,30 +528,38 @@ class Cluster:
     def _committed(self, key: LogId) -> Final:
         """All that was ever committed, as the checks saw it before anything was removed."""
         records = tuple(
-            (entry.base + index, f"{entry.producer_id}.{entry.producer_epoch}.{entry.sequence + index}")
+            (entry.base + index, name)
             for entry in self.checks.partitions[key].committed.entries
-            for index in range(entry.end - entry.base)
+            for index, name in enumerate(self.names_of(entry))
         )
         return Final("committed", self.number_of(key), 0, records)
+
+    def names_of(self, batch: Entry) -> Sequence[str]:
+        """What the records of a batch in a log are called."""
+        found = self.told.values.get((batch.producer_id, batch.producer_epoch, batch.sequence, batch.crc))
+        records = batch.end - batch.base
+        return found or [
+            f"{batch.producer_id}.{batch.producer_epoch}.{batch.sequence + each}" for each in range(records)
+        ]
 
     def close(self) -> None:
         """Throw everything away."""
         nodes: list[Broker | Coordinator | None] = [node.broker for node in self.brokers.values()]
         nodes += [node.coordinator for node in self.coordinators]
-        for loop in (*self.dead_loops, *(node.loop for node in nodes if node is not None)):
+        alive = (node.loop for node in nodes if node is not None)
+        for loop in (*self.dead_loops, *alive, *(client.loop for client in self.clients)):
             loop.close()
 
 
 def _read(host: Host, broker_id: int) -> Final:
-    log, records = host.log, []
+    log, records, cluster = host.log, [], host.broker.cluster
     start = int(log.log_start_offset)
     offset, end = start, host.replica.high_watermark
     while offset < end:
         with log.read(offset, 1 << 20, end) as found:
             for header, _ in iter_batches(found.read()):
-                for index in range(header.record_count):
-                    if header.base_offset + index >= start:
-                        name = f"{header.producer_id}.{header.producer_epoch}.{header.base_sequence + index}"
-                        records.append((header.base_offset + index, name))
+                batch = entry_of(header, header.base_offset, header.leader_epoch)
+                named = enumerate(cluster.names_of(batch), batch.base)
+                records += [(at, name) for at, name in named if at >= start]
             offset = found.end_offset
-    return Final(f"b{broker_id}", host.broker.cluster.number_of(host.key), start, tuple(records))
+    return Final(f"b{broker_id}", cluster.number_of(host.key), start, tuple(records))

@@ -11,13 +11,17 @@ import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.v1 import cluster_pb2_grpc
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace_coordinator.core.control import new_sessions
 from headrace_coordinator.core.election import Session, elect_uncleanly, electable, is_session
 from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.partition_rounds import registered_sessions
+from headrace_coordinator.runtime.producer_ids import ProducerIds
 from headrace_coordinator.runtime.session import CoordinatorSession
+from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metadata_view import Partition as PartitionEntry
@@ -36,6 +40,7 @@ from headrace_server.partition_state import Move, PartitionState, ask_hand_over,
 from prometheus_client import CollectorRegistry
 
 from tests.simulation.etcd import EtcdClient
+from tests.simulation.transport import Server
 from tests.simulation.virtual_lease import LoopRenewer
 from tests.simulation.virtual_loop import LoopMetastore, VirtualLoop
 from tests.simulation.world import NodeClock, WallClock, spawn
@@ -71,6 +76,7 @@ class CoordinatorNode:
             coordinator.process.alive = False
             self.cluster.dead_loops.append(coordinator.loop)
             self.cluster.network.process_died(coordinator.process, silently=False)
+            self.cluster.transport.process_died(coordinator.process)
 
     def restart_soon(self) -> None:
         """Kill, and start after a moment, as a supervisor does."""
@@ -123,10 +129,11 @@ class Coordinator:
                 except MetastoreUnavailableError:
                     await asyncio.sleep(0.2)
             view = self.view = ClusterView(cluster.identity, source)
+            address = await self._serve(view)
             session = CoordinatorSession(
                 self._metastore,
                 cluster.keyspace,
-                metadata_pb2.CoordinatorLive(coordinator_id=self.node.name),
+                metadata_pb2.CoordinatorLive(coordinator_id=self.node.name, address=address),
                 METRICS,
                 lease_ttl_ms=LEASE_TTL_MS,
                 clock=self.clock,
@@ -151,6 +158,24 @@ class Coordinator:
             self.world.after(0, cluster.operator, "", self.node.restart_soon)
         except* Exception as failed:
             self.loop.fail("the coordinator ended", failed)
+
+    async def _serve(self, view: ClusterView) -> str:
+        """Answer what clients ask: metadata and producer ids. Administrators' acts are below."""
+        nobody: Any = None
+        servicer = ClusterServicer(
+            self._metastore,
+            view,
+            topics=nobody,
+            partitions=nobody,
+            brokers=nobody,
+            producer_ids=ProducerIds(self._metastore, view.keyspace, METRICS, block_size=2),
+            settings=CoordinatorSettings(coordinator_id=self.node.name),
+            metrics=METRICS,
+            etcd_version="",
+        )
+        server = Server(self.cluster.transport, self.loop, self.process)
+        server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
+        return await server.start(f"{self.node.name}:7170")
 
     def _watch_decisions(self, controller: Controller) -> None:
         """Count what the controller decides; an unclean election of its own is one that the rules allow."""

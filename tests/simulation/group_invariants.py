@@ -15,6 +15,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import GroupAssignmentKey, GroupKey, GroupMemberKey, GroupOffsetKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 
+from tests.simulation.exercise import CHECKED
 from tests.simulation.world import SimulationError
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ class GroupChecks:
         self.failure = SimulationError(name, message)
         raise self.failure
 
+    def _checked(self, name: str, has_compared: bool = True) -> None:
+        """Count a comparison that could have broken a promise."""
+        if has_compared:
+            self.world.count(CHECKED + name)
+
     # --- etcd ---
 
     def _on_commit(self, revision: int, events: Sequence[WatchEvent]) -> None:
@@ -134,11 +140,12 @@ class GroupChecks:
             self._stored_in.clear()
             return
         if not before.group_epoch and after.group_epoch:
+            self._checked("I28 beyond a deletion", self._last_epoch > 0)
             if after.group_epoch <= self._last_epoch:
                 self._fail(
                     "I28", f"a new life of the group begins at epoch {after.group_epoch} after {self._last_epoch}"
                 )
-            self.world.count("groups made anew", bool(self._last_epoch))
+        self._checked("I28", before.group_epoch > 0)
         if after.group_epoch < before.group_epoch or after.assignment_epoch < before.assignment_epoch:
             self._fail("I28", f"epochs fell from {before.group_epoch} to {after.group_epoch}")
         for member_id, member in after.members.items():
@@ -146,6 +153,7 @@ class GroupChecks:
             if known is not None and member.member_epoch < known.member_epoch:
                 self._fail("I28", f"the epoch of {_short(member_id)} fell to {member.member_epoch}")
             if member.instance_id:
+                self._checked("H69", len(after.members) > 1)
                 same = [m for m, other in after.members.items() if other.instance_id == member.instance_id]
                 if len(same) > 1:
                     self._fail("H69", f"{len(same)} members are {member.instance_id}")
@@ -157,6 +165,7 @@ class GroupChecks:
         for member_id, member in before.members.items():
             if member_id in after.members or member_id not in lived or member_id in self.left:
                 continue
+            self._checked("I25 of members")
             if member.instance_id in places:
                 self.world.count("static members replaced")
             elif member.revoking_since_ms:
@@ -188,6 +197,7 @@ class GroupChecks:
             member_id: {*member.topics, *(n for n in names if member.topic_pattern and n.startswith("t"))}
             for member_id, member in group.members.items()
         }
+        self._checked("I28 of targets", bool(group.target))
         for partition, member_id in group.target.items():
             if member_id not in group.members:
                 self._fail("I28", f"{partition[1]} is for {_short(member_id)}, who is no member")
@@ -205,6 +215,7 @@ class GroupChecks:
         for member_id, assigned in self.now.assigned.items():
             for partition, epoch in assigned.owned.items():
                 other = owners.get(partition)
+                self._checked("I24", len(self.now.assigned) > 1)
                 if other is not None:
                     self._fail("I24", f"{_short(other[0])} and {_short(member_id)} own {partition[1]} at {revision}")
                 owners[partition] = member_id, epoch
@@ -214,6 +225,7 @@ class GroupChecks:
                     continue
                 if epoch <= self._granted.get(partition, 0):
                     self._fail("I24", f"{partition[1]} was granted with epoch {epoch} again")
+                self._checked("I24 of epochs", partition in self._granted)
                 self._granted[partition] = epoch
                 self.world.count("partitions granted")
         for partition, (member_id, epoch) in self._owners.items():
@@ -232,6 +244,7 @@ class GroupChecks:
         life = self.lives[member_id]
         if not self.cluster.exists(partition[0]) or member_id not in lived:
             return
+        self._checked("I25 of owners")
         for tenure in life.positions.values():
             if (tenure.member_id, tenure.topic_id, tenure.number, tenure.assignment_epoch) == (
                 member_id,
@@ -246,6 +259,7 @@ class GroupChecks:
         if value is None:
             self.now.offsets.pop(partition, None)
             if self.cluster.exists(partition[0]):
+                self._checked("H70")
                 if before.members:
                     self._fail("H70", f"the offset of {partition[1]} was deleted while the group has members")
                 empty_ms = self.world.now_ms - (self.world.now_ms if self._empty_ms is None else self._empty_ms)
@@ -258,6 +272,8 @@ class GroupChecks:
         commit = metadata_pb2.CommittedOffset.FromString(value)
         self.now.offsets[partition] = commit
         self.world.count("offsets stored")
+        for name in ("I26", "I29 of commits"):
+            self._checked(name)
         assigned = self.now.assigned.get(commit.member_id)
         epoch = -1 if assigned is None else assigned.owned.get(partition, -1)
         if assigned is None or epoch < 0:
@@ -266,6 +282,7 @@ class GroupChecks:
         if not epoch <= commit.member_epoch <= assigned.member_epoch:
             self._fail("I26", f"a commit of epoch {commit.member_epoch} not in {epoch}..{assigned.member_epoch}")
         of_epoch, number, offset = self._stored_in.get(partition, (-1, 0, 0))
+        self._checked("I26 of order", of_epoch == epoch)
         if of_epoch == epoch and (commit.commit_number < number or commit.offset < offset):
             self._fail(
                 "I26",
@@ -275,6 +292,7 @@ class GroupChecks:
         self._stored_in[partition] = epoch, commit.commit_number, commit.offset
         if commit.offset > self._finished.get(partition, 0):
             self._fail("I29", f"{commit.offset} of {partition[1]} was committed before it was finished")
+        self._checked("I27 of commits", stored is not None)
         if stored is not None and commit.offset < stored.offset and not self.cluster.plan.buggy_etcd:
             self._fail("I27", f"{stored.offset} of {partition[1]} went back to {commit.offset}")
 
@@ -291,13 +309,16 @@ class GroupChecks:
         assigned = self.now.assigned.get(tenure.member_id)
         if tenure.member_id in self.now.live and assigned is not None and self.cluster.exists(tenure.topic_id):
             epoch = assigned.owned.get(partition)
+            self._checked("I25 of tenures")
             if epoch != tenure.assignment_epoch:
                 self._fail("I25", f"{life.place.name} takes {partition[1]} of epoch {tenure.assignment_epoch}")
             if self.cluster.plan.buggy_etcd:
                 return
             acknowledged = self.acknowledged.get(partition, 0)
+            self._checked("I27", acknowledged > 0)
             if tenure.position < acknowledged:
                 self._fail("I27", f"{life.place.name} begins at {tenure.position}, {acknowledged} was acknowledged")
+        self._checked("I29", tenure.position > 0)
         if tenure.position > self._finished.get(partition, 0):
             self._fail("I29", f"{life.place.name} begins at {tenure.position} and skips records")
 
@@ -306,6 +327,7 @@ class GroupChecks:
         partition = tenure.topic_id, tenure.number
         plan = self.cluster.plan
         is_over = tenure.member_id in self._expired and tenure.member_id not in self.now.live
+        self._checked("H66", plan.stop_on_session_loss and not plan.ends_leases_early)
         if plan.stop_on_session_loss and not plan.ends_leases_early and is_over:
             self._fail("H66", f"{life.place.name} is given records of {partition[1]} after its session was over")
         known = self._given.get(partition, 0)
@@ -326,6 +348,7 @@ class GroupChecks:
     def told_unknown(self, request: Any) -> None:
         """A member was told that it is none: so it is not, for no id comes back (H63, H73)."""
         member_id = request.member_id
+        self._checked("H63")
         known = member_id in self.now.group.members and member_id in self.now.live
         if known and request.member_epoch and not self.cluster.plan.buggy_etcd:
             self._fail("H63", f"{_short(member_id)} was told that it is no member, and is")
@@ -342,6 +365,7 @@ class GroupChecks:
             if coordinator is None or not coordinator.groups_source.revision:
                 continue
             source = coordinator.groups_source
+            self._checked("I19")
             stood = store.range_at(self.cluster.keyspace.groups_prefix, source.revision)
             if list(stood.key_values) != source.items(self.cluster.keyspace.groups_prefix):
                 self._fail("I19", f"{node.name} has a wrong view at {source.revision}")

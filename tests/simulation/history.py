@@ -30,6 +30,8 @@ class Send(NamedTuple):
     """The acknowledgement promises that the records stay."""
     sent_at: int
     ended_at: int
+    numbered: bool = True
+    """Retries do not repeat it, and keep its place."""
 
 
 class Poll(NamedTuple):
@@ -135,8 +137,8 @@ class _Partition:
     def check(self) -> list[Anomaly]:
         log = self._final_log()
         start = min((final.log_start for final in self.finals), default=0)
-        places = self._places(log)
         sent = {value: send for send in self.sends for value in send.values}
+        places = self._places(log, sent)
         self._check_sends(log, places, start)
         self._check_values(sent, ((value, f"stands at {offset}") for value, offset in places.items()))
         read = {value: f"was read at {offset}" for poll in self.polls for offset, value in poll.records}
@@ -174,11 +176,12 @@ class _Partition:
             self._add("divergence-by-replica", f"the replicas end at {ends}")
         return log
 
-    def _places(self, log: dict[int, str]) -> dict[str, int]:
+    def _places(self, log: dict[int, str], sent: Mapping[str, Send]) -> dict[str, int]:
         places: dict[str, int] = {}
         for offset, value in sorted(log.items()):
-            self.compared["duplicate"] += 1
-            if value in places:
+            is_numbered = value not in sent or sent[value].numbered
+            self.compared["duplicate"] += is_numbered
+            if value in places and is_numbered:
                 self._add("duplicate", f"{value} stands at {places[value]} and {offset}")
             places[value] = offset
         return places
@@ -218,7 +221,7 @@ class _Partition:
     def _check_order(self, places: dict[str, int]) -> None:
         """Two sends of one process keep their order."""
         last: dict[str, tuple[int, str]] = {}
-        for send in sorted(self.sends, key=lambda each: each.sent_at):
+        for send in sorted((each for each in self.sends if each.numbered), key=lambda each: each.sent_at):
             for value in send.values:
                 offset = places.get(value)
                 if offset is None:

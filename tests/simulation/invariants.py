@@ -24,7 +24,7 @@ from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode
 
 from tests.simulation.exercise import CHECKED
-from tests.simulation.shadows import Entry, Partition, Shadow
+from tests.simulation.shadows import Entry, Partition, Shadow, entry_of
 from tests.simulation.world import SimulationError
 
 if TYPE_CHECKING:
@@ -156,11 +156,7 @@ class Checks:
             partition.digests[(base, epoch)] = header.crc, digest
         elif known != (header.crc, digest):
             raise SimulationError("I7", f"{_name(host)} has another log up to {base} of epoch {epoch} than others had")
-        end = base + header.record_count
-        entry = Entry(
-            base, end, epoch, header.crc, header.producer_id, header.producer_epoch, header.base_sequence, digest
-        )
-        shadow.add(entry)
+        shadow.add(entry_of(header, base, epoch, digest))
 
     def accepted(self, host: Host, batches: ReadableBuffer) -> None:
         """A follower took these bytes from its leader: none of them is damaged (I17)."""
@@ -421,6 +417,7 @@ class Checks:
             was_in_sync = after.leader is None or before.replica_of(after.leader.broker_id) is not None
             if after.unclean_epoch != before.unclean_epoch or not was_in_sync:
                 partition.log_start = 0  # An eligible leader may lack what was on its way when it left (H14).
+                self._cluster.told.log_starts_forgotten(key)
             self._checked("I11")
             rises = after.leader_epoch == before.leader_epoch + (after.leader != before.leader)
             if not rises or after.partition_epoch != before.partition_epoch + 1:

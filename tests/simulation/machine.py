@@ -124,6 +124,8 @@ class BrokerNode:
             self.boot_id = f"{self.name} boot {self.cluster.world.now_ms}"
         self.cluster.checks.died(broker, certain=loss is Loss.NOTHING and not in_a_call)
         self.cluster.network.process_died(broker.process, silently=loss is not Loss.NOTHING)
+        if loss is Loss.NOTHING:
+            self.cluster.transport.process_died(broker.process)
         self.filesystem.crash(loss, self.cluster.world.chance(f"loss/{self.name}"))
 
     def exited(self, broker: Broker) -> None:

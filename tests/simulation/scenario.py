@@ -11,8 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
+from headrace.client.connection import PRODUCE
+from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.columns import encode_batch
-from headrace.wire.errors import HeadraceError, LeaderNotAvailableError
+from headrace.wire.envelopes import produce_request_bytes
+from headrace.wire.errors import HeadraceError, LeaderNotAvailableError, from_detail, from_rpc_error
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer
 from headrace_broker.storage.directory import LogId
@@ -20,7 +24,6 @@ from headrace_broker.storage.memory_filesystem import Loss
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, ask_hand_over, change, encode
 
-from tests.simulation.clients import PRODUCE, produce_request, read_produce
 from tests.simulation.cluster import Cluster
 from tests.simulation.etcd import run_now
 from tests.simulation.history import OK, UNKNOWN, Send
@@ -29,6 +32,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.world import SimulationError, spawn
 
 FIRST_PRODUCER = 5_000
+ACKS = {-1: broker_pb2.ACKS_ALL, 0: broker_pb2.ACKS_NONE, 1: broker_pb2.ACKS_LEADER}
 PATIENCE_MS = 20_000
 """What is waited for happens within so long, or the story fails."""
 LARGE = b"0" * 700
@@ -177,19 +181,36 @@ class Scenario:
         self._attempt(sent, to, value)
 
     def _attempt(self, sent: Sent, to: int, value: bytes) -> None:
-        def reply(answer: bytes | HeadraceError) -> None:
-            result = read_produce(answer)
+        def reply(answer: bytes | grpc.aio.AioRpcError) -> None:
             sent.answered = True
-            if isinstance(result, HeadraceError):
-                sent.error = result
-            else:
-                sent.offset = result
+            if not isinstance(answer, bytes):
+                sent.error = from_rpc_error(answer)
+                return
+            for topic in broker_pb2.ProduceResponse.FromString(answer).topics:
+                result = topic.partitions[0]
+                if result.HasField("error"):
+                    sent.error = from_detail(result.error)
+                else:
+                    sent.offset = result.base_offsets[0]
 
+        name = f"{sent.producer_id}.0.0 ".encode()
         batch = encode_batch(
-            [value], base_timestamp_ms=0, producer_id=sent.producer_id, producer_epoch=0, base_sequence=0
+            [name + value[len(name) :]],
+            base_timestamp_ms=0,
+            producer_id=sent.producer_id,
+            producer_epoch=0,
+            base_sequence=0,
         )
         server = self.cluster.transport.servers[self.host(to).broker.address]
-        server.call(PRODUCE, produce_request(self.key, batch, -1, sent.acks), 30.0, reply)
+        server.call(PRODUCE, self._request(batch, sent.acks), 30.0, reply)
+
+    def _request(self, batch: bytes, acks: int) -> bytes:
+        """One batch for the partition."""
+        request = broker_pb2.ProduceRequest(acks=ACKS[acks], timeout_ms=30_000)
+        request.topics.add(topic=topics_pb2.TopicRef(topic_id=self.key.topic_id)).partitions.add(
+            partition=self.key.partition
+        )
+        return produce_request_bytes(request, [[batch]])
 
     def produce(self, *, to: int, value: bytes = b"0") -> Sent:
         """Send one record and wait until it is acknowledged by all."""

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.wire.batch import BatchHeader
 from headrace_server.partition_state import PartitionState, Replica
 
 if TYPE_CHECKING:
@@ -26,6 +27,20 @@ class Entry(NamedTuple):
     producer_epoch: int
     sequence: int
     digest: int
+
+
+def entry_of(header: BatchHeader, base: int, epoch: int, digest: int = 0) -> Entry:
+    """A batch that stands at `base`."""
+    return Entry(
+        base,
+        base + header.record_count,
+        epoch,
+        header.crc,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        digest,
+    )
 
 
 @dataclass(slots=True)

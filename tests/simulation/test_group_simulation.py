@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from headrace.client.membership import Membership
 from headrace_server.metastore.api import Put
 
-from tests.simulation.checking import outputs_under_two_hash_seeds, sound
+from tests.simulation.checking import counts_of_all, outputs_under_two_hash_seeds, sound
 from tests.simulation.etcd import Store, run_now
+from tests.simulation.exercise import REQUIRED_OF_GROUPS, never_exercised
 from tests.simulation.group_plan import GROUP_FAULTS, GroupPlan
 from tests.simulation.group_simulation import run
 from tests.simulation.simulation import shrink
@@ -23,10 +25,13 @@ def check(plan):
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
-def test_no_seed_breaks_a_promise(first):
-    """I24 to I29 and liveness hold over sixty drawn mixes of faults."""
+def test_no_seed_breaks_a_promise(first, tmp_path_factory):
+    """I24 to I29 and liveness hold over sixty drawn mixes of faults, which exercise every check and every fault."""
+    counts = Counter()
     for seed in range(first, first + 10):
-        check(GroupPlan.draw(seed, steps=1_500))
+        counts.update(check(GroupPlan.draw(seed, steps=1_500)).counts)
+    total = counts_of_all(tmp_path_factory, "sixty-group-seeds", first, 6, counts)
+    assert total is None or never_exercised(total, REQUIRED_OF_GROUPS) == []
 
 
 @pytest.mark.parametrize("seed", [21085])

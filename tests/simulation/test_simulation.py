@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -12,8 +11,8 @@ from dataclasses import replace
 import pytest
 from headrace_broker.core.replica import PartitionReplica
 
-from tests.simulation.checking import ROOT, outputs_under_two_hash_seeds, sound
-from tests.simulation.exercise import REQUIRED, never_exercised
+from tests.simulation.checking import ROOT, counts_of_all, outputs_under_two_hash_seeds, sound
+from tests.simulation.exercise import REQUIRED, REQUIRED_OF_GROUPS, never_exercised
 from tests.simulation.plan import FAULTS, LATER_FAULTS, Plan
 from tests.simulation.simulation import run, shrink
 from tests.simulation.world import SimulationError, World
@@ -23,38 +22,24 @@ def check(plan):
     return sound(run(plan), "sim")
 
 
-@pytest.fixture
-def shared_directory(tmp_path_factory):
-    """One directory for all processes that pytest runs these tests in."""
-    base = tmp_path_factory.getbasetemp()
-    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "hundred-seeds"
-    directory.mkdir(exist_ok=True)
-    return directory
-
-
 @pytest.mark.parametrize("first", range(0, 100, 10))
-def test_no_seed_breaks_a_promise(first, shared_directory):
+def test_no_seed_breaks_a_promise(first, tmp_path_factory):
     """I1 to I22 and liveness hold over a hundred drawn mixes of faults, which exercise every check and every fault."""
     counts = Counter()
     for seed in range(first, first + 10):
         counts.update(check(Plan.draw(seed)).counts)
-    written = shared_directory / f"{first}.part"
-    written.write_text(json.dumps(counts))
-    written.rename(shared_directory / f"{first}.json")
-    parts = list(shared_directory.glob("*.json"))
-    if len(parts) == 10:  # Whoever is the last of the ten, in whichever process, judges all.
-        for part in parts:
-            counts.update(json.loads(part.read_text()) if part.stem != str(first) else {})
-        assert never_exercised(counts) == []
+    total = counts_of_all(tmp_path_factory, "hundred-seeds", first, 10, counts)
+    assert total is None or never_exercised(total) == []
 
 
 def test_what_was_never_exercised_is_named():
     """A check that compared nothing, or a fault that never came, is found in the sum of a run's counts."""
-    counts = dict.fromkeys(REQUIRED, 1)
-    assert never_exercised(counts) == []
-    for gone in REQUIRED:
-        assert never_exercised(counts | {gone: 0}) == [gone]
-        assert never_exercised({name: 1 for name in REQUIRED if name != gone}) == [gone]
+    for required in (REQUIRED, REQUIRED_OF_GROUPS):
+        counts = dict.fromkeys(required, 1)
+        assert never_exercised(counts, required) == []
+        for gone in required:
+            assert never_exercised(counts | {gone: 0}, required) == [gone]
+            assert never_exercised({name: 1 for name in required if name != gone}, required) == [gone]
 
 
 @pytest.mark.parametrize("first", range(0, 20, 10))
@@ -69,7 +54,7 @@ def test_power_lost_everywhere_loses_nothing(seed):
     """With fsync durability every acknowledged record outlives all machines losing power at once (I16)."""
     plan = Plan(seed, faults=("power all",), fault_period_ms=1_200, producers=(-1, -1), min_insync_replicas=1)
     result = check(plan)
-    assert result.counts["fault: power all"] > 1
+    assert result.counts["fault: power all"] > 0
     assert result.counts["acknowledged"] > 10
 
 

@@ -11,12 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from functools import partial
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import grpc
-from headrace.wire.errors import HeadraceError, from_rpc_error
 from headrace_broker.runtime import leader_link
 from headrace_server.tls import open_channel
 
@@ -26,7 +24,7 @@ from tests.simulation.world import Process, World
 
 WINDOW_MESSAGES = (1, 2, 4)
 """So many messages of a stream are under way at most: drawn for each."""
-Reply = Callable[["bytes | HeadraceError"], object]
+Reply = Callable[["bytes | grpc.aio.AioRpcError"], object]
 
 
 class _Aborted(Exception):
@@ -121,7 +119,7 @@ class Server:
         if found is None:
             details = SimpleNamespace(method=method, invocation_metadata=())
             answers = (handler.service(details) for handler in self._handlers)
-            found = self._methods[method] = next(each for each in answers if each is not None)
+            found = self._methods[method] = next((each for each in answers if each is not None), None)
         return found
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
@@ -136,11 +134,15 @@ class Server:
 
     async def _answer(self, method: str, request: bytes, seconds: float, reply: Reply) -> None:
         handler, context = self._method(method), _Context(self.loop, seconds)
+        if handler is None:
+            none = grpc.aio.Metadata()
+            reply(grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, none, none, details="Method not found!"))
+            return
         try:
             async with asyncio.timeout(seconds):
                 answer = await handler.unary_unary(handler.request_deserializer(request), context)
         except _Aborted as aborted:
-            reply(from_rpc_error(aborted.error))
+            reply(aborted.error)
         except TimeoutError:
             pass  # Its caller has given up.
         else:
@@ -207,7 +209,7 @@ class _Side:
             self._waiting_for_room = self.loop.create_future()
             await self._waiting_for_room
         if self.is_over:
-            raise self._error or _unavailable("the stream has ended")
+            raise self._error or unavailable("the stream has ended")
         self._room -= 1
         other = self.other
         self._stream.send(self.process, what, lambda: other.loop.run(other._take, data))
@@ -291,7 +293,7 @@ class _StreamCall:
         """See gRPC."""
         if self._side is None:
             await asyncio.sleep(0.002)
-            raise _unavailable("failed to connect to all addresses")
+            raise unavailable("failed to connect to all addresses")
         await self._side.write(self._serialize(message), _describe_fetches(message))
 
     async def read(self) -> Any:
@@ -307,7 +309,7 @@ class _StreamCall:
     def cancel(self) -> None:
         """See gRPC."""
         if self._side is not None:
-            self._side.end(_unavailable("cancelled"))
+            self._side.end(unavailable("cancelled"))
 
 
 class Transport:
@@ -315,10 +317,12 @@ class Transport:
 
     def __init__(self, world: World, network: Network) -> None:
         self.world = world
-        self._network = network
+        self.network = network
         self._chance = world.chance("windows")
         self.servers: dict[str, Server] = {}
         """By address; gRPC refuses a connection to any other."""
+        self.under_way: dict[Any, None] = {}
+        """The unary calls of clients that nobody has answered yet."""
 
     def open(self, loop: VirtualLoop, process: Process, address: str, method: str) -> _Side | None:
         """Open a stream to an address; None: nobody listens there."""
@@ -329,9 +333,9 @@ class Transport:
 
         def broke(side: Process) -> None:
             end = sides[side]
-            end.loop.run(end.end, _unavailable("the connection was reset"))
+            end.loop.run(end.end, unavailable("the connection was reset"))
 
-        stream = self._network.open_stream(process, server.process, broke)
+        stream = self.network.open_stream(process, server.process, broke)
         window = self._chance.choice(WINDOW_MESSAGES)
         client = sides[process] = _Side(loop, process, stream, window)
         served = sides[server.process] = _Side(server.loop, server.process, stream, window)
@@ -339,35 +343,14 @@ class Transport:
         stream.send(process, "", lambda: server.loop.run(server.serve_stream, method, served))
         return client
 
-    def call(
-        self,
-        client: Process,
-        address: str,
-        method: str,
-        request: bytes,
-        timeout_ms: int,
-        reply: Reply,
-        *,
-        what: str = "",
-        at_server: Callable[[bytes | HeadraceError], str] = lambda answer: "",
-    ) -> None:
-        """Send a unary call; `reply` is called where an answer comes back. The caller has its own patience.
-
-        `at_server` looks at the answer when it is given, and says what the trace is to say of it.
-        """
-        server = self.servers.get(address)
-        if server is None or not server.process.alive:
-            return
-        name = server.process.name
-
-        def answered(answer: bytes | HeadraceError) -> None:
-            self._network.send(name, client, at_server(answer), partial(reply, answer), once=True)
-
-        call = partial(server.call, method, request, timeout_ms / 1000, answered)
-        self._network.send(client.name, server.process, what, call, once=True)
+    def process_died(self, process: Process) -> None:
+        """Tell most of those whose calls it had."""
+        for call in [call for call in self.under_way if call.server is process]:
+            call.server_died()
 
 
-def _unavailable(details: str) -> grpc.aio.AioRpcError:
+def unavailable(details: str) -> grpc.aio.AioRpcError:
+    """How gRPC says that nobody is there."""
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 

@@ -1,0 +1,210 @@
+"""What stands between the shipped asyncio clients and the simulated network: channels, clocks and chance.
+
+A client's stubs, deserializers and retries are its own. Replaced are the channel below them, the clocks that its
+modules read, and the chance from which they draw. `Told` sees each call and each answer, in the moment the client does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import Context
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import grpc
+from headrace.client import admin_steps, cluster_calls, consumer, delivery, fetching, producer, security, transfer
+from headrace.client.loop import connection
+from headrace.client.loop import fetching as loop_fetching
+from headrace.client.loop import producer as loop_producer
+
+from tests.simulation.told import Told
+from tests.simulation.transport import Transport
+from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.world import Process, World
+
+FIRST_MS = 1_700_000_000_000
+"""Wall time of clients at the begin of a run."""
+REFUSED_SECONDS = 0.002
+HEARS_OF_RESET = 0.7
+"""How often a client hears that the server of a call has died; otherwise nobody answers."""
+
+
+class ClientLoop(VirtualLoop):
+    """The loop of a client's process, from which its channels lead into the simulated network."""
+
+    def __init__(self, world: World, process: Process, transport: Transport, told: Told) -> None:
+        super().__init__(world, process)
+        self.client_transport = transport
+        self.told = told
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See asyncio; what is not due yet is due after the present millisecond, however little is left."""
+        if when > self.time():
+            when = max(when, self.time() + 0.001)
+        return super().call_at(when, callback, *args, context=context)
+
+
+class ClientChannel:
+    """A channel as the asyncio clients use it: unary calls to one address, and its end."""
+
+    def __init__(self, loop: ClientLoop, address: str) -> None:
+        self._loop = loop
+        self._address = address
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Any] = bytes,
+        **_: Any,
+    ) -> Callable[..., asyncio.Future[Any]]:
+        """See gRPC."""
+
+        def call(request: Any, *, timeout: float, metadata: Any = None) -> asyncio.Future[Any]:
+            data = request if request_serializer is None else request_serializer(request)
+            return _Call(self._loop, self._address, method, data, timeout, response_deserializer).future
+
+        return call
+
+    def unary_stream(self, *_: Any, **__: Any) -> None:
+        """No simulated client makes such a call."""
+
+    stream_stream = stream_unary = unary_stream
+
+    async def close(self) -> None:
+        """See gRPC."""
+
+
+class _Call:
+    """One unary call."""
+
+    def __init__(
+        self,
+        loop: ClientLoop,
+        address: str,
+        method: str,
+        data: bytes,
+        seconds: float,
+        deserialize: Callable[[bytes], Any],
+    ) -> None:
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self._loop = loop
+        self._deserialize = deserialize
+        self._transport = loop.client_transport
+        self._exchange = loop.told.asks(loop.process.name, address, method, data)
+        self._timer = loop.call_later(seconds, self._fail, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.future.add_done_callback(self._end)
+        server = self._transport.servers.get(address)
+        self.server: Process | None = None if server is None else server.process
+        if server is None or not server.process.alive:
+            loop.call_later(
+                REFUSED_SECONDS, self._fail, grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
+            )
+            return
+        self._transport.under_way[self] = None
+        ask = partial(server.call, method, data, seconds, self._answered)
+        self._transport.network.send(loop.process.name, server.process, self._exchange.what, ask, once=True)
+
+    def _answered(self, answer: bytes | grpc.aio.AioRpcError) -> None:
+        """The server has answered: its words go on their way."""
+        assert self.server is not None, "it was sent"
+        what = self._exchange.answered(answer) if isinstance(answer, bytes) else self._exchange.refused(answer)
+        take = partial(self._loop.run, self._take, answer)
+        self._transport.network.send(self.server.name, self._loop.process, what, take, once=True)
+
+    def _take(self, answer: bytes | grpc.aio.AioRpcError) -> None:
+        if self.future.done():
+            return
+        if isinstance(answer, bytes):
+            self._exchange.arrived(answer)
+            self.future.set_result(self._deserialize(answer))
+        else:
+            self.future.set_exception(answer)
+
+    def server_died(self) -> None:
+        """Hear, mostly, that the connection is gone."""
+        if self._loop.world.chance("resets").random() < HEARS_OF_RESET:
+            fail = partial(self._loop.run, self._fail, grpc.StatusCode.UNAVAILABLE, "the connection was reset")
+            self._loop.world.after(self._transport.network.delay_ms(), self._loop.process, "", fail)
+
+    def _fail(self, status: grpc.StatusCode, details: str) -> None:
+        if not self.future.done():
+            none = grpc.aio.Metadata()
+            self.future.set_exception(grpc.aio.AioRpcError(status, none, none, details=details))
+
+    def _end(self, _: object) -> None:
+        self._timer.cancel()
+        self._transport.under_way.pop(self, None)
+
+
+class _Failures(logging.Handler):
+    """An error that a client logs and survives is one that nobody foresaw; it breaks the run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        loop = asyncio._get_running_loop()
+        if not isinstance(loop, ClientLoop):
+            return
+        loop.world.count(f"client log: {record.msg}")
+        if record.levelno >= logging.ERROR:
+            loop.fail(str(record.msg), record.exc_info[1] if record.exc_info else None)
+
+
+def _open_channel(address: str, **options: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, ClientLoop):
+        return ClientChannel(loop, address)
+    return grpc.aio.insecure_channel(address, **options)
+
+
+def _seconds() -> float:
+    loop = asyncio._get_running_loop()
+    return loop.time() if isinstance(loop, ClientLoop) else time.monotonic()
+
+
+def _milliseconds() -> int:
+    loop = asyncio._get_running_loop()
+    return loop.world.now_ms if isinstance(loop, ClientLoop) else time.monotonic_ns() // 1_000_000
+
+
+def _wall_ns() -> int:
+    loop = asyncio._get_running_loop()
+    return (FIRST_MS + loop.world.now_ms) * 1_000_000 if isinstance(loop, ClientLoop) else time.time_ns()
+
+
+@contextmanager
+def clients_in_virtual_time() -> Iterator[None]:
+    """Let the SDK's asyncio clients on a `ClientLoop` meet the simulated network, clocks and chance."""
+    clock = SimpleNamespace(monotonic=_seconds, time_ns=_wall_ns, sleep=time.sleep)
+    chance = SimpleNamespace(Random=lambda: random.Random(random.getrandbits(64)))
+    channels = SimpleNamespace(
+        **{name: getattr(grpc.aio, name) for name in ("UnaryStreamCall", "UsageError")}, insecure_channel=_open_channel
+    )
+    logger, handler = logging.getLogger("headrace"), _Failures(logging.WARNING)
+    with ExitStack() as stack:
+        for module in (
+            admin_steps, cluster_calls, delivery, producer, fetching, loop_fetching, loop_producer, security, transfer,
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(module, "time", clock))
+        stack.enter_context(mock.patch.object(consumer, "monotonic", _seconds))
+        for module in (delivery, producer, fetching, loop_fetching, consumer):
+            stack.enter_context(mock.patch.object(module, "monotonic_ms", _milliseconds))
+        for module in (admin_steps, delivery, fetching):
+            stack.enter_context(mock.patch.object(module, "random", chance))
+        stack.enter_context(mock.patch.object(connection, "grpc", SimpleNamespace(aio=channels)))
+        before = logger.propagate
+        logger.addHandler(handler)
+        logger.propagate = False
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = before

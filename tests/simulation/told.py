@@ -1,0 +1,356 @@
+"""What clients are told over the wire, and what that promises them afterwards.
+
+A promise holds from the moment in which somebody is told: a question that is asked later, of a leader of the same epoch
+or a later one, is answered no lower. A deposed leader may answer lower (H28), and a leader that has just started may
+name a lower high watermark in a Fetch, with an empty answer (H10); ListOffsets refuses until it knows. What an unclean
+election gave up is not promised any more (H21).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from headrace.v1 import broker_pb2
+from headrace.wire.batch import BatchHeader, check_batch, iter_batches
+from headrace.wire.columns import decode_batch
+from headrace.wire.envelopes import parse_fetch_response, parse_produce_request
+from headrace.wire.errors import CorruptBatchError, from_detail, from_rpc_error
+from headrace_broker.storage.directory import LogId
+
+from tests.simulation.exercise import CHECKED
+from tests.simulation.world import SimulationError
+
+if TYPE_CHECKING:
+    from headrace.client.routing import RoutingTable
+
+    from tests.simulation.broker import Broker
+    from tests.simulation.cluster import Cluster
+
+SERVICE = "/headrace.v1.BrokerService/"
+PAYLOAD_BYTES = 1 << 20
+BatchName = tuple[int, int, int, int]
+
+
+def address_of(broker_id: int) -> str:
+    """Where a broker listens for clients."""
+    return f"b{broker_id}:7181"
+
+
+def name_of(value: bytes) -> str:
+    """The record's name, which its value begins with."""
+    return value.partition(b" ")[0].decode()
+
+
+@dataclass(slots=True)
+class Promises:
+    """What clients were told of one partition, the highest of each leader epoch."""
+
+    acknowledged: dict[int, int] = field(default_factory=dict)
+    """Where records end that are acknowledged by all."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """High watermarks, from whomever."""
+    watermark: dict[int, int] = field(default_factory=dict)
+    """High watermarks that the epoch's leader has told."""
+    log_start: dict[int, int] = field(default_factory=dict)
+    """Log starts that leaders have told."""
+
+    def as_of_now(self) -> Promises:
+        """A copy, for a question that is asked now."""
+        return Promises(dict(self.acknowledged), dict(self.seen), dict(self.watermark), dict(self.log_start))
+
+
+def _raise_to(known: dict[int, int], epoch: int, value: int) -> None:
+    known[epoch] = max(known.get(epoch, -1), value)
+
+
+def _least(known: dict[int, int], epoch: int) -> int:
+    """What a leader of `epoch` may not fall below."""
+    return max((value for each, value in known.items() if each <= epoch), default=-1)
+
+
+class Told:
+    """Everything that any client was told in a run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.promises: dict[LogId, Promises] = {}
+        self.values: dict[BatchName, tuple[str, ...]] = {}
+        """The records of each batch that a producer has sent."""
+        self._lives: dict[str, LogId] = {}
+        """Where each record was sent to."""
+        self._contents: dict[tuple[LogId, int, int, int], int] = {}
+        """The checksum of each sequence that was sent."""
+        self._tables: dict[str, dict[tuple[bytes, int], int]] = {}
+        self._newest_life: dict[str, int] = {}
+
+    def asks(self, client: str, address: str, method: str, request: bytes) -> Exchange:
+        """A client calls now."""
+        kind = _EXCHANGES.get(method.removeprefix(SERVICE), Exchange)
+        return kind(self, client, address, request)
+
+    def of(self, key: LogId) -> Promises:
+        """The promises of a partition."""
+        return self.promises.setdefault(key, Promises())
+
+    def holds(self, key: LogId) -> bool:
+        """Whether anything is promised of the partition still."""
+        partition = self.cluster.checks.partitions.get(key)
+        return partition is not None and not partition.is_deleted and not partition.unclean
+
+    def log_starts_forgotten(self, key: LogId) -> None:
+        """An eligible leader may lack the last log start, as it may lack records (H14)."""
+        self.of(key).log_start.clear()
+
+    def broker_at(self, address: str) -> Broker | None:
+        """The broker that listens there."""
+        found = (node.broker for node in self.cluster.brokers.values() if address == address_of(node.broker_id))
+        return next(found, None)
+
+    def checked(self, name: str, has_compared: bool = True) -> None:
+        """Count a comparison that could have broken a promise."""
+        if has_compared:
+            self.cluster.world.count(CHECKED + name)
+
+    def breaks(self, name: str, message: str) -> None:
+        """A promise is broken: the run ends with the event, whatever shipped code does meanwhile."""
+        self.cluster.checks.break_promise(SimulationError(name, message))
+
+    # --- producers ---
+
+    def sends(self, client: str, key: LogId, header: BatchHeader, batch: memoryview) -> None:
+        """A producer sends a batch, for the first time or again."""
+        values = tuple(map(name_of, decode_batch(bytes(batch), max_payload_bytes=PAYLOAD_BYTES).values()))
+        self.values[header.producer_id, header.producer_epoch, header.base_sequence, header.crc] = values
+        for value in values:
+            self.checked("H55", value in self._lives)
+            if self._lives.setdefault(value, key) != key:
+                self.breaks("H55", f"{client} sends {value} to {key}, and before to {self._lives[value]}")
+        if header.producer_id < 0:
+            return
+        sequence = (key, header.producer_id, header.producer_epoch, header.base_sequence)
+        self.checked("H51", sequence in self._contents)
+        if self._contents.setdefault(sequence, header.crc) != header.crc:
+            self.breaks("H51", f"{client} sends something else as sequence {sequence[1:]}: {values}")
+        if header.base_sequence == 0 and header.producer_epoch > 0:
+            self.cluster.world.count("producer epochs begun")
+
+    # --- routing tables ---
+
+    def begins(self, client: str) -> None:
+        """The client is made anew, and knows nothing."""
+        self._tables[client] = {}
+        self._newest_life.pop(client, None)
+
+    def looks(self, client: str, routes: RoutingTable) -> None:
+        """Compare a client's table with what it was before: no epoch and no life of a topic goes back."""
+        route = routes.topic("t")
+        if route is None:
+            return
+        life = self.cluster.life_of(route.topic_id)
+        newest = self._newest_life.get(client, life)
+        self.checked("H26 in tables", life > newest)
+        if life < newest:
+            self.breaks("H26", f"{client} takes life {life} of the topic for the present one after {newest}")
+        self._newest_life[client] = life
+        table = self._tables[client]
+        for number, leader in enumerate(route.leaders):
+            place = route.topic_id, number
+            before = table.get(place, -1)
+            if leader.epoch != before:
+                self.checked("H4 in tables")
+                if leader.epoch < before:
+                    self.breaks("H4", f"{client} believes epoch {leader.epoch} of p{number} after {before}")
+                table[place] = leader.epoch
+
+
+class Exchange:
+    """One call of a client. `answered` is told at the server, `arrived` at the client, if the answer comes so far."""
+
+    what = ""
+    """For the trace: what is asked."""
+
+    def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
+        self.told = told
+        self.client = client
+        self.address = address
+
+    def answered(self, answer: bytes) -> str:
+        """The server answers; what the trace says of it."""
+        return ""
+
+    def refused(self, error: grpc.aio.AioRpcError) -> str:
+        """The server refuses the call as a whole."""
+        return f"answer to {self.client}: {type(from_rpc_error(error)).__name__}" if self.what else ""
+
+    def arrived(self, answer: bytes) -> None:
+        """The client has the answer."""
+
+    def is_leader_of(self, key: LogId, epoch: int) -> bool:
+        """Whether who was asked is the leader of that epoch."""
+        elected = self.told.cluster.checks.partitions[key].sessions.get(epoch)
+        return elected is not None and self.address == address_of(elected.broker_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _SentPart:
+    epoch: int
+    counts: tuple[int, ...]
+
+
+class Produced(Exchange):
+    """A Produce."""
+
+    def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
+        super().__init__(told, client, address, request)
+        envelope = parse_produce_request(request)
+        self.acks = envelope.message.acks
+        self.parts: dict[LogId, _SentPart] = {}
+        said = []
+        batches = iter(envelope.batches)
+        for topic in envelope.message.topics:
+            for part in topic.partitions:
+                key = LogId(topic.topic.topic_id, part.partition)
+                counts = []
+                for data in next(batches):
+                    header, view = next(iter_batches(data))
+                    told.sends(client, key, header, view)
+                    counts.append(header.record_count)
+                    told.cluster.world.count("batches sent")
+                    said.append(f"{told.cluster.name_of(key)} {header.producer_epoch}.{header.base_sequence}")
+                self.parts[key] = _SentPart(part.leader_epoch if part.HasField("leader_epoch") else -1, tuple(counts))
+        self.what = f"produce of {client}: {', '.join(said)}"
+
+    def _results(self, answer: bytes) -> list[tuple[LogId, _SentPart, Any]]:
+        response = broker_pb2.ProduceResponse.FromString(answer)
+        found = [
+            (LogId(topic.topic_id, part.partition), part) for topic in response.topics for part in topic.partitions
+        ]
+        return [(key, self.parts[key], part) for key, part in found]
+
+    def answered(self, answer: bytes) -> str:
+        said, cluster = [], self.told.cluster
+        broker = self.told.broker_at(self.address)
+        for key, sent, part in self._results(answer):
+            for base, count in zip(part.base_offsets, sent.counts, strict=False):
+                if self.acks == broker_pb2.ACKS_ALL and broker is not None:
+                    cluster.answered(broker, key, base, count)
+            error = f", {type(from_detail(part.error)).__name__}" if part.HasField("error") else ""
+            said.append(f"{cluster.name_of(key)} at {list(part.base_offsets)}{error}")
+        return f"answer to {self.client}: {'; '.join(said)}"
+
+    def arrived(self, answer: bytes) -> None:
+        if self.acks != broker_pb2.ACKS_ALL:
+            return
+        for key, sent, part in self._results(answer):
+            for base, count in zip(part.base_offsets, sent.counts, strict=False):
+                if base >= 0:
+                    _raise_to(self.told.of(key).acknowledged, sent.epoch, base + count)
+
+
+class Fetched(Exchange):
+    """A Fetch."""
+
+    def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
+        super().__init__(told, client, address, request)
+        message = broker_pb2.FetchRequest.FromString(request)
+        self.parts = {
+            LogId(topic.topic.topic_id, part.partition): part.offset
+            for topic in message.topics
+            for part in topic.partitions
+        }
+        self.before = {key: told.of(key).as_of_now() for key in self.parts}
+
+    def arrived(self, answer: bytes) -> None:
+        envelope = parse_fetch_response(answer)
+        batches = iter(envelope.batches)
+        for topic in envelope.message.topics:
+            for part in topic.partitions:
+                key, (data,) = LogId(topic.topic_id, part.partition), next(batches)
+                if not (part.HasField("error") or part.HasField("diverged")) and self.told.holds(key):
+                    self._check(key, part, data)
+
+    def _check(self, key: LogId, part: Any, data: Any) -> None:
+        told, name, epoch = self.told, f"{self.address} {self.told.cluster.name_of(key)}", part.leader_epoch
+        offset, end = self.parts[key], _end_of(data)
+        committed = told.cluster.checks.partitions[key].committed.end
+        told.checked("I10", end > offset)
+        if end > max(offset, min(part.high_watermark, committed)):
+            told.breaks("I10", f"{name} serves up to {end}; it says {part.high_watermark}, committed is {committed}")
+        promises, before = told.of(key), self.before[key]
+        _raise_to(promises.seen, epoch, part.high_watermark)
+        if not self.is_leader_of(key, epoch):
+            return
+        told.checked("I8 as told", epoch in before.watermark)
+        if part.high_watermark < before.watermark.get(epoch, -1):
+            told.breaks(
+                "I8", f"{name} says the high watermark {part.high_watermark} of epoch {epoch} after {before.watermark}"
+            )
+        _raise_to(promises.watermark, epoch, part.high_watermark)
+        self.check_log_start(key, epoch, part.log_start_offset)
+
+    def check_log_start(self, key: LogId, epoch: int, start: int) -> None:
+        """A leader says where the log begins; -1: it does not know."""
+        if start < 0:
+            return
+        told, least = self.told, _least(self.before[key].log_start, epoch)
+        told.checked("I18 as told", least > 0)
+        if start < least:
+            told.breaks(
+                "I18", f"{self.address} {told.cluster.name_of(key)} says the log begins at {start} after {least}"
+            )
+        _raise_to(told.of(key).log_start, epoch, start)
+
+
+class Listed(Fetched):
+    """A ListOffsets."""
+
+    def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
+        Exchange.__init__(self, told, client, address, request)
+        message = broker_pb2.ListOffsetsRequest.FromString(request)
+        self.parts = {
+            LogId(topic.topic.topic_id, part.partition): part.spec
+            for topic in message.topics
+            for part in topic.partitions
+        }
+        self.before = {key: told.of(key).as_of_now() for key in self.parts}
+
+    def arrived(self, answer: bytes) -> None:
+        for topic in broker_pb2.ListOffsetsResponse.FromString(answer).topics:
+            for part in topic.partitions:
+                key = LogId(topic.topic_id, part.partition)
+                if part.HasField("error") or not self.told.holds(key) or not self.is_leader_of(key, part.leader_epoch):
+                    continue
+                if self.parts[key] == broker_pb2.OFFSET_SPEC_EARLIEST:
+                    self.check_log_start(key, part.leader_epoch, part.offset)
+                elif self.parts[key] == broker_pb2.OFFSET_SPEC_LATEST:
+                    self._check_end(key, part.leader_epoch, part.offset)
+
+    def _check_end(self, key: LogId, epoch: int, end: int) -> None:
+        """The end of the log as a leader tells it has all that was acknowledged or visible before."""
+        told, before, name = self.told, self.before[key], f"{self.address} {self.told.cluster.name_of(key)}"
+        acknowledged, seen = _least(before.acknowledged, epoch), _least(before.seen, epoch)
+        told.checked("freshness", acknowledged > 0)
+        told.checked("high watermark", seen > 0)
+        if end < acknowledged:
+            told.breaks("freshness", f"{name} ends at {end}; acknowledged was {acknowledged}")
+        if end < seen:
+            told.breaks("high watermark", f"{name} ends at {end}; a client has seen {seen}")
+        _raise_to(told.of(key).seen, epoch, end)
+        _raise_to(told.of(key).watermark, epoch, end)
+
+
+_EXCHANGES: dict[str, type[Exchange]] = {"Produce": Produced, "Fetch": Fetched, "ListOffsets": Listed}
+
+
+def _end_of(data: Any) -> int:
+    """Where the batches end of which nothing is damaged."""
+    end = -1
+    try:
+        for header, view in iter_batches(data):
+            check_batch(view, max_batch_bytes=1 << 20, max_records=100, max_payload_bytes=PAYLOAD_BYTES)
+            end = header.end_offset
+    except CorruptBatchError:
+        return end
+    return end
