@@ -64,11 +64,13 @@ class Checks:
     def etcd_went_back(self) -> None:
         """etcd is one of the past: what its keys say of members holds for nobody, until a generation begins."""
         self._is_etcd_past = True
+        self._cluster.told.forget_tables()
 
     def generation_began(self) -> None:
         """A new generation began: its sessions and leader epochs are counted anew, and it has all that is committed."""
         cluster = self._cluster
         self._is_etcd_past = False
+        cluster.told.forget_tables()
         self._broker_epochs.clear()
         self._controller_epoch = 0
         for key, partition in self.partitions.items():

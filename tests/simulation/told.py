@@ -143,6 +143,11 @@ class Told:
         self._tables[client] = {}
         self._newest_life.pop(client, None)
 
+    def forget_tables(self) -> None:
+        """etcd is another one, or a generation has begun: epochs and topics of the past are back by right."""
+        self._tables.clear()
+        self._newest_life.clear()
+
     def looks(self, client: str, routes: RoutingTable) -> None:
         """Compare a client's table with what it was before: no epoch and no life of a topic goes back."""
         route = routes.topic("t")
@@ -154,7 +159,7 @@ class Told:
         if life < newest:
             self.breaks("H26", f"{client} takes life {life} of the topic for the present one after {newest}")
         self._newest_life[client] = life
-        table = self._tables[client]
+        table = self._tables.setdefault(client, {})
         for number, leader in enumerate(route.leaders):
             place = route.topic_id, number
             before = table.get(place, -1)

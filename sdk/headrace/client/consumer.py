@@ -137,8 +137,11 @@ class Consumer:
         """Wait for the next records; the iterator is at their first, and `position` moves with it."""
         self._settle()  # Also what an earlier loop was left in the middle of.
         self._ask()
-        segment = yield from self._next_segment(None, None)
-        assert segment is not None, "a wait without end ends with a segment or an error"
+        while True:
+            segment = yield from self._next_segment(None, None)
+            assert segment is not None, "a wait without end ends with a segment or an error"
+            if self._receive(segment, segment.base_offset):
+                break
         stopper = None if self._group is None else self._group.stopper()
         self._current = HandedOut(segment, self._generation_of(segment), stopper)
         self._gave()
@@ -184,10 +187,9 @@ class Consumer:
             if segments and size > self._config.max_poll_bytes:
                 self._rest = segment if self._rest is None else replace(segment, end=self._rest.end)
                 break
+            if not self._receive(segment, segment.end_offset):
+                continue
             segments.append(segment)
-            with self._fetcher.changing() as positions:
-                generation = self._generation_of(segment)
-                positions.deliver(segment.source, generation, segment.end_offset, segment.leader_epoch)
             if self._group is not None:
                 self._group.touched(segment.source, segment.end_offset, segment.leader_epoch)
             if left is not None:
@@ -535,6 +537,18 @@ class Consumer:
             self._chunk = None
         return segment
 
+    def _receive(self, segment: Segment, position: int) -> bool:
+        """Note that the application receives a segment up to `position`.
+
+        False, and the rest of its chunk is dropped: the engine goes on elsewhere, such as in another life of the topic.
+        """
+        with self._fetcher.changing() as positions:
+            generation = self._generation_of(segment)
+            if positions.deliver(segment.source, generation, position, segment.leader_epoch):
+                return True
+        self._forget_open(segment.source)
+        return False
+
     def _generation_of(self, segment: Segment) -> int:
         chunk = self._chunk
         return chunk.generation if chunk is not None and chunk.where == segment.source else -1
@@ -553,7 +567,9 @@ class Consumer:
         if self._group is not None and not stale:
             self._group.settled(current)
         self._current = None  # Not before the group has what was finished of it.
-        if delivered < segment.end - segment.start and not stale:
+        if stale:  # What is behind it in the chunk is fetched again, with what was not handed out.
+            self._forget_open(segment.source)
+        elif delivered < segment.end - segment.start:
             self._rest = segment.cut(delivered, segment.end - segment.start)
 
     def _forget_open(self, where: TopicPartition | None = None) -> None:

@@ -87,7 +87,7 @@ class Positions:
         """
         self.drop(where)
         self._generation += 1
-        partition = ReadPosition(where, offset, offset, end_offset, self._generation, topic_id)
+        partition = ReadPosition(where, offset, offset, end_offset, self._generation, self._generation, topic_id)
         partition.epoch = partition.fetch_epoch = leader_epoch
         self._partitions[where] = partition
         self._turn.append(where)
@@ -136,6 +136,7 @@ class Positions:
         partition = self._partitions[where]
         partition.seek(offset, topic_id)
         self._rewind(partition)
+        partition.placed = partition.generation
         for problem in [each for each in self._problems if each[0] == where]:
             self._problems.remove(problem)
 
@@ -390,15 +391,24 @@ class Positions:
         partition = self._partitions.get(where)
         return partition is not None and partition.has_diverged
 
-    def deliver(self, where: TopicPartition, generation: int, position: int, leader_epoch: int) -> None:
-        """Note that the application has received the records below `position`; nothing for another generation.
+    def deliver(self, where: TopicPartition, generation: int, position: int, leader_epoch: int) -> bool:
+        """Note that the application has received the records below `position`; False where it may not: somebody has
+        chosen another position since they were fetched.
 
-        `leader_epoch` is that of the batch with the last one.
+        `leader_epoch` is that of the batch with the last one. Where a failure has rewound the partition meanwhile, what
+        was received is not fetched again.
         """
         partition = self._partitions.get(where)
-        if partition is not None and partition.generation == generation:
-            partition.deliver(position, leader_epoch)
-            self.has_news |= partition.needs_reset
+        if partition is None or generation < partition.placed:
+            return False
+        is_rewound = generation != partition.generation and position > partition.position
+        partition.deliver(position, leader_epoch)
+        if is_rewound:
+            waits = partition.failures, partition.retry_at_ms, partition.failed_epoch, partition.seeks_leader
+            self._rewind(partition)
+            partition.failures, partition.retry_at_ms, partition.failed_epoch, partition.seeks_leader = waits
+        self.has_news |= partition.needs_reset
+        return True
 
     # --- inside ---
 

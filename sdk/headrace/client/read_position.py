@@ -147,6 +147,8 @@ class ReadPosition:
     """The offset of the next fetch."""
     end_offset: int | None
     generation: int
+    placed: int = 0
+    """The generation in which somebody chose the position; later ones only fetch again."""
     topic_id: bytes = b""
     """Of the life of the topic that the offsets and epochs belong to."""
     compared_answer: int = NO_ANSWER

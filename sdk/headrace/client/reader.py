@@ -208,9 +208,10 @@ class Reader:
             if segments and size > self._config.max_poll_bytes:
                 self._rest = (segment,)
                 return
-            segments.append(segment)
             with self._fetcher.changing() as positions:
-                positions.deliver(chunk.where, chunk.generation, segment.end_offset, segment.leader_epoch)
+                if not positions.deliver(chunk.where, chunk.generation, segment.end_offset, segment.leader_epoch):
+                    break
+            segments.append(segment)
         self._chunk = None
 
     def _place(

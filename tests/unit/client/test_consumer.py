@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+from contextlib import suppress
 from itertools import islice
 
 import headrace
@@ -75,6 +76,33 @@ def test_the_iterator_blocks_and_goes_on(clicks, consume):
     later.start()
     assert next(records).value == b"late"
     later.join()
+
+
+@pytest.mark.parametrize("by_poll", [True, False])
+def test_an_error_in_the_middle_of_a_batch_repeats_nothing(clicks, consume, by_poll):
+    """The engine meets an error while a batch is open: each record is received once, before the error or behind it."""
+    fill(clicks, 20)
+    consumer = consume()
+    consumer.assign({P0: 0})
+    seen = [record.offset for record in (consumer.poll(5, max_records=3) if by_poll else take(consumer, 3))]
+    with consumer._fetcher.changing() as positions:
+        positions.fail(P0, InternalError("odd"), 0)
+    fill(clicks, 5, start=20)
+    while len(seen) < 25:
+        with suppress(InternalError):
+            seen += [record.offset for record in (consumer.poll(5, max_records=4) if by_poll else take(consumer, 1))]
+    assert seen == list(range(25))
+
+
+def test_an_open_batch_of_a_deleted_topic_is_dropped_where_the_engine_goes_on_in_the_next(clicks, consume):
+    """Records of the old topic are not handed out as if they stood in the new one."""
+    fill(clicks, 20)
+    consumer = consume()
+    consumer.assign({P0: 0})
+    assert len(consumer.poll(5, max_records=3)) == 3
+    with consumer._fetcher.changing() as positions:
+        positions.seek(P0, 15)
+    assert [record.offset for record in consumer.poll(5, max_records=2)] == [15, 16]
 
 
 def test_the_position_is_exact_in_the_middle_of_a_batch(clicks, consume):

@@ -396,6 +396,33 @@ def test_a_wait_that_is_over_does_not_wake_the_engine_again():
     assert reading.positions.next_retry_ms(reading.now_ms) is None
 
 
+@pytest.mark.parametrize("error", [UnknownTopicError("gone"), InternalError("odd")])
+def test_what_the_application_has_moves_a_position_that_failed_meanwhile(error):
+    """A fetch fails while a chunk is open: what is received of that chunk is not fetched again."""
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0))
+    chunk = reading.positions.pop(0)
+    assert reading.positions.deliver(WHERE, chunk.generation, 3, 3)
+    reading.answer(reading.fetch(), error=error)
+    reading.positions.fail(WHERE, error, reading.now_ms)
+    assert reading.positions.deliver(WHERE, chunk.generation, 7, 3)
+    assert reading.positions.position(WHERE) == 7
+    assert reading.fetch() is None, "it waits out the failure nevertheless"
+    reading.now_ms += 1_000
+    assert reading.fetch().partitions[0].offset == 7
+
+
+def test_what_was_fetched_before_a_seek_is_received_no_more():
+    """The engine itself seeks where a topic was made anew: an open chunk is of the old one."""
+    reading = Reading()
+    reading.answer(reading.fetch(), batch(0))
+    chunk = reading.positions.pop(0)
+    assert reading.positions.deliver(WHERE, chunk.generation, 3, 3)
+    reading.positions.seek(WHERE, 0, b"d" * 16)
+    assert not reading.positions.deliver(WHERE, chunk.generation, 7, 3)
+    assert reading.positions.position(WHERE) == 0
+
+
 def test_a_position_that_is_tried_again_waits_where_that_is_asked_for():
     reading = Reading()
     reading.positions.rewind(WHERE)
