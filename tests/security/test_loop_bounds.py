@@ -79,7 +79,6 @@ class Probed:
             for line in path_of.read_text()[size:].splitlines():
                 seconds, _, name = line.partition(" ")
                 stretches.append((float(seconds), name))
-        print(path, sorted(stretches)[-4:])
         return code, *max(stretches)
 
 
@@ -113,7 +112,8 @@ def test_the_largest_calls_leave_the_loop_to_others(
     found = []
     for request in LARGEST[path](probed.world):
         rounds = [probed.call(path, request) for _ in range(ROUNDS)]
-        found.append(min(rounds, key=lambda each: each[1]))
+        answered = [each for each in rounds if each[0] != "RESOURCE_EXHAUSTED"] or rounds
+        found.append(min(answered, key=lambda each: each[1]))
     with capsys.disabled():
         for code, seconds, name in found:
             print(f"\n{path}: {seconds * 1000:.0f} ms ({name}), {code}", end="")
