@@ -55,7 +55,8 @@ def with_server(scenario, limits=None):
         address = await server.start("127.0.0.1:0")
         try:
             async with grpc.aio.insecure_channel(address) as channel:
-                await scenario(broker, channel)
+                async with asyncio.timeout(30):
+                    await scenario(broker, channel)
         finally:
             broker.gate.set()
             await server.stop(0)
@@ -89,8 +90,7 @@ def test_a_half_open_call_loses_its_place_and_an_honest_one_finds_it():
 
     async def scenario(_broker, channel):
         calls = [half_open(channel, "ListOffsets") for _ in range(20)]
-        async with asyncio.timeout(20):
-            errors = [await error_of(call) for call in calls]
+        errors = [await error_of(call) for call in calls]
         assert all(isinstance(error, ThrottledError) for error in errors)
         assert any("did not arrive within 1 s" in error.message for error in errors)
         await broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=30)
