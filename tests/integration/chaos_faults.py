@@ -39,10 +39,10 @@ HOLD_SECONDS = (0.0, 0.1, 0.5, 1.0, 2.5, 4.0)
 HOUR_MS = 3_600_000
 CLOCKS_MS = (48 * HOUR_MS, 30 * 24 * HOUR_MS, -30 * 24 * HOUR_MS)
 """By how much a clock is wrong at the start."""
-OPERATIONS_AT_ONCE = 3
+OPERATIONS_AT_ONCE = 5
 """Kinds of file operations that find no room in one fault, one after another."""
 SELDOM_OPERATIONS = ("allocate", "truncate", "rmdir")
-"""A disk may be full for so short that a broker has none of these to do."""
+"""A broker may have none of these to do while the disk is full."""
 RECOVERY_SECONDS = 60.0
 
 Drawn = TypeVar("Drawn")
@@ -335,25 +335,33 @@ class Nemesis:
         """There is no room for some file operations, one kind after another; a topic comes and goes meanwhile."""
         topic = f"for-a-moment-{next(self._numbers)}"
         for _ in range(OPERATIONS_AT_ONCE):
-            kind = self._operations.draw(FILE_OPERATIONS)
-            with self._machines[broker_id].full_disk([kind]):
-                until(lambda: self._made_for_a_moment(topic), "a topic made beside a full disk")
-                self.hold()
-                until(lambda: self._gone_again(topic), "a topic deleted beside a full disk")
+            kind, machine = self._operations.draw(FILE_OPERATIONS), self._machines[broker_id]
+            before = machine.refused()[kind]
+            with machine.full_disk([kind]):
+                self._come_and_go(topic, broker_id, lambda: machine.refused()[kind] > before)  # noqa: B023
+                if kind not in SELDOM_OPERATIONS:
+                    until(lambda: machine.refused()[kind] > before, f"no room for {kind}")  # noqa: B023
                 self.hold()
         self._replicated.wait_in_sync(self._topic)
 
-    def _made_for_a_moment(self, topic: str) -> bool:
+    def _come_and_go(self, topic: str, broker_id: int, is_refused: Callable[[], bool]) -> None:
+        """Make a topic, and delete it when the broker has made its log, or was refused to."""
         admin = self._replicated.admin
-        if topic not in admin.list_topics():
-            admin.create_topic(topic, 1, replication_factor=3, config={"file_delete_delay_ms": 0})
-        return True
 
-    def _gone_again(self, topic: str) -> bool:
-        admin = self._replicated.admin
-        if topic in admin.list_topics():
-            admin.delete_topic(topic)
-        return True
+        def made() -> Path:
+            if topic not in admin.list_topics():
+                admin.create_topic(topic, 1, replication_factor=3, config={"file_delete_delay_ms": 0})
+            return self._cluster.directory / f"broker-{broker_id}" / f"{admin.describe_topic(topic).topic_id.hex()}-0"
+
+        def gone() -> bool:
+            if topic in admin.list_topics():
+                admin.delete_topic(topic)
+            return True
+
+        log = until(made, "a topic made beside a full disk")
+        until(lambda: is_refused() or log.is_dir(), "its log")
+        self.hold()
+        until(gone, "a topic deleted beside a full disk")
 
     # --- administrators ---
 

@@ -1,6 +1,6 @@
-"""What is wrong with the machine of one broker of a test: its wall clock from a start on, its disk at any moment.
+"""What is wrong with the machine of one process of a test: its wall clock from a start on, its disk at any moment.
 
-The broker's interpreter loads `faulty_machine/sitecustomize.py`, which does it; nothing of it is in the product.
+The process's interpreter loads `faulty_machine/sitecustomize.py`, which does it; nothing of it is in the product.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FILE_OPERATIONS = ("create", "write", "allocate", "truncate", "sync", "rename", 
 
 
 class Machine:
-    """What `ServiceProcess`es of one broker find, from their next start on."""
+    """What a process finds that is started with `environment`. `disk`: below which its files lie."""
 
-    def __init__(self, directory: Path, disk: Path) -> None:
+    def __init__(self, directory: Path, disk: Path | None = None) -> None:
         self._directory = directory
         directory.mkdir()
         before = os.environ.get("PYTHONPATH")
         self.environment = {
             "PYTHONPATH": os.pathsep.join([str(SHIM), *([before] if before else [])]),
             "HEADRACE_TEST_MACHINE": str(directory),
-            "HEADRACE_TEST_DISK": str(disk),
+            "HEADRACE_TEST_DISK": str(disk or ""),
         }
 
     def set_clock(self, offset_ms: int) -> None:

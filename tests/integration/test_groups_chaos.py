@@ -20,6 +20,7 @@ import pytest
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.service import ServiceProcess
 
+from tests.integration.chaos_machine import Machine
 from tests.integration.group_chaos import EtcdHistory, MemberProcess, check_members, delivered
 from tests.integration.replicated import Gate, Writer, until
 
@@ -46,9 +47,11 @@ class World:
         self.past: list[MemberProcess] = []
         self.etcd_gates: list[Gate] = []
         self.member_gates: list[Gate] = []
+        self.machines: list[Machine] = []
         for index, part in enumerate(cluster.coordinators):
             self.etcd_gates.append(stack.enter_context(Gate(cluster.etcd.endpoint)))
             self.member_gates.append(stack.enter_context(Gate(part.address)))
+            self.machines.append(Machine(cluster.directory / f"machine-{part.name}"))
             self._put_behind_gates(index, part)
         self.servers = ",".join(gate.address for gate in self.member_gates)
         self.members = [self._join(kind) for kind in KINDS]
@@ -62,7 +65,9 @@ class World:
             "advertised_address": self.member_gates[index].address,
         }
         port = int(part.address.rpartition(":")[2])
-        behind = ServiceProcess(dataclasses.replace(part.spec, port=port, settings=settings))
+        behind = ServiceProcess(
+            dataclasses.replace(part.spec, port=port, settings=settings, environment=self.machines[index].environment)
+        )
         self.cluster.coordinators[index] = behind
         self.cluster.restart(behind)
 
@@ -147,6 +152,21 @@ class World:
             part.resume()
 
     @contextlib.contextmanager
+    def wrong_clock(self) -> Iterator[str]:
+        """A coordinator starts with a clock that is wrong, and once more with the right one."""
+        index = self.chance.randrange(len(self.machines))
+        part, hours = self.cluster.coordinators[index], self.chance.choice((-720, 48, 720))
+        part.kill()
+        self.machines[index].set_clock(hours * 3_600_000)
+        self.cluster.restart(part)
+        try:
+            yield f"a clock of {part.name} that is wrong by {hours} hours"
+        finally:
+            part.kill()
+            self.machines[index].set_clock(0)
+            self.cluster.restart(part)
+
+    @contextlib.contextmanager
     def cut_coordinator_off_etcd(self) -> Iterator[str]:
         with _shut([self.chance.choice(self.etcd_gates)]):
             yield "cut a coordinator off etcd"
@@ -192,7 +212,7 @@ def _shut(gates: list[Gate]) -> Iterator[None]:
 FAULTS = (
     # They come in this order and go in the opposite one: a coordinator starts when etcd is there to be reached.
     (World.kill_member, World.pause_member, World.add_member),
-    (World.kill_coordinator, World.pause_coordinator),
+    (World.kill_coordinator, World.pause_coordinator, World.wrong_clock),
     (World.cut_coordinator_off_etcd, World.cut_members_off_coordinator, World.cut_members_off),
     (World.pause_etcd, World.kill_etcd),
 )

@@ -41,7 +41,7 @@ def path_of(where: object) -> str:
 
 
 def refuse(kind: str, where: object) -> bool:
-    if kind not in full() or not path_of(where).startswith(DISK):
+    if not DISK or kind not in full() or not path_of(where).startswith(DISK):
         return False
     line = f"{kind} {path_of(where)}\n".encode()
     log = true_open(MACHINE / "refused", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
