@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import CLIENT, SERVER, Mutant, Test
+from tests.mutation.mutants import BROKER, CLIENT, SERVER, Mutant, Simulation, Test
 
 VERSIONS = f"{CLIENT}/topic_versions.py"
 INFLIGHT = f"{CLIENT}/inflight.py"
@@ -13,7 +13,12 @@ SPARK = "sdk/headrace/spark"
 NO_SPARK = "The simulator runs no query."
 TRUNCATION = "tests/unit/spark/test_spark_stream_truncation.py::test_records_that_an_election_replaced_are_a_loss"
 RETRIES = "tests/unit/spark/test_spark_retries.py"
-STAND_IN = "The simulator's clients are stand-ins: the shipped cores are driven by property tests."
+ANEW = {"faults": ("topic made anew", "isolate", "pause"), "fault_period_ms": 700}
+"""Lives of a topic that end under every kind of client, and brokers that hear late of it."""
+FAILOVERS = {"faults": ("kill", "isolate", "pause", "move leader"), "fault_period_ms": 500}
+TWO_PARTITIONS = {**FAILOVERS, "partitions": 2}
+REMOVING = {"faults": ("delete records", "pause"), "fault_period_ms": 400, "produce_period_ms": 20}
+SELDOM = "The simulator's servers seldom fall so far behind each other: a property test drives the shipped core there."
 DISPATCH = "tests/property/test_client_dispatch.py::test_an_idempotent_producer_neither_loses_doubles_nor_reorders"
 
 CLIENTS = (
@@ -24,7 +29,7 @@ CLIENTS = (
         "            if known is not None and version < known.version and _claims_other(topic, known.topic_id):\n",
         "            if False:\n",
         "An answer of any age deletes a topic or brings an old life of it back.",
-        Test(DISPATCH, STAND_IN),
+        Test(DISPATCH, SELDOM),
     ),
     Mutant(
         "restored-cluster-locks-clients-out",
@@ -48,7 +53,7 @@ CLIENTS = (
         Test(
             "tests/unit/client/test_cluster_calls.py"
             "::test_another_server_is_asked_where_an_answer_is_older_than_what_is_known",
-            STAND_IN,
+            SELDOM,
         ),
     ),
     Mutant(
@@ -64,13 +69,61 @@ CLIENTS = (
         ),
     ),
     Mutant(
+        "lower-epoch-believed",
+        "H4",
+        f"{CLIENT}/routing.py",
+        "    merged = [new if new.epoch >= old.epoch else old for old, new in zip(known, given, strict=False)]\n",
+        "    merged = [new for _, new in zip(known, given, strict=False)]\n",
+        "A client sends to the leader of an epoch that is over, because the server that it asked was behind.",
+        Simulation(100, changes=FAILOVERS),
+    ),
+    Mutant(
+        "open-batch-of-another-life",
+        "H26",
+        f"{CLIENT}/positions.py",
+        "        if partition is None or generation < partition.placed:\n",
+        "        if partition is None:\n",
+        "The rest of a deleted topic's batch is handed out as if it stood in the topic that has its name.",
+        Test(
+            "tests/unit/client/test_positions.py::test_what_was_fetched_before_a_seek_is_received_no_more",
+            "It takes a batch that is open in the very moment: the simulator met it once in a hundred seeds.",
+        ),
+    ),
+    Mutant(
+        "reset-to-the-end",
+        "H143",
+        f"{CLIENT}/offset_resets.py",
+        '        return earliest if auto_offset_reset == "earliest" else latest\n',
+        "        return latest\n",
+        "A reader whose next records were removed leaves out all that are left, too.",
+        Simulation(200, changes=REMOVING),
+    ),
+    Mutant(
+        "reader-stops-short",
+        "I15",
+        POSITION,
+        "        return self.end_offset is not None and self.position >= self.end_offset\n",
+        "        return self.end_offset is not None and self.position >= self.end_offset - 1\n",
+        "A reader of a bounded part ends before its last record.",
+        Simulation(10),
+    ),
+    Mutant(
+        "high-watermark-told-as-asked-for",
+        "I8",
+        f"{BROKER}/rpc/fetch.py",
+        "        result.high_watermark = replica.high_watermark\n",
+        "        result.high_watermark = min(replica.high_watermark, each.request.offset)\n",
+        "A Fetch names as the high watermark what its caller has read, so that it falls from one caller to the next.",
+        Simulation(10),
+    ),
+    Mutant(
         "old-life-sent-to-new-leaders",
         "H26",
         INFLIGHT,
         "            if leader is None or self._is_of_another_life(pipeline):\n",
         "            if leader is None:\n",
         "Batches of a deleted topic fly to the leaders of the new one again and again, and never end.",
-        Test(DISPATCH, STAND_IN),
+        Test(DISPATCH, SELDOM),
     ),
     Mutant(
         "position-kept-in-another-life",
@@ -79,10 +132,7 @@ CLIENTS = (
         "        self.topic_id = self.topic_id or topic_id\n",
         "        self.topic_id = topic_id\n",
         "An offset of a deleted topic is read on from in the one that was created again.",
-        Test(
-            "tests/unit/client/test_positions.py::test_a_position_of_another_life_of_the_topic_is_lost",
-            STAND_IN,
-        ),
+        Simulation(200, changes=ANEW),
     ),
     Mutant(
         "old-metadata-loses-a-new-position",
@@ -93,7 +143,7 @@ CLIENTS = (
         "A position of a newer life than the metadata counts as lost.",
         Test(
             "tests/unit/client/test_positions.py::test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it",
-            STAND_IN,
+            SELDOM,
         ),
     ),
     Mutant(
@@ -116,7 +166,7 @@ CLIENTS = (
         "        if pipeline.queue and pipeline.queue[0].doubtful:\n            return\n",
         "        if False:\n            return\n",
         "A batch that may have been written gets a new epoch and sequence, and is written twice.",
-        Test(DISPATCH, STAND_IN),
+        Simulation(200, changes=FAILOVERS),
     ),
     Mutant(
         "failed-batch-moves-to-another-partition",
@@ -126,7 +176,7 @@ CLIENTS = (
         "        pipeline = next(iter(self._waiting), pipeline)\n        pipeline.put_back(back)\n"
         "        if pipeline.queue:\n            self._waiting[pipeline] = None\n",
         "What failed in one partition is queued for another one.",
-        Test(DISPATCH, STAND_IN),
+        Simulation(50, changes=TWO_PARTITIONS),
     ),
     Mutant(
         "stream-reads-on-in-a-replaced-log",
