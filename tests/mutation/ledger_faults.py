@@ -55,4 +55,22 @@ FAULT_RULES = (
         "A damaged replica that its key does not name begins anew while a write that names it is on its way.",
         Scenario("test_damage.py::test_a_join_on_its_way_does_not_name_the_empty_log_of_a_session_that_goes_on"),
     ),
+    Mutant(
+        "high-watermark-not-noted",
+        "I18",
+        f"{BROKER}/runtime/partition.py",
+        "            partition_log.note_high_watermark(self.replica.high_watermark)\n",
+        "            pass\n",
+        "A replica that is killed amid records knows of none of the last second that it was committed.",
+        Scenario("test_guard_of_cuts.py::test_a_follower_that_is_killed_amid_records_knows_what_was_committed"),
+    ),
+    Mutant(
+        "copy-from-before-a-stop-counted",
+        "H16",
+        f"{BROKER}/app.py",
+        "        await self._outdate_copies(registration)\n",
+        "",
+        "A volume that was copied just before a stop in order, and put back, is the member that stopped.",
+        Scenario("test_lost_disk.py::test_a_copy_from_just_before_an_orderly_stop_is_nobody"),
+    ),
 )

@@ -21,3 +21,19 @@ def test_a_broker_with_an_empty_directory_is_nobody() -> None:
     story.until_in_sync(1, 2, 3)
     assert story.end(1) == 1
     story.finish()
+
+
+def test_a_copy_from_just_before_an_orderly_stop_is_nobody() -> None:
+    """b2's volume is copied; b2 takes one more record, and stops in order at once. The copy is put back (H16, H42)."""
+    story = Scenario()
+    story.produce(to=1)
+    node = story.cluster.brokers[2]
+    node.snapshot = node.filesystem.snapshot()
+    story.produce(to=1)
+    story.stop(2)
+    node.put_back_disk()
+    story.start(2)
+    story.until_end(2, 2)
+    assert story.cluster.world.counts.get("log: directory_went_back", 0) == 1
+    story.until_in_sync(1, 2, 3)
+    story.finish()

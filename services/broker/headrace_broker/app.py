@@ -80,6 +80,8 @@ STORAGE_THREADS = 4
 RETRY_SECONDS = 0.5
 STOP_GRACE_SECONDS = 10.0
 DRAIN_POLL_SECONDS = 0.02
+LAST_VERSION_SECONDS = 1.0
+"""How long a stop waits for etcd to take the directory's last version."""
 MAX_TOPIC_IDS = 100
 """Of unclaimed logs, in one description of a broker."""
 LAST_HAND_OVERS_MS = 2_500
@@ -575,9 +577,16 @@ class Broker:
         if background:
             await asyncio.wait(background)
         self._clean = await assignments.close()
+        await self._outdate_copies(registration)
         await self._close_directory()
         await registration.end(revoke=True)
         log.info("stopped", clean=self._clean)
+
+    async def _outdate_copies(self, registration: Registration) -> None:
+        """Raise the directory's version: every copy of it that was made before is known to be one (H16)."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_VERSION_SECONDS):
+                await registration.announce_version()
 
     async def _stop_transfer(self) -> None:
         if self._transfer is not None:

@@ -1,8 +1,9 @@
 """Keeps etcd informed of how new the data directory is, so that an older copy of it is recognised (PROTOCOL H16, H42).
 
-The version of the directory is raised on the disk first and in etcd after, at each registration and every
-VERSION_SECONDS while records are written. A directory whose version is below etcd's is an older copy: see
-`Registration`. What cannot be recognised is a copy that was made within the last VERSION_SECONDS before the end.
+The version of the directory is raised on the disk first and in etcd after, at each registration, every VERSION_SECONDS
+while records are written, and when a stop in order has closed all logs. A directory whose version is below etcd's is an
+older copy: see `Registration`. What cannot be recognised is a copy that was made within the last VERSION_SECONDS
+before a crash.
 """
 
 from __future__ import annotations

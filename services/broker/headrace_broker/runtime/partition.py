@@ -15,6 +15,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar, assert_never
 
@@ -807,7 +808,11 @@ class Partition:
 
     def flush_blocking(self) -> Offset:
         """For the flusher's threads."""
-        return self.open_log.flush()
+        partition_log = self.open_log
+        offset = partition_log.flush()
+        with suppress(*REFUSALS):  # The next round notes more.
+            partition_log.note_high_watermark(self.replica.high_watermark)
+        return offset
 
     def on_flushed(self, offset: Offset) -> None:
         """For the flusher."""

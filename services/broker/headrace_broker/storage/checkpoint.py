@@ -4,7 +4,7 @@ File `checkpoint`, 8,192 bytes, made before the log's first append. Slot n lies 
 one:
 
     offset size field
-     0     4    magic             "HRCP"
+     0     4    magic             "HRCP"; "HRCN" where the slot was noted and not fsynced
      4     4    version           uint32  1
      8     8    sequence          int64   the valid slot with the larger one counts
     16     8    log_start_offset  int64
@@ -33,7 +33,7 @@ from headrace_broker.storage.filesystem import FileSystem, read_file
 CHECKPOINT_FILE = "checkpoint"
 SLOT_STRIDE = 4096
 VERSION = 1
-_MAGIC = b"HRCP"
+_MAGIC, _NOTED_MAGIC = b"HRCP", b"HRCN"
 _SLOT = struct.Struct("<4sIqqqqqqIi")
 _SLOT_BYTES = 68
 assert _SLOT.size + 4 == _SLOT_BYTES
@@ -66,6 +66,8 @@ class CheckpointFile:
         self._directory = directory
         self.path = f"{directory}/{CHECKPOINT_FILE}"
         self._sequence = 0
+        # The newest slot is one that `note` wrote in an earlier process.
+        self._may_be_unsynced = False
 
     def read(self) -> Checkpoint | None:
         """Give the newest valid slot; None if neither is valid or there is no file."""
@@ -73,7 +75,7 @@ class CheckpointFile:
         slots = [slot for slot in (_unpack(data, 0), _unpack(data, SLOT_STRIDE)) if slot is not None]
         if not slots:
             return None
-        self._sequence, checkpoint = max(slots)
+        self._sequence, checkpoint, self._may_be_unsynced = max(slots)
         return checkpoint
 
     def write(self, checkpoint: Checkpoint, *, both: bool = False) -> None:
@@ -83,6 +85,9 @@ class CheckpointFile:
             return
         descriptor = self._filesystem.open(self.path)
         try:
+            if self._may_be_unsynced:
+                self._filesystem.fsync(descriptor)  # Or a torn write of this slot would leave the other one alone.
+                self._may_be_unsynced = False
             for _ in range(2 if both else 1):
                 sequence = self._sequence + 1
                 data = _pack(sequence, checkpoint)
@@ -94,6 +99,22 @@ class CheckpointFile:
         finally:
             self._filesystem.close(descriptor)
 
+    def note(self, checkpoint: Checkpoint) -> None:
+        """Write the slot that the next `write` will, without an fsync: the kernel keeps it when the process is killed.
+
+        Nothing where there is no file yet. Raises OSError.
+        """
+        if self._may_be_unsynced or not self._filesystem.exists(self.path):
+            return
+        sequence = self._sequence + 1
+        descriptor = self._filesystem.open(self.path)
+        try:
+            self._filesystem.pwritev(
+                descriptor, [_pack(sequence, checkpoint, _NOTED_MAGIC)], (sequence % 2) * SLOT_STRIDE
+            )
+        finally:
+            self._filesystem.close(descriptor)
+
     def _create(self, checkpoint: Checkpoint) -> None:
         """Make the file with both slots at its full size, so that later writes need no room."""
         first, second = _pack(self._sequence + 1, checkpoint), _pack(self._sequence + 2, checkpoint)
@@ -101,25 +122,27 @@ class CheckpointFile:
         data = b"".join(slot.ljust(SLOT_STRIDE, b"\0") for slot in slots)
         replace_file(self._filesystem, self._directory, CHECKPOINT_FILE, data)
         self._sequence += 2
+        self._may_be_unsynced = False
 
 
-def _pack(sequence: int, checkpoint: Checkpoint) -> bytes:
+def _pack(sequence: int, checkpoint: Checkpoint, magic: bytes = _MAGIC) -> bytes:
     mark = checkpoint.mark
     head = _SLOT.pack(
-        _MAGIC, VERSION, sequence, checkpoint.log_start_offset, checkpoint.high_watermark,
+        magic, VERSION, sequence, checkpoint.log_start_offset, checkpoint.high_watermark,
         mark.offset, mark.segment, mark.position, mark.crc, mark.epoch,
     )  # fmt: skip
     return head + crc32c(head).to_bytes(4, "little")
 
 
-def _unpack(data: bytes, position: int) -> tuple[int, Checkpoint] | None:
+def _unpack(data: bytes, position: int) -> tuple[int, Checkpoint, bool] | None:
+    """Sequence, content, and whether it was noted; None: the slot is not valid."""
     slot = data[position : position + _SLOT_BYTES]
     if len(slot) < _SLOT_BYTES or crc32c(slot[:-4]) != int.from_bytes(slot[-4:], "little"):
         return None
     magic, version, sequence, log_start_offset, high_watermark, *mark = _SLOT.unpack_from(slot)
-    if magic != _MAGIC or version != VERSION:
+    if magic not in (_MAGIC, _NOTED_MAGIC) or version != VERSION:
         return None
-    return sequence, Checkpoint(log_start_offset, high_watermark, Mark(*mark))
+    return sequence, Checkpoint(log_start_offset, high_watermark, Mark(*mark)), magic == _NOTED_MAGIC
 
 
 def replace_file(filesystem: FileSystem, directory: str, name: str, data: bytes) -> None:

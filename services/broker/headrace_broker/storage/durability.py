@@ -54,6 +54,7 @@ class LogDurability:
         self._checkpoint_file = checkpoint_file
         self._checkpoint_due = False
         self._last_checkpoint: Checkpoint | None = None
+        self._noted_high_watermark = 0
         self._last_checkpoint_ms = -(2**62)
         self._unwritten_indexes: list[Segment] = []
 
@@ -179,6 +180,18 @@ class LogDurability:
             self._checkpoint_due = False
             return True
 
+    def note_high_watermark(self, high_watermark: int) -> None:
+        """See `PartitionLog.note_high_watermark`."""
+        state = self._state
+        with self.round_lock:
+            last = self._last_checkpoint
+            if last is None or high_watermark <= max(last.high_watermark, self._noted_high_watermark):
+                return
+            state.check_online()
+            with state.disk():
+                self._checkpoint_file.note(last._replace(high_watermark=high_watermark))
+            self._noted_high_watermark = high_watermark
+
     def write_checkpoint(self, content: Checkpoint | None = None, *, both: bool = False) -> None:
         """Write a checkpoint of how things stand, or `content`, to one slot or to both. Raises OSError."""
         self._write(content or self._make_checkpoint(), both=both)
@@ -226,7 +239,7 @@ class LogDurability:
     def _write(self, content: Checkpoint, *, both: bool) -> None:
         self._last_checkpoint = None  # while it is not known what the slots hold
         self._space.with_reserve(lambda: self._checkpoint_file.write(content, both=both))
-        self._last_checkpoint = content
+        self._last_checkpoint, self._noted_high_watermark = content, 0
 
     def _write_indexes(self) -> None:
         """Write new index entries; refused ones stay in memory, and a restart scans the headers instead."""

@@ -516,6 +516,13 @@ class PartitionLog:
         """
         return self._durability.flush()
 
+    def note_high_watermark(self, high_watermark: int) -> None:
+        """Leave the high watermark to the next process, should this one be killed before the next checkpoint.
+
+        One small write without an fsync; any thread. Raises as `flush`.
+        """
+        self._durability.note_high_watermark(high_watermark)
+
     def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool = False) -> bool:
         """Write recovery point, log start, high watermark and new index entries if due at `at_ms` (monotonic).
 
