@@ -129,7 +129,7 @@ LEADERS = (
         "        if state.leader != Replica(self.broker_id, self.broker_epoch):\n",
         "        if state.leader is None or state.leader.broker_id != self.broker_id:\n",
         "A restarted broker leads because the key names the session that it had before.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "join-without-comparing-the-session",
@@ -181,7 +181,7 @@ LEADERS = (
         "        return self.durable_offset if flushed_only else self.offset",
         "        return self.offset",
         "What a follower has in its page cache counts for the high watermark.",
-        Simulation(20, durability="fsync"),
+        Simulation(60, durability="fsync"),
     ),
     Mutant(
         "two-proposals-at-once",
@@ -190,7 +190,7 @@ LEADERS = (
         "            or self.proposals.under_way\n",
         "",
         "A second change of the in-sync set is proposed while the first is under way.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "late-followers-stay",

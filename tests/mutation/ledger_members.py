@@ -26,7 +26,7 @@ MEMBERS = (
         "    if len(in_sync) < minimum:\n",
         "    if True:\n",
         "Whoever leaves the in-sync set stays eligible while the high watermark moves on without it.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "minimum-of-before",
@@ -57,7 +57,7 @@ MEMBERS = (
         "    leader_epoch = state.leader_epoch + (\n"
         "        (leader and leader.broker_id) != (state.leader and state.leader.broker_id)\n    )\n",
         "The same broker in a new session leads in the epoch of its old one.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "elected-outside-the-sets",
@@ -68,7 +68,7 @@ MEMBERS = (
         "        live_eligible = [Replica(each, live[each].broker_epoch) for each in state.replicas if each in live]\n"
         "    if live_eligible:\n",
         "Where nobody in sync or eligible lives, any replica is elected.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "any-return-counts",

@@ -42,7 +42,7 @@ METADATA = (
         "                    VersionIs(live_key, 0),\n",
         "",
         "A broker registers though its id is registered already.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "storage-of-before-not-compared",
@@ -60,7 +60,7 @@ METADATA = (
         "                    [ModRevisionIs(key, proposal.base_revision), *sessions],\n",
         "                    sessions,\n",
         "A leader's write replaces whatever stands in the key.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "no-answer-taken-for-a-failed-compare",

@@ -19,7 +19,7 @@ PRODUCERS = (
         "        return _find_duplicate(producer, base_sequence, record_count)\n",
         "        return None\n",
         "A retry of a batch that was written is written again.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "duplicate-answered-at-once",
@@ -37,7 +37,7 @@ PRODUCERS = (
         "            base_offset = known.base_offset + skipped\n",
         "            base_offset = known.base_offset + skipped + 1\n",
         "A retry is answered with an offset that is not the record's.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "windows-not-rebuilt",
@@ -67,7 +67,7 @@ PRODUCERS = (
         "        if producer is None:\n            if base_sequence != 0:\n",
         "        if producer is None:\n            if False:\n",
         "A producer that is not known may begin with any sequence.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "new-producer-forgets-one-that-may-retry",
@@ -100,7 +100,7 @@ PRODUCERS = (
         "        if sequence_distance(base_sequence, producer.next_sequence) < record_count:\n",
         "        if False:\n",
         "A batch behind a gap is answered as if it had been written.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "gaps-appended",
@@ -109,7 +109,7 @@ PRODUCERS = (
         "        if base_sequence == producer.next_sequence:\n            return None\n",
         "        if sequence_distance(producer.next_sequence, base_sequence) >= 0:\n            return None\n",
         "A batch behind a gap is written.",
-        Simulation(20),
+        Simulation(60),
     ),
     Mutant(
         "old-producer-epoch-taken",

@@ -38,7 +38,7 @@ RUNTIME_RULES = (
         "        for partition in self.partitions:\n            partition.handle(SessionLost())\n",
         "",
         "Partitions lead on when the broker's registration is gone.",
-        Simulation(20, changes={"faults": ("lease ends early",)}),
+        Simulation(60, changes={"faults": ("lease ends early",)}),
     ),
     Mutant(
         "damaged-log-kept",

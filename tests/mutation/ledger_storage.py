@@ -320,7 +320,7 @@ STORAGE_RULES = (
         "        if directory_dirty:\n",
         "        if False:\n",
         "A flush says that a new segment is durable while its name is not.",
-        Simulation(20, changes=LOSING),
+        Simulation(60, changes=LOSING),
     ),
     Mutant(
         "replaced-without-fsync",
@@ -563,6 +563,6 @@ STORAGE_RULES = (
         "            if header.end_offset > limit_offset or (end_position",
         "            if (end_position",
         "A consumer is given records above the high watermark.",
-        Simulation(20),
+        Simulation(60),
     ),
 )
