@@ -441,6 +441,7 @@ class Scenario:
                 )
             )
         self.cluster.finish()
+        self.cluster.close()
 
 
 class _Unlucky(random.Random):
