@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
+import socket
 import statistics
 import sys
 import threading
@@ -23,7 +24,7 @@ import grpc
 import headrace
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
-from headrace.wire.transfer import PREFACE
+from headrace.wire.transfer import PREFACE, REQUEST_HEAD
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.security.conftest import Witness
@@ -92,11 +93,13 @@ def held(count: int, data: bytes, *, listener: str = "client") -> Callable[[Addr
 
 def transfer(addresses: Addresses) -> Burst:
     """Connections to the transfer port, each with a mebibyte of empty topics."""
-    junk = PREFACE + (1 * MIB).to_bytes(4, "little") + b"\x2a\x00" * (MIB // 2)
+    host, _, port = addresses["transfer"].rpartition(":")
+    request = b"\x2a\x00" * (MIB // 2)
 
     def burst() -> None:
-        with contextlib.suppress(OSError), Stranger(addresses["transfer"]) as stranger:
-            stranger.send(junk)
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(PREFACE + REQUEST_HEAD.pack(len(request)) + request)
+            connection.recv(1 << 16)
 
     return burst
 
