@@ -68,7 +68,7 @@ MEMBERS = (
         "        live_eligible = [Replica(each, live[each].broker_epoch) for each in state.replicas if each in live]\n"
         "    if live_eligible:\n",
         "Where nobody in sync or eligible lives, any replica is elected.",
-        Simulation(60),
+        Scenario("test_last_replica_standing.py::test_who_left_an_in_sync_set_below_its_minimum_may_lead"),
     ),
     Mutant(
         "any-return-counts",

@@ -46,7 +46,7 @@ PRODUCERS = (
         "        if header.base_offset >= start:\n",
         "        if False:\n",
         "A restarted broker knows no sequences but those of its last snapshot.",
-        Simulation(60),
+        Simulation(100),
     ),
     Mutant(
         "window-of-one",
