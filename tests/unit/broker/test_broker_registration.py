@@ -14,7 +14,7 @@ from headrace_broker.runtime.registration import Registration
 from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
-from headrace_server.metastore.api import MetastoreUnknownOutcomeError, Put
+from headrace_server.metastore.api import MetastoreRolledBackError, MetastoreUnknownOutcomeError, Put
 from headrace_server.metastore.memory import MemoryLeaseRenewer, MemoryMetastore
 from structlog.testing import capture_logs
 
@@ -50,7 +50,7 @@ class FakeStorage:
     ) -> None:
         self.storage_id, self.era, self.clean_broker_epoch = storage_id, era, clean_broker_epoch
         self.version = version
-        self.broker_epoch: int | None = None
+        self.broker_epoch = 0
         self.notes: list[int] = []
         self.before_note: Callable[[], Awaitable[None]] | None = None
 
@@ -61,7 +61,8 @@ class FakeStorage:
         if self.before_note is not None:
             await self.before_note()
         assert version >= self.version
-        self.version, self.broker_epoch = version, broker_epoch
+        self.version = version
+        self.broker_epoch = self.broker_epoch if broker_epoch is None else broker_epoch
         self.notes.append(version)
 
     async def become_another(self) -> None:
@@ -122,6 +123,25 @@ def run(scenario: Callable[[Bench], Awaitable[None]], monkeypatch: pytest.Monkey
                 await each.end(revoke=False)
 
     asyncio.run(whole())
+
+
+def test_a_running_broker_takes_no_lower_epoch_from_a_restored_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I13, H81: an etcd that lacks the last session was put back; the directory keeps what it knows of that session."""
+
+    async def scenario(bench: Bench) -> None:
+        made = bench.registration(1)
+        for number in range(5):
+            await bench.memory.txn([], success=[Put(f"other/{number}", b"")])
+        epoch = await made.register()
+        await made.end(revoke=True)
+        bench.memory = MemoryMetastore(clock=bench.clock)  # As it was before the broker was there.
+        again = bench.registration(1)
+        with pytest.raises(MetastoreRolledBackError, match=f"has {epoch}"):
+            await again.register()
+        assert bench.directories[1].broker_epoch == epoch
+        assert (await bench.memory.get(KEYS.live(1))).key_value is None
+
+    run(scenario, monkeypatch)
 
 
 @pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"], ["answer lost", "answer lost"]])

@@ -48,6 +48,11 @@ class StoredSessions:
         """See `Storage`."""
         return self._directory.version
 
+    @property
+    def broker_epoch(self) -> int:
+        """See `Storage`."""
+        return self._directory.broker_epoch
+
     async def note_session(self, version: int, broker_epoch: int | None = None) -> None:
         """See `Storage`."""
         directory = self._directory

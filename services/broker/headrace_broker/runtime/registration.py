@@ -71,6 +71,10 @@ class Storage(Protocol):
     def version(self) -> int:
         """A number that only grows."""
 
+    @property
+    def broker_epoch(self) -> int:
+        """The last session that the directory noted; 0: there was none."""
+
     async def note_session(self, version: int, broker_epoch: int | None = None) -> None:
         """Note the version, synced, and the session where it is known. Raises HeadraceError."""
 
@@ -111,7 +115,12 @@ class Registration:
         self._version_written_at = 0  # mod_revision of the directory's key
 
     async def register(self) -> int:
-        """Register, waiting as long as it takes, and return the new broker epoch."""
+        """Register, waiting as long as it takes, and return the new broker epoch.
+
+        Raises:
+            InvalidConfigError: two brokers have one id.
+            MetastoreRolledBackError: etcd lacks the last session, so that the next one could have a lower epoch (I13).
+        """
         while True:
             granted_at_ms = self._clock.boottime_ms()
             try:
@@ -147,6 +156,12 @@ class Registration:
         while True:
             found = (await self._metastore.get(session_key)).key_value
             noted = (await self._metastore.get(directory_key)).key_value
+            last_epoch = 0 if found is None else found.mod_revision
+            if last_epoch < self._storage.broker_epoch:
+                raise MetastoreRolledBackError(
+                    f"etcd has broker epoch {last_epoch} as this broker's last, its data directory has "
+                    f"{self._storage.broker_epoch}: etcd was restored from a backup"
+                )
             version = await self._raise_version(noted)
             session = self._describe_past(found)
             result = await self._metastore.txn(
