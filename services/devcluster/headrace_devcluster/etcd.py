@@ -296,8 +296,8 @@ class Etcd:
             time.sleep(0.02)
 
     def _signal(self, number: int) -> None:
-        if self.pid is not None:
-            os.kill(self.pid, number)
+        if self._process is not None:
+            self._process.send_signal(number)  # Nothing where it has just ended.
 
 
 def make_members(
