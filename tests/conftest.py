@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 from collections.abc import Iterator
 
 import psutil
@@ -16,6 +19,19 @@ _GROUPS = {
     "spark_cluster": "spark_session",
 }
 """The worker of pytest in which a fixture's tests run."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the hundreds of processes of a run keep what they compile.
+
+    Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, each would compile all that it imports: a broker for a
+    second. Workers of pytest inherit the variables and the directory, which ends with the run.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        directory = tempfile.TemporaryDirectory(prefix="headrace-bytecode-")
+        config.add_cleanup(directory.cleanup)
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = directory.name
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -31,20 +31,7 @@ def spark_cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let Spark's Python processes, of which each query starts several, keep what they compile.
-
-    Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, each would parse pyspark for half a second.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if os.environ.get("PYTHONDONTWRITEBYTECODE"):
-            patch.delenv("PYTHONDONTWRITEBYTECODE")
-            patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
-        yield
-
-
-@pytest.fixture(scope="session")
-def spark_session(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[SparkSession]:
+def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Spark in this process and one Java beside it, `local[2]`; `spark` is what tests take."""
     from headrace.spark.java import use_java
     from pyspark import SparkContext

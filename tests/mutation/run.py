@@ -80,9 +80,11 @@ class JudgeProcess:
     """The process of `judge.py`; one caller at a time. It ends with the context."""
 
     def __enter__(self) -> Self:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        # What a copy compiles to is of no use to another one.
+        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("judge.py"))],
+            [sys.executable, "-P", "-B", str(Path(__file__).with_name("judge.py"))],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
