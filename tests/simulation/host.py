@@ -27,6 +27,7 @@ from headrace_broker.core.replica import PartitionReplica, Role
 from headrace_broker.core.replica_fetch import FetchRequest
 from headrace_broker.storage import DataDirectory, LogDamagedError, LogSettings, PartitionLog
 from headrace_broker.storage.directory import LogId
+from headrace_server.clock_watch import LIMIT_MS, ClockWatch
 
 from tests.simulation.world import EPOCH_MS, SimulationError
 
@@ -98,8 +99,17 @@ class Host:
         return base
 
     def _stamped_at(self, stamp_ms: int) -> int:
-        """When the leader read its clock, by the world's: a thread may have written later."""
-        now_ms, at_ms = self.broker.cluster.world.now_ms, stamp_ms - EPOCH_MS
+        """When the leader read its clock, by the world's: a thread may have written later.
+
+        One whose clock was wrong from its start, and that hears of no other, goes on from the last time that was seen.
+        """
+        broker = self.broker
+        now_ms, at_ms = broker.cluster.world.now_ms, stamp_ms - EPOCH_MS
+        assert self.partition is not None
+        watch: ClockWatch = self.partition.services.stamp_clock.__self__  # type: ignore[union-attr]
+        is_wrong = abs(broker.node.wall.offset_ms - EPOCH_MS) > LIMIT_MS
+        if is_wrong and watch._last_seen_ms and not (watch._confirmed or watch._sound()):
+            return min(now_ms, watch._last_seen_ms - EPOCH_MS + broker.clock.monotonic_ms())
         return at_ms if now_ms - LONGEST_WRITE_MS <= at_ms <= now_ms else now_ms
 
     def _append_replicated(self, append: Any, batches: Any) -> Any:
@@ -224,9 +234,13 @@ class WatchedDirectory(DataDirectory):
     def close_log(self, log: PartitionLog, *, high_watermark: int | None = None) -> None:
         """See `DataDirectory`."""
         host = self.broker.logs.pop(log, None)
-        super().close_log(log, high_watermark=high_watermark)
-        if host is not None and self.broker.process.alive:
-            self.broker.cluster.checks.closed(host)
+        in_order = False
+        try:
+            super().close_log(log, high_watermark=high_watermark)
+            in_order = True
+        finally:
+            if host is not None and self.broker.process.alive:
+                self.broker.cluster.checks.closed(host, in_order=in_order)
 
     def _set_aside(self, log_id: LogId, suffix: str) -> str:
         target = super()._set_aside(log_id, suffix)

@@ -110,11 +110,13 @@ class Checks:
             raise SimulationError("I15", f"{_name(host)} ended at {before.end} and was opened with {shadow.end}")
         shadow.flushed = max(int(host.log.flushed_offset), min(before.flushed, shadow.end))
 
-    def closed(self, host: Host) -> None:
-        """A log was closed in order: all of it is fsynced."""
+    def closed(self, host: Host, *, in_order: bool) -> None:
+        """A log was closed; in order: all of it is fsynced."""
         shadow = self._shadow(host)
         if shadow.host is host and not host.log.offline:
-            shadow.host, shadow.flushed = None, shadow.end
+            shadow.host = None
+            if in_order:
+                shadow.flushed = shadow.end
         self._touched.pop((host.key, host.broker.broker_id), None)
 
     def _read(self, host: Host, shadow: Shadow) -> None:
