@@ -462,6 +462,19 @@ STORAGE_RULES = (
         Simulation(100, changes=CLOCKS),
     ),
     Mutant(
+        "new-generation-without-a-time",
+        "H43",
+        f"{COORDINATOR}/new_generation.py",
+        "*backup.groups, *versions, clock]",
+        "*backup.groups, *versions]",
+        "A broker without records believes any clock under a new generation, and confirms it to others.",
+        Test(
+            "tests/unit/coordinator/test_new_generation.py"
+            "::test_processes_of_the_new_generation_measure_their_clocks_by_the_operators",
+            "Two clocks have to be wrong by as much at the same time.",
+        ),
+    ),
+    Mutant(
         "doubtful-clock-of-another-believed",
         "H43",
         f"{SERVER}/clock_watch.py",

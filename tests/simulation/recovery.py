@@ -16,6 +16,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import TopicIdKey
 
 from tests.simulation.etcd import Backup, run_now
+from tests.simulation.world import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -90,7 +91,9 @@ class Recovery:
             with node.sound_disk():
                 found = look_at("/data", node.broker_id, boot_id=node.boot_id, filesystem=node.filesystem)
             inventories.append(parse_inventory(found))
-        lines = run_now(begin_in(store, cluster.identity.cluster, inventories, (), apply=True))
+        lines = run_now(
+            begin_in(store, cluster.identity.cluster, inventories, (), EPOCH_MS + cluster.world.now_ms, apply=True)
+        )
         for line in lines:
             cluster.world.note("op", f"new-generation: {line}")
         cluster.identity = run_now(read_or_create(store, cluster.identity.cluster, ""))

@@ -134,7 +134,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         "clock",
         "clock/{process}",
-        "every broker and coordinator, each two minutes; `headrace-broker trust-clock` as `operator`",
+        "every broker and coordinator, each two minutes; as `operator` `headrace-broker trust-clock`, `new-generation`",
         metadata_pb2.ProcessClock,
         "persistent",
         "The wall clock of a process when it wrote, so that others see a clock that is wrong.",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.wire.errors import InvalidConfigError
+from headrace_server.clock_watch import OPERATOR
 from headrace_server.cluster_identity import FORMAT_VERSION, SECRET_BYTES, ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import (
@@ -109,23 +110,29 @@ async def begin_generation(
     """
     read = [read_inventory(path) for path in inventory_files]
     async with _connected(settings) as metastore:
-        return await begin_in(metastore, settings.cluster, read, lost, apply=apply)
+        return await begin_in(metastore, settings.cluster, read, lost, time.time_ns() // 1_000_000, apply=apply)
 
 
 async def begin_in(
-    metastore: Metastore, cluster: str, read: Sequence[tuple[str, Inventory]], lost: Sequence[int], *, apply: bool
+    metastore: Metastore,
+    cluster: str,
+    read: Sequence[tuple[str, Inventory]],
+    lost: Sequence[int],
+    now_ms: int,
+    *,
+    apply: bool,
 ) -> Iterator[str]:
-    """As `begin_generation`, in an etcd that is connected."""
+    """As `begin_generation`, in an etcd that is connected; the processes that start take `now_ms` for seen (H43)."""
     if (await metastore.get(meta_key(cluster))).key_value is None:
         raise NotBegunError(f"there is no cluster {cluster} in this etcd", action="Restore a snapshot of it first.")
     identity = await read_or_create(metastore, cluster, str(uuid.uuid4()))
     inventories = [_check_inventory(identity, cluster_id, inventory) for cluster_id, inventory in read]
-    backup = await _read_backup(metastore, identity)
+    backup = await _read_backup(metastore, identity, now_ms)
     _check_complete(backup, inventories, lost)
-    plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, 1, _now_ms())
+    plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, 1, now_ms)
     if apply:
         await _wait_until_alone(metastore, identity.keyspace)
-        plan = await _write(metastore, identity, backup, inventories)
+        plan = await _write(metastore, identity, backup, inventories, now_ms)
     return _report(identity, backup, plan, applied=apply)
 
 
@@ -170,7 +177,7 @@ class _Backup:
     """Topics that were deleted before: logs of them do not come back."""
 
 
-async def _read_backup(metastore: Metastore, identity: ClusterIdentity) -> _Backup:
+async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: int) -> _Backup:
     old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
     names: dict[bytes, str] = {}
     states: dict[tuple[bytes, int], PartitionState] = {}
@@ -208,7 +215,7 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity) -> _Back
         renamed = new.groups_prefix + key_value.key[len(old.groups_prefix) :]
         match old.parse(key_value.key):
             case GroupKey():
-                groups.append((renamed, encode_group(empty_group(decode_group(key_value.value), _now_ms()))))
+                groups.append((renamed, encode_group(empty_group(decode_group(key_value.value), now_ms))))
             case GroupOffsetKey():
                 groups.append((renamed, key_value.value))
     return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups), frozenset(deleted))
@@ -249,7 +256,7 @@ async def _registered(metastore: Metastore, keyspace: Keyspace) -> list[str]:
 
 
 async def _write(
-    metastore: Metastore, identity: ClusterIdentity, backup: _Backup, inventories: Sequence[Inventory]
+    metastore: Metastore, identity: ClusterIdentity, backup: _Backup, inventories: Sequence[Inventory], now_ms: int
 ) -> Plan:
     old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
     meta = (await metastore.get(meta_key(identity.cluster))).key_value
@@ -260,7 +267,7 @@ async def _write(
     sessions = [Put(new.session(one.broker_id), _session(one)) for one in inventories]
     # What the brokers register now continues these sessions, whose epoch is this revision.
     broker_epoch = (await metastore.txn([], sessions)).revision
-    plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, broker_epoch, _now_ms())
+    plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, broker_epoch, now_ms)
     topics = [
         (key, topic.SerializeToString())
         for topic in plan.recovered_topics
@@ -268,7 +275,9 @@ async def _write(
     ]
     partitions = [(new.partition(*key), encode(state)) for key, state in plan.states.items()]
     versions = [(new.directory(one.broker_id), _directory_version(one)) for one in inventories]
-    for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups, *versions]):
+    # Without a time that was seen, a broker would believe any clock that it starts with.
+    clock = new.clock(OPERATOR), metadata_pb2.ProcessClock(wall_ms=now_ms, believed_ms=now_ms).SerializeToString()
+    for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups, *versions, clock]):
         await metastore.txn([], chunk)
     after = metadata_pb2.ClusterMeta(
         cluster_id=identity.cluster_id, generation=new.generation, format_version=FORMAT_VERSION
@@ -322,7 +331,3 @@ def _report(identity: ClusterIdentity, backup: _Backup, plan: Plan, *, applied: 
         f"backup, {len(plan.recovered_topics)} that it lacks; {led} of {len(plan.states)} partitions can be led"
     )
     yield "begun: start coordinators and brokers" if applied else "nothing was changed: say --apply to begin it"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

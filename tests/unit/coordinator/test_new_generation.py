@@ -15,9 +15,13 @@ from headrace_coordinator.core.new_generation import (
     empty_group,
     plan_partitions,
 )
-from headrace_coordinator.new_generation import read_inventory
+from headrace_coordinator.new_generation import begin_in, read_inventory
+from headrace_server.clock_watch import OPERATOR
+from headrace_server.cluster_identity import read_or_create
 from headrace_server.generations import watch_generation
+from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import MetastoreRolledBackError, Put
+from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.partition_state import PartitionState, Replica, ask_hand_over, note_committed
 from headrace_server.settings import SettingsError
 
@@ -179,3 +183,17 @@ def test_who_works_in_a_generation_that_has_ended_ends(run_with_parts):
             await watch_generation(parts.view)
 
     run_with_parts(scenario)
+
+
+def test_processes_of_the_new_generation_measure_their_clocks_by_the_operators():
+    async def scenario():
+        memory = MemoryMetastore()
+        before = await read_or_create(memory, "c", "id")
+        assert list(await begin_in(memory, "c", [], (), 1_000, apply=True))
+        after = await read_or_create(memory, "c", "id")
+        assert after.generation == before.generation + 1
+        stored = (await memory.get(after.keyspace.clock(OPERATOR))).key_value
+        assert stored is not None
+        assert metadata_pb2.ProcessClock.FromString(stored.value).believed_ms == 1_000
+
+    asyncio.run(scenario())
