@@ -108,3 +108,9 @@ def test_the_ready_file_is_whole_and_names_the_process(tmp_path):
     assert content["address"] == "127.0.0.1:1"
     assert content["pid"] > 0
     assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
+
+
+def test_a_start_imports_nothing_for_tracebacks_in_colours():
+    """Of a service's start, whose log has plain ones, `rich` would be a tenth."""
+    code = "import sys, headrace_server.lifecycle; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

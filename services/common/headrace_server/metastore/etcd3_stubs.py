@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from google.protobuf.internal import builder
 
 _PACKAGE = "etcd3.etcdrpc"
 _DEPENDENCY_ORDER = ("kv_pb2", "auth_pb2", "rpc_pb2")
+_SERIALIZED = re.compile(r"serialized_pb=_b\(('(?:[^'\\]|\\.)*')\)")
 
 
 class EtcdPackageError(ImportError):
@@ -38,15 +40,11 @@ def _package_directory() -> Path:
 def _serialized_descriptor(path: Path) -> bytes:
     """The bytes given as `serialized_pb=_b('...')` in a generated module."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError) as error:
+        found = _SERIALIZED.search(path.read_text(encoding="utf-8"))
+    except OSError as error:
         raise EtcdPackageError(f"cannot read {path.name} of the package etcd3; install etcd3==0.12.0") from error
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "serialized_pb":
-            literal = node.value.args[0] if isinstance(node.value, ast.Call) else node.value
-            if isinstance(literal, ast.Constant):
-                value = literal.value
-                return value if isinstance(value, bytes) else str(value).encode("latin-1")
+    if found:
+        return str(ast.literal_eval(found[1])).encode("latin-1")
     raise EtcdPackageError(f"{path.name} of the package etcd3 holds no descriptor; install etcd3==0.12.0")
 
 
