@@ -38,13 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
 
-    So do all tests of the Spark session, and of its cluster.
+    So do all tests of the Spark session and of its cluster, and those of a module that share what a fixture makes.
     """
     for item in items:
-        for shared, group in _GROUPS.items():
-            if shared in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(group))
-                break
+        definitions = item._fixtureinfo.name2fixturedefs
+        group = next((group for shared, group in _GROUPS.items() if shared in definitions), "")
+        if not group and any(each[-1].scope == "module" for each in definitions.values()):
+            group = item.path.stem
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,12 +6,9 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
 from headrace_devcluster.service import ServiceProcess
 
 from tests.integration.replicated import Follower, Replicated, Writer, until
-
-pytestmark = pytest.mark.xdist_group("replication_failover")
 
 
 def drain(

@@ -8,13 +8,10 @@ import time
 from collections import defaultdict
 
 import headrace
-import pytest
 from headrace import TopicPartition
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.replicated import until
-
-pytestmark = pytest.mark.xdist_group("groups_sdk")
 
 TOPIC = "work"
 MEMBERS = 10

@@ -20,8 +20,6 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.replicated import until
 
-pytestmark = pytest.mark.xdist_group("groups_sdk")
-
 SESSION_MS = 1_500
 
 

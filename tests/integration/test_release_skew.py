@@ -20,8 +20,6 @@ from headrace_server.internal_v1 import replication_pb2 as internal
 
 from tests.integration.replicated import BROKER_SETTINGS, HandFollower, Replicated, until
 
-pytestmark = pytest.mark.xdist_group("release_skew")
-
 ONE_APART, TWO_APART = "0.2.0", "0.3.1"
 
 

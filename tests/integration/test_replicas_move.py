@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from headrace import TopicPartition
 
 from tests.integration.replicated import Replicated, Writer, until
-
-pytestmark = pytest.mark.xdist_group("replicas_move")
 
 
 def move(replicated: Replicated, topic: str, *replicas: int, rate: int = 0) -> None:

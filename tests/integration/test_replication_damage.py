@@ -11,8 +11,6 @@ from headrace.wire.errors import ErrorCode, Outcome
 
 from tests.integration.replicated import Replicated, append, fetch, produce, until
 
-pytestmark = pytest.mark.xdist_group("replication_damage")
-
 BATCHES = 40
 VALUES = [b"%04d" % number * 250 for number in range(BATCHES)]
 

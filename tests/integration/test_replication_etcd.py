@@ -20,8 +20,6 @@ from headrace_server.metastore.etcd import EtcdMetastore
 from tests.integration.etcd_backups import copy_data, put_back_data
 from tests.integration.replicated import BROKER_SETTINGS, Follower, Gate, Replicated, Writer, append, until
 
-pytestmark = pytest.mark.xdist_group("replication_etcd")
-
 OUTAGE_SECONDS = float(os.environ.get("HEADRACE_TEST_OUTAGE_SECONDS", "5"))
 """How long etcd is away; longer than a lease."""
 SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]

@@ -25,8 +25,6 @@ from tests.integration.replicated import (
     until,
 )
 
-pytestmark = pytest.mark.xdist_group("replication_failover")
-
 SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
 ROUNDS = int(os.environ.get("HEADRACE_TEST_KILLS", "0"))
 """How many leaders are killed one after another, by `make chaos`."""

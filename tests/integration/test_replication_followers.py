@@ -14,8 +14,6 @@ from tests.integration.replicated import Replicated, Writer, append, produce, un
 SMALL = {"max_batch_bytes": 1 << 16, "file_delete_delay_ms": 0}
 """For topics of small segments, which a batch must fit into."""
 
-pytestmark = pytest.mark.xdist_group("replication_followers")
-
 
 @pytest.mark.parametrize("segment_bytes", [1 << 30, 1 << 16])
 def test_the_log_start_passes_a_follower(replicated: Replicated, segment_bytes: int) -> None:

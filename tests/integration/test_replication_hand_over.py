@@ -5,11 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import pytest
-
 from tests.integration.replicated import Replicated, Writer, until
-
-pytestmark = pytest.mark.xdist_group("replication_hand_over")
 
 SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
 MOVES = 6

@@ -32,8 +32,6 @@ from headrace_server.partition_state import PartitionState, Replica, encode
 
 from tests.integration.replicated import REPLICA_FETCH, SECONDS, batch, until
 
-pytestmark = pytest.mark.xdist_group("replication_leader_by_hand")
-
 Answer = TypeVar("Answer")
 HAND, FOLLOWER = 2, 1
 

@@ -16,8 +16,6 @@ from headrace_devcluster.cluster import LocalCluster
 
 from tests.integration.replicated import BROKER_SETTINGS, Replicated, until
 
-pytestmark = pytest.mark.xdist_group("replication_volume")
-
 BEFORE, SINCE = range(10), range(10, 1_000)
 
 

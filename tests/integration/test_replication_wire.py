@@ -28,7 +28,6 @@ from tests.integration.replicated import (
 )
 
 # One cluster for all of them: they run in one worker, in order.
-pytestmark = pytest.mark.xdist_group("replication_wire")
 
 EPOCH_START = 6
 """Where epoch 1 begins: three batches of two records are of epoch 0, two of epoch 1."""

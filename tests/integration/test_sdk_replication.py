@@ -11,8 +11,6 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.replicated import BROKER_SETTINGS, Follower, Replicated, Writer, until
 
-pytestmark = pytest.mark.xdist_group("sdk_replication")
-
 SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
 WAIT = 60
 

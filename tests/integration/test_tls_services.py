@@ -24,7 +24,6 @@ from headrace_server.internal_v1 import replication_pb2 as internal
 from tests.integration.replicated import LOCAL_CHANNEL, REPLICA_FETCH, until
 
 # One cluster with TLS for all of them: they run in one worker, in order.
-pytestmark = pytest.mark.xdist_group("tls")
 METRICS = {"metrics_listen": "127.0.0.1:0"}
 
 
