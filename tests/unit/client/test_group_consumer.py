@@ -399,7 +399,7 @@ def test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to(c
         assert groups.left == []
     settings["processing_timeout_ms"] = 500  # Long enough that it does not leave between two polls.
     with consumer_for(clicks, leave_on_processing_timeout=True, **settings) as consumer:
-        consumer.poll(WAIT)
+        poll_until(consumer, consumer.assignment)
         groups.wait_for(lambda: len(groups.left) == 2, "that it leaves")
         poll_until(consumer, lambda: ("on_lost", [P0]) in calls.calls)
         poll_until(consumer, consumer.assignment)

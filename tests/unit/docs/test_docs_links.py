@@ -1,5 +1,6 @@
 """Every relative link of the docs leads to a file that is there, and every anchor to a heading that is there."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ PAGES = sorted(
 )
 
 
+@functools.cache
 def _tokens(text: str) -> list[tuple[str, str]]:
     """(`link`, target) and (`heading`, text) in the order of the page."""
     found: list[tuple[str, str]] = []
@@ -29,6 +31,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     return found
 
 
+@functools.cache
 def _anchors(text: str) -> set[str]:
     """The anchors that GitHub gives a page's headings."""
     anchors: set[str] = set()
