@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-pytest_plugins = ["headrace_devcluster.fixtures", "tests.spark_session"]
+pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
 
 
 _GROUPS = {

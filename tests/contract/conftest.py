@@ -1,6 +1,7 @@
 """Two metastores that must behave alike: a real etcd, and the in-memory fake."""
 
 import asyncio
+import contextlib
 
 import pytest
 from headrace_devcluster.etcd import Etcd, make_members
@@ -12,7 +13,7 @@ WAIT_SECONDS = 30
 
 
 class World:
-    """One metastore under test. `run` gives a scenario a client; every scenario has a prefix of its own."""
+    """One metastore under test; every scenario has a prefix of its own."""
 
     def __init__(self, prefix):
         self.prefix = prefix
@@ -21,15 +22,21 @@ class World:
         return self.prefix + name
 
     def run(self, scenario):
+        """Run a coroutine function with a client."""
+
         async def bounded():
-            async with asyncio.timeout(WAIT_SECONDS):
-                store = self.connect()
-                try:
-                    return await scenario(store)
-                finally:
-                    await store.close()
+            async with asyncio.timeout(WAIT_SECONDS), self.connected() as store:
+                return await scenario(store)
 
         return asyncio.run(bounded())
+
+    @contextlib.asynccontextmanager
+    async def connected(self):
+        store = self.connect()
+        try:
+            yield store
+        finally:
+            await store.close()
 
 
 class MemoryWorld(World):
@@ -101,3 +108,9 @@ def world(request):
     if request.param == "memory":
         return MemoryWorld(prefix)
     return EtcdWorld(prefix, request.getfixturevalue("shared_etcd"))
+
+
+@pytest.fixture
+def store(world):
+    """A client of it."""
+    return world.connected()

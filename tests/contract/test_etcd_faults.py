@@ -59,237 +59,193 @@ async def write_until_known(store, base):
             continue
 
 
-def test_a_write_without_an_answer_is_unknown(own_etcd):
+async def test_a_write_without_an_answer_is_unknown(own_etcd):
     """While etcd is stopped a write ends at its deadline with outcome UNKNOWN, a read with NOT_APPLIED; sent again on
     the same base the write has one winner (C2, C3, H78)."""
-
-    async def scenario():
-        async with connected(own_etcd.endpoint, timeout_s=0.5) as store:
-            base = (await store.txn([VersionIs(KEY, 0)], [Put(KEY, b"base")])).revision
-            own_etcd.pause()
-            with pytest.raises(MetastoreUnknownOutcomeError) as unknown:
-                await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"unknown")])
-            assert unknown.value.outcome is Outcome.UNKNOWN
-            assert unknown.value.code is ErrorCode.METASTORE_UNAVAILABLE
-            assert unknown.value.retriable
-            with pytest.raises(MetastoreUnavailableError) as unread:
-                await store.get(KEY)
-            assert unread.value.outcome is Outcome.NOT_APPLIED
-            assert own_etcd.endpoint in unread.value.message
-            own_etcd.resume()
-            resolved = await write_until_known(store, base)
-            found = (await store.get(KEY)).key_value
-            assert found.version == 2
-            assert found.value == (b"resolved" if resolved.succeeded else b"unknown")
-
-    run(scenario)
+    async with connected(own_etcd.endpoint, timeout_s=0.5) as store:
+        base = (await store.txn([VersionIs(KEY, 0)], [Put(KEY, b"base")])).revision
+        own_etcd.pause()
+        with pytest.raises(MetastoreUnknownOutcomeError) as unknown:
+            await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"unknown")])
+        assert unknown.value.outcome is Outcome.UNKNOWN
+        assert unknown.value.code is ErrorCode.METASTORE_UNAVAILABLE
+        assert unknown.value.retriable
+        with pytest.raises(MetastoreUnavailableError) as unread:
+            await store.get(KEY)
+        assert unread.value.outcome is Outcome.NOT_APPLIED
+        assert own_etcd.endpoint in unread.value.message
+        own_etcd.resume()
+        resolved = await write_until_known(store, base)
+        found = (await store.get(KEY)).key_value
+        assert found.version == 2
+        assert found.value == (b"resolved" if resolved.succeeded else b"unknown")
 
 
-def test_reads_go_to_the_endpoint_that_answers(own_etcd):
+async def test_reads_go_to_the_endpoint_that_answers(own_etcd):
     """With one of two endpoints away a read succeeds at once, and the second write does: the first is unknown."""
-
-    async def scenario():
-        nobody = f"127.0.0.1:{free_port()}"
-        async with connected(nobody, own_etcd.endpoint) as store:
-            assert (await store.get(KEY)).key_value is None
-        async with connected(nobody, own_etcd.endpoint) as store:
-            with pytest.raises(MetastoreUnknownOutcomeError):
-                await store.txn([], [Put(KEY, b"1")])
-            assert (await store.txn([], [Put(KEY, b"2")])).succeeded
-            assert (await store.get(KEY)).key_value.version == 1
-
-    run(scenario)
-
-
-def test_a_watch_leaves_a_member_that_is_silent(etcd_members):
-    """A machine that vanishes closes no connection: the view goes on at another member, before TCP would say so."""
-
-    async def scenario():
-        silent, *others = etcd_members
-        endpoints = [member.endpoint for member in others]
-        async with connected(silent.endpoint, *endpoints) as store, connected(*endpoints) as other:
-            base = (await other.txn([], [Put(KEY, b"before")])).revision
-            view = PrefixView(store, "/faults/", SystemClock())
-            await view.load()
-            task = asyncio.create_task(view.run())
-            await view.wait_for(base, WAIT_SECONDS)
-            silent.pause()
-            written = await write_until_known(other, base)
-            await view.wait_for(base + 1, SILENCE_SECONDS)
-            assert view.get(KEY).value == b"resolved"
-            assert written.succeeded
-            task.cancel()
-
-    run(scenario)
-
-
-def test_a_write_that_a_lost_leader_has_is_sent_again(etcd_members):
-    """What a member passes on to a leader that is silent nobody answers; the next try the next leader answers."""
-
-    async def scenario():
-        (leader,) = (member for member in etcd_members if member.is_leader())
-        others = [member.endpoint for member in etcd_members if member is not leader]
-        async with connected(*others, timeout_s=15) as store:
-            base = (await store.txn([], [Put(KEY, b"before")])).revision
-            leader.pause()
-            began = time.monotonic()
-            with pytest.raises(MetastoreUnknownOutcomeError):
-                await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"lost")])
-            assert time.monotonic() - began < MEMBERS_OWN_LIMIT_S
-            assert (await write_until_known(store, base)).succeeded
-
-    run(scenario)
-
-
-def test_the_view_survives_a_restart(own_etcd):
-    """Over an orderly restart of etcd the view loses nothing: it resumes behind its last revision (H80)."""
-
-    async def scenario():
-        async with connected(own_etcd.endpoint) as store:
+    nobody = f"127.0.0.1:{free_port()}"
+    async with connected(nobody, own_etcd.endpoint) as store:
+        assert (await store.get(KEY)).key_value is None
+    async with connected(nobody, own_etcd.endpoint) as store:
+        with pytest.raises(MetastoreUnknownOutcomeError):
             await store.txn([], [Put(KEY, b"1")])
-            view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=1)
-            await view.load()
-            task = asyncio.create_task(view.run())
-            await asyncio.to_thread(own_etcd.stop)
-            await asyncio.to_thread(own_etcd.start)
-            async with connected(own_etcd.endpoint) as other:
-                revisions = [(await other.txn([], [Put(KEY, b"%d" % n)])).revision for n in range(3)]
-            await view.wait_for(revisions[-1], 30)
-            assert view.get(KEY).value == b"2"
-            task.cancel()
-            await asyncio.wait([task])
-
-    run(scenario)
+        assert (await store.txn([], [Put(KEY, b"2")])).succeeded
+        assert (await store.get(KEY)).key_value.version == 1
 
 
-def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
+async def test_a_watch_leaves_a_member_that_is_silent(etcd_members):
+    """A machine that vanishes closes no connection: the view goes on at another member, before TCP would say so."""
+    silent, *others = etcd_members
+    endpoints = [member.endpoint for member in others]
+    async with connected(silent.endpoint, *endpoints) as store, connected(*endpoints) as other:
+        base = (await other.txn([], [Put(KEY, b"before")])).revision
+        view = PrefixView(store, "/faults/", SystemClock())
+        await view.load()
+        task = asyncio.create_task(view.run())
+        await view.wait_for(base, WAIT_SECONDS)
+        silent.pause()
+        written = await write_until_known(other, base)
+        await view.wait_for(base + 1, SILENCE_SECONDS)
+        assert view.get(KEY).value == b"resolved"
+        assert written.succeeded
+        task.cancel()
+
+
+async def test_a_write_that_a_lost_leader_has_is_sent_again(etcd_members):
+    """What a member passes on to a leader that is silent nobody answers; the next try the next leader answers."""
+    (leader,) = (member for member in etcd_members if member.is_leader())
+    others = [member.endpoint for member in etcd_members if member is not leader]
+    async with connected(*others, timeout_s=15) as store:
+        base = (await store.txn([], [Put(KEY, b"before")])).revision
+        leader.pause()
+        began = time.monotonic()
+        with pytest.raises(MetastoreUnknownOutcomeError):
+            await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"lost")])
+        assert time.monotonic() - began < MEMBERS_OWN_LIMIT_S
+        assert (await write_until_known(store, base)).succeeded
+
+
+async def test_the_view_survives_a_restart(own_etcd):
+    """Over an orderly restart of etcd the view loses nothing: it resumes behind its last revision (H80)."""
+    async with connected(own_etcd.endpoint) as store:
+        await store.txn([], [Put(KEY, b"1")])
+        view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=1)
+        await view.load()
+        task = asyncio.create_task(view.run())
+        await asyncio.to_thread(own_etcd.stop)
+        await asyncio.to_thread(own_etcd.start)
+        async with connected(own_etcd.endpoint) as other:
+            revisions = [(await other.txn([], [Put(KEY, b"%d" % n)])).revision for n in range(3)]
+        await view.wait_for(revisions[-1], 30)
+        assert view.get(KEY).value == b"2"
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
     """An etcd whose revision has gone back stops the view with an error that says what to do (H81)."""
-
-    async def scenario():
-        async with connected(own_etcd.endpoint) as store:
-            for number in range(5):
-                await store.txn([], [Put(KEY, b"%d" % number)])
-            view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=1)
-            await view.load()
-            task = asyncio.create_task(view.run())
-            await asyncio.to_thread(own_etcd.stop)
-            shutil.rmtree(own_etcd.directory / "data")
-            await asyncio.to_thread(own_etcd.start)
-            with pytest.raises(MetastoreRolledBackError, match="restore"):
-                await task
-            assert view.get(KEY).value == b"4"
-
-    run(scenario)
+    async with connected(own_etcd.endpoint) as store:
+        for number in range(5):
+            await store.txn([], [Put(KEY, b"%d" % number)])
+        view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=1)
+        await view.load()
+        task = asyncio.create_task(view.run())
+        await asyncio.to_thread(own_etcd.stop)
+        shutil.rmtree(own_etcd.directory / "data")
+        await asyncio.to_thread(own_etcd.start)
+        with pytest.raises(MetastoreRolledBackError, match="restore"):
+            await task
+        assert view.get(KEY).value == b"4"
 
 
-def test_an_etcd_whose_quota_is_used_up_says_so_and_is_read_on(tmp_path):
+async def test_an_etcd_whose_quota_is_used_up_says_so_and_is_read_on(tmp_path):
     """H83: writes end without a known outcome, reads go on, and each look at the members names the alarm."""
-
-    async def scenario():
-        quota = 16 << 20
-        with Etcd(tmp_path / "etcd", extra_arguments=(f"--quota-backend-bytes={quota}",)) as etcd:
-            async with connected(etcd.endpoint) as store:
-                (before,) = await store.describe_members()
-                assert before.alarms == ()
-                with pytest.raises(MetastoreUnknownOutcomeError, match="space"):
-                    for number in range(32):
-                        await store.txn([], [Put(f"{KEY}/{number}", bytes(1 << 20))])
-                (full,) = await store.describe_members()
-                assert full.alarms == ("NOSPACE",)
-                assert full.database_bytes > before.database_bytes
-                assert (await store.get(f"{KEY}/0")).key_value is not None
-
-    run(scenario)
+    quota = 16 << 20
+    with Etcd(tmp_path / "etcd", extra_arguments=(f"--quota-backend-bytes={quota}",)) as etcd:
+        async with connected(etcd.endpoint) as store:
+            (before,) = await store.describe_members()
+            assert before.alarms == ()
+            with pytest.raises(MetastoreUnknownOutcomeError, match="space"):
+                for number in range(32):
+                    await store.txn([], [Put(f"{KEY}/{number}", bytes(1 << 20))])
+            (full,) = await store.describe_members()
+            assert full.alarms == ("NOSPACE",)
+            assert full.database_bytes > before.database_bytes
+            assert (await store.get(f"{KEY}/0")).key_value is not None
 
 
-def test_a_view_outlives_certificates_that_are_renewed_again_and_again(tmp_path):
+async def test_a_view_outlives_certificates_that_are_renewed_again_and_again(tmp_path):
     """A connection is closed when it is two certificates old: what watches on it goes on with the newest."""
     authority = Authority(tmp_path / "authority", "headrace services")
     own = authority.issue("broker-1")
     identity = TlsIdentity("etcd", TlsFiles(str(own.cert_file), str(own.key_file), str(own.ca_file)))
-
-    async def scenario():
-        with Etcd(tmp_path / "etcd", tls=authority.issue("etcd")) as etcd:
-            store = EtcdMetastore([etcd.endpoint], timeout_s=1, identity=identity)
-            view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=60)
-            await view.load()
-            following = asyncio.create_task(view.run())
-            for number in range(4):
-                written = await store.txn([], [Put(KEY, b"%d" % number)])
-                await view.wait_for(written.revision, 30)
-                authority.issue("broker-1")
-                identity.look()
-                if store._closing:
-                    await asyncio.wait(list(store._closing))
-            assert not following.done()
-            following.cancel()
-            await store.close()
-
-    run(scenario)
+    with Etcd(tmp_path / "etcd", tls=authority.issue("etcd")) as etcd:
+        store = EtcdMetastore([etcd.endpoint], timeout_s=1, identity=identity)
+        view = PrefixView(store, "/faults/", SystemClock(), progress_interval_s=60)
+        await view.load()
+        following = asyncio.create_task(view.run())
+        for number in range(4):
+            written = await store.txn([], [Put(KEY, b"%d" % number)])
+            await view.wait_for(written.revision, 30)
+            authority.issue("broker-1")
+            identity.look()
+            if store._closing:
+                await asyncio.wait(list(store._closing))
+        assert not following.done()
+        following.cancel()
+        await store.close()
 
 
-def test_another_cluster_is_refused(own_etcd, tmp_path):
+async def test_another_cluster_is_refused(own_etcd, tmp_path):
     """An endpoint of another etcd cluster among ours is refused when it answers, for reads and writes alike (H81)."""
-
-    async def scenario():
-        with Etcd(tmp_path / "other") as other:
-            async with connected(own_etcd.endpoint, other.endpoint) as store:
-                await store.txn([], [Put(KEY, b"1")])
-                await asyncio.to_thread(own_etcd.stop)
-                with pytest.raises(MetastoreRolledBackError):
-                    await store.get(KEY)
-                with pytest.raises(MetastoreRolledBackError):
-                    await store.txn([VersionIs(KEY, 1)], [Put(KEY, b"2")])
-
-    run(scenario)
+    with Etcd(tmp_path / "other") as other:
+        async with connected(own_etcd.endpoint, other.endpoint) as store:
+            await store.txn([], [Put(KEY, b"1")])
+            await asyncio.to_thread(own_etcd.stop)
+            with pytest.raises(MetastoreRolledBackError):
+                await store.get(KEY)
+            with pytest.raises(MetastoreRolledBackError):
+                await store.txn([VersionIs(KEY, 1)], [Put(KEY, b"2")])
 
 
-def test_a_silent_etcd_is_not_a_lost_lease(own_etcd):
+async def test_a_silent_etcd_is_not_a_lost_lease(own_etcd):
     """While etcd is stopped the keeper turns SILENT at its deadline, not LOST; then ALIVE, or LOST if it expired."""
-
-    async def scenario():
-        async with connected(own_etcd.endpoint) as store:
-            clock = SystemClock()
-            granted_at_ms = clock.boottime_ms()
-            lease = await store.grant_lease(2_000)
-            changes = asyncio.Queue()
-            keeper = LeaseKeeper(
-                EtcdLeaseRenewer([own_etcd.endpoint]),
-                lease.lease_id,
-                lease.ttl_ms,
-                granted_at_ms=granted_at_ms,
-                on_change=changes.put_nowait,
-                clock=clock,
-            )
-            keeper.start()
-            own_etcd.pause()
-            assert await changes.get() is LeaseState.SILENT
-            assert not keeper.alive_now()
-            own_etcd.resume()
-            assert await changes.get() in (LeaseState.ALIVE, LeaseState.LOST)
-            await keeper.stop()
-
-    run(scenario)
+    async with connected(own_etcd.endpoint) as store:
+        clock = SystemClock()
+        granted_at_ms = clock.boottime_ms()
+        lease = await store.grant_lease(2_000)
+        changes = asyncio.Queue()
+        keeper = LeaseKeeper(
+            EtcdLeaseRenewer([own_etcd.endpoint]),
+            lease.lease_id,
+            lease.ttl_ms,
+            granted_at_ms=granted_at_ms,
+            on_change=changes.put_nowait,
+            clock=clock,
+        )
+        keeper.start()
+        own_etcd.pause()
+        assert await changes.get() is LeaseState.SILENT
+        assert not keeper.alive_now()
+        own_etcd.resume()
+        assert await changes.get() in (LeaseState.ALIVE, LeaseState.LOST)
+        await keeper.stop()
 
 
-def test_renewals_end_in_time_and_go_on_when_etcd_does(own_etcd):
+async def test_renewals_end_in_time_and_go_on_when_etcd_does(own_etcd):
     """While etcd is stopped a renewal ends at its deadline, which decides nothing; then the same client renews again,
     also after a restart."""
-
-    async def scenario():
-        async with connected(own_etcd.endpoint, timeout_s=0.5) as store:
-            lease = await store.grant_lease(60_000)
-            assert await store.renew_lease(lease.lease_id) == lease.ttl_ms
-            own_etcd.pause()
-            found = await asyncio.gather(*(store.renew_lease(lease.lease_id) for _ in range(3)), return_exceptions=True)
-            assert [type(error) for error in found] == [MetastoreUnavailableError] * 3
-            own_etcd.resume()
-            assert await renewed_at_last(store, lease) == lease.ttl_ms
-            await asyncio.to_thread(own_etcd.stop)
-            await asyncio.to_thread(own_etcd.start)
-            assert await renewed_at_last(store, lease) == lease.ttl_ms
-
-    run(scenario)
+    async with connected(own_etcd.endpoint, timeout_s=0.5) as store:
+        lease = await store.grant_lease(60_000)
+        assert await store.renew_lease(lease.lease_id) == lease.ttl_ms
+        own_etcd.pause()
+        found = await asyncio.gather(*(store.renew_lease(lease.lease_id) for _ in range(3)), return_exceptions=True)
+        assert [type(error) for error in found] == [MetastoreUnavailableError] * 3
+        own_etcd.resume()
+        assert await renewed_at_last(store, lease) == lease.ttl_ms
+        await asyncio.to_thread(own_etcd.stop)
+        await asyncio.to_thread(own_etcd.start)
+        assert await renewed_at_last(store, lease) == lease.ttl_ms
 
 
 async def renewed_at_last(store, lease):
@@ -306,23 +262,19 @@ def test_bad_endpoints_are_named(endpoints):
         EtcdLeaseRenewer(endpoints)
 
 
-def test_a_server_that_is_no_etcd_is_named():
+async def test_a_server_that_is_no_etcd_is_named():
     """A broker's address among etcd_endpoints ends the start with a sentence, and not with a report of a bug."""
-
-    async def scenario():
-        server = grpc.aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            async with connected(f"127.0.0.1:{port}") as store:
-                for call in (
-                    store.get(KEY),
-                    store.txn([VersionIs(KEY, 0)], [Put(KEY, b"v")]),
-                    store.grant_lease(5_000),
-                ):
-                    with pytest.raises(InvalidConfigError, match=f"127.0.0.1:{port} serves gRPC and is no etcd"):
-                        await call
-        finally:
-            await server.stop(None)
-
-    run(scenario)
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with connected(f"127.0.0.1:{port}") as store:
+            for call in (
+                store.get(KEY),
+                store.txn([VersionIs(KEY, 0)], [Put(KEY, b"v")]),
+                store.grant_lease(5_000),
+            ):
+                with pytest.raises(InvalidConfigError, match=f"127.0.0.1:{port} serves gRPC and is no etcd"):
+                    await call
+    finally:
+        await server.stop(None)

@@ -38,114 +38,90 @@ async def put(store, key, value=b"v", lease_id=0):
     return result.revision
 
 
-def test_a_key_carries_its_revisions(world):
+async def test_a_key_carries_its_revisions(store, world):
     """create_revision is that of the first write, mod_revision of the last, version counts; a deletion ends that."""
-
-    async def scenario(store):
-        key = world.key("a")
-        first = await put(store, key, b"1")
-        second = await put(store, key, b"2")
-        found = (await store.get(key)).key_value
-        assert (found.value, found.create_revision, found.mod_revision, found.version) == (b"2", first, second, 2)
-        assert found.lease_id == 0
-        assert second > first
-        await store.txn([], [Delete(key)])
-        assert (await store.get(key)).key_value is None
-        third = await put(store, key, b"3")
-        found = (await store.get(key)).key_value
-        assert (found.create_revision, found.mod_revision, found.version) == (third, third, 1)
-
-    world.run(scenario)
+    key = world.key("a")
+    first = await put(store, key, b"1")
+    second = await put(store, key, b"2")
+    found = (await store.get(key)).key_value
+    assert (found.value, found.create_revision, found.mod_revision, found.version) == (b"2", first, second, 2)
+    assert found.lease_id == 0
+    assert second > first
+    await store.txn([], [Delete(key)])
+    assert (await store.get(key)).key_value is None
+    third = await put(store, key, b"3")
+    found = (await store.get(key)).key_value
+    assert (found.create_revision, found.mod_revision, found.version) == (third, third, 1)
 
 
-def test_a_range_is_one_revision_in_order(world):
+async def test_a_range_is_one_revision_in_order(store, world):
     """A range gives all keys of the prefix, ascending, none beside it, however many pages that takes (H85)."""
-
-    async def scenario(store):
-        # The page of 1000 ends at k0999; the next one begins with a key that goes on from it.
-        names = sorted([f"k{number:04d}" for number in range(1_005)] + ["k0999x"])
-        for start in range(0, len(names), 100):
-            await store.txn([], [Put(world.key("r/" + name), name.encode()) for name in names[start : start + 100]])
-        await put(store, world.key("s"))
-        await put(store, world.key("q"))
-        listed = await store.range(world.key("r/"))
-        assert [found.value.decode() for found in listed.key_values] == names
-        assert listed.revision >= max(found.mod_revision for found in listed.key_values)
-        assert (await store.range(world.key("nothing/"))).key_values == ()
-
-    world.run(scenario)
+    # The page of 1000 ends at k0999; the next one begins with a key that goes on from it.
+    names = sorted([f"k{number:04d}" for number in range(1_005)] + ["k0999x"])
+    for start in range(0, len(names), 100):
+        await store.txn([], [Put(world.key("r/" + name), name.encode()) for name in names[start : start + 100]])
+    await put(store, world.key("s"))
+    await put(store, world.key("q"))
+    listed = await store.range(world.key("r/"))
+    assert [found.value.decode() for found in listed.key_values] == names
+    assert listed.revision >= max(found.mod_revision for found in listed.key_values)
+    assert (await store.range(world.key("nothing/"))).key_values == ()
 
 
 @pytest.mark.parametrize("kind", ["mod", "create", "version", "exists"])
-def test_a_compare_decides(world, kind):
+async def test_a_compare_decides(store, world, kind):
     """A transaction does `success` where its compares hold, else `failure`, which returns what stands there (C1)."""
-
-    async def scenario(store):
-        key = world.key(kind)
-        created = await put(store, key, b"1")
-        changed = await put(store, key, b"2")
-        holds, fails = {
-            "mod": (ModRevisionIs(key, changed), ModRevisionIs(key, created)),
-            "create": (CreateRevisionIs(key, created), CreateRevisionIs(key, changed)),
-            "version": (VersionIs(key, 2), VersionIs(key, 1)),
-            "exists": (Exists(key), Exists(world.key("absent"))),
-        }[kind]
-        failed = await store.txn([holds, fails], [Put(key, b"never")], [Get(key)])
-        assert not failed.succeeded
-        assert failed.responses[0][0].value == b"2"
-        done = await store.txn([holds], [Put(key, b"3")], [Get(key)])
-        assert done.succeeded
-        assert done.responses == ((),)
-        found = (await store.get(key)).key_value
-        assert (found.value, found.mod_revision) == (b"3", done.revision)
-
-    world.run(scenario)
+    key = world.key(kind)
+    created = await put(store, key, b"1")
+    changed = await put(store, key, b"2")
+    holds, fails = {
+        "mod": (ModRevisionIs(key, changed), ModRevisionIs(key, created)),
+        "create": (CreateRevisionIs(key, created), CreateRevisionIs(key, changed)),
+        "version": (VersionIs(key, 2), VersionIs(key, 1)),
+        "exists": (Exists(key), Exists(world.key("absent"))),
+    }[kind]
+    failed = await store.txn([holds, fails], [Put(key, b"never")], [Get(key)])
+    assert not failed.succeeded
+    assert failed.responses[0][0].value == b"2"
+    done = await store.txn([holds], [Put(key, b"3")], [Get(key)])
+    assert done.succeeded
+    assert done.responses == ((),)
+    found = (await store.get(key)).key_value
+    assert (found.value, found.mod_revision) == (b"3", done.revision)
 
 
 @pytest.mark.parametrize("compare", [ModRevisionIs, CreateRevisionIs, VersionIs])
-def test_zero_means_absent(world, compare):
+async def test_zero_means_absent(store, world, compare):
     """A compare with 0 holds only while the key is absent: the way to register."""
-
-    async def scenario(store):
-        key = world.key(compare.__name__)
-        assert (await store.txn([compare(key, 0)], [Put(key, b"me")])).succeeded
-        assert not (await store.txn([compare(key, 0)], [Put(key, b"you")])).succeeded
-        assert (await store.get(key)).key_value.value == b"me"
-
-    world.run(scenario)
+    key = world.key(compare.__name__)
+    assert (await store.txn([compare(key, 0)], [Put(key, b"me")])).succeeded
+    assert not (await store.txn([compare(key, 0)], [Put(key, b"you")])).succeeded
+    assert (await store.get(key)).key_value.value == b"me"
 
 
-def test_a_transaction_is_one_revision(world):
+async def test_a_transaction_is_one_revision(store, world):
     """All writes of a transaction have its revision; reads inside it see the writes before them."""
-
-    async def scenario(store):
-        a, b = world.key("a"), world.key("b")
-        result = await store.txn([], [Put(a, b"1"), Get(a), Put(b, b"2")])
-        assert [len(found) for found in result.responses] == [0, 1, 0]
-        assert result.responses[1][0].mod_revision == result.revision
-        listed = await store.range(world.prefix)
-        assert {found.mod_revision for found in listed.key_values} == {result.revision}
-        read = await store.txn([], [Get(a), Get(world.key("absent"))])
-        assert read.revision == result.revision
-        assert [len(found) for found in read.responses] == [1, 0]
-
-    world.run(scenario)
+    a, b = world.key("a"), world.key("b")
+    result = await store.txn([], [Put(a, b"1"), Get(a), Put(b, b"2")])
+    assert [len(found) for found in result.responses] == [0, 1, 0]
+    assert result.responses[1][0].mod_revision == result.revision
+    listed = await store.range(world.prefix)
+    assert {found.mod_revision for found in listed.key_values} == {result.revision}
+    read = await store.txn([], [Get(a), Get(world.key("absent"))])
+    assert read.revision == result.revision
+    assert [len(found) for found in read.responses] == [1, 0]
 
 
-def test_deletions_return_what_they_deleted(world):
+async def test_deletions_return_what_they_deleted(store, world):
     """Delete and DeletePrefix answer the keys that were there; a deletion of nothing makes no revision."""
-
-    async def scenario(store):
-        for name in ("p/1", "p/2", "q"):
-            await put(store, world.key(name), name.encode())
-        result = await store.txn([], [DeletePrefix(world.key("p/")), Delete(world.key("q")), Delete(world.key("x"))])
-        deleted = [[found.value for found in response] for response in result.responses]
-        assert deleted == [[b"p/1", b"p/2"], [b"q"], []]
-        assert (await store.range(world.prefix)).key_values == ()
-        nothing = await store.txn([], [Delete(world.key("x"))])
-        assert nothing.revision == result.revision
-
-    world.run(scenario)
+    for name in ("p/1", "p/2", "q"):
+        await put(store, world.key(name), name.encode())
+    result = await store.txn([], [DeletePrefix(world.key("p/")), Delete(world.key("q")), Delete(world.key("x"))])
+    deleted = [[found.value for found in response] for response in result.responses]
+    assert deleted == [[b"p/1", b"p/2"], [b"q"], []]
+    assert (await store.range(world.prefix)).key_values == ()
+    nothing = await store.txn([], [Delete(world.key("x"))])
+    assert nothing.revision == result.revision
 
 
 @pytest.mark.parametrize(
@@ -161,185 +137,141 @@ def test_deletions_return_what_they_deleted(world):
         ([], [DeletePrefix("")]),
     ],
 )
-def test_what_etcd_would_refuse_is_refused_first(world, compares, operations):
+async def test_what_etcd_would_refuse_is_refused_first(store, compares, operations):
     """A transaction beyond etcd's limits, or with two writes of a key, is refused with nothing done."""
-
-    async def scenario(store):
-        before = (await store.status()).revision
-        with pytest.raises(InvalidRequestError):
-            await store.txn(compares, operations)
-        assert (await store.status()).revision == before
-
-    world.run(scenario)
+    before = (await store.status()).revision
+    with pytest.raises(InvalidRequestError):
+        await store.txn(compares, operations)
+    assert (await store.status()).revision == before
 
 
-def test_the_largest_transaction_passes(world):
+async def test_the_largest_transaction_passes(store, world):
     """128 operations, and close to 1.5 MiB, are taken: the limits here are not below etcd's."""
-
-    async def scenario(store):
-        many = await store.txn([], [Put(world.key(f"{number}"), b"v") for number in range(MAX_TXN_OPERATIONS)])
-        assert many.succeeded
-        large = await store.txn([], [Put(world.key("large"), bytes(MAX_REQUEST_BYTES - 4096))])
-        assert large.succeeded
-
-    world.run(scenario)
+    many = await store.txn([], [Put(world.key(f"{number}"), b"v") for number in range(MAX_TXN_OPERATIONS)])
+    assert many.succeeded
+    large = await store.txn([], [Put(world.key("large"), bytes(MAX_REQUEST_BYTES - 4096))])
+    assert large.succeeded
 
 
-def test_a_watch_resumes_from_a_revision(world):
+async def test_a_watch_resumes_from_a_revision(store, world):
     """A watch from revision R gives R and all later changes under the prefix, one item a revision, in order (H80)."""
-
-    async def scenario(store):
-        a, b = world.key("a"), world.key("b")
-        first = await put(store, a, b"1")
-        second = (await store.txn([], [Put(a, b"2"), Put(b, b"2")])).revision
-        await put(store, "/contract-elsewhere", b"not seen")
-        third = (await store.txn([], [Delete(a)])).revision
-        stream = store.watch(world.prefix, second)
-        item = await next_events(stream)
-        assert item.revision == second
-        assert [(event.key_value.key, event.key_value.value) for event in item.events] == [(a, b"2"), (b, b"2")]
-        assert item.events[0].key_value.create_revision == first
-        item = await next_events(stream)
-        assert (item.revision, item.events) == (third, (DeleteEvent(a, third),))
-        fourth = await put(store, b, b"live")
-        item = await next_events(stream)
-        assert item.revision == fourth
-        assert isinstance(item.events[0], PutEvent)
-        await stream.aclose()
-
-    world.run(scenario)
+    a, b = world.key("a"), world.key("b")
+    first = await put(store, a, b"1")
+    second = (await store.txn([], [Put(a, b"2"), Put(b, b"2")])).revision
+    await put(store, "/contract-elsewhere", b"not seen")
+    third = (await store.txn([], [Delete(a)])).revision
+    stream = store.watch(world.prefix, second)
+    item = await next_events(stream)
+    assert item.revision == second
+    assert [(event.key_value.key, event.key_value.value) for event in item.events] == [(a, b"2"), (b, b"2")]
+    assert item.events[0].key_value.create_revision == first
+    item = await next_events(stream)
+    assert (item.revision, item.events) == (third, (DeleteEvent(a, third),))
+    fourth = await put(store, b, b"live")
+    item = await next_events(stream)
+    assert item.revision == fourth
+    assert isinstance(item.events[0], PutEvent)
+    await stream.aclose()
 
 
-def test_a_silent_prefix_gives_signs_of_life(world):
+async def test_a_silent_prefix_gives_signs_of_life(store, world):
     """Without changes a watch gives items without events, within the interval asked for (H80)."""
-
-    async def scenario(store):
-        stream = store.watch(world.prefix, 1 + (await store.status()).revision, progress_interval_s=0.05)
-        signs = [await anext(stream) for _ in range(3)]
-        assert all(sign.events == () for sign in signs)
-        assert all(sign.revision >= 1 for sign in signs)
-        assert {sign.cluster_id for sign in signs} == {(await store.status()).cluster_id}
-        await stream.aclose()
-
-    world.run(scenario)
+    stream = store.watch(world.prefix, 1 + (await store.status()).revision, progress_interval_s=0.05)
+    signs = [await anext(stream) for _ in range(3)]
+    assert all(sign.events == () for sign in signs)
+    assert all(sign.revision >= 1 for sign in signs)
+    assert {sign.cluster_id for sign in signs} == {(await store.status()).cluster_id}
+    await stream.aclose()
 
 
-def test_a_watch_into_compacted_history_says_so(world):
+async def test_a_watch_into_compacted_history_says_so(store, world):
     """A watch that begins before the compaction raises CompactedError with the revision: never miss and go on (H80)."""
-
-    async def scenario(store):
-        first = await put(store, world.key("a"), b"1")
-        await put(store, world.key("a"), b"2")
-        last = await put(store, world.key("a"), b"3")
-        await store.compact(last)
-        with pytest.raises(CompactedError) as caught:
-            await next_events(store.watch(world.prefix, first))
-        assert caught.value.compact_revision == last
-        stream = store.watch(world.prefix, last + 1)
-        after = await put(store, world.key("a"), b"4")
-        assert (await next_events(stream)).revision == after
-        await stream.aclose()
-
-    world.run(scenario)
+    first = await put(store, world.key("a"), b"1")
+    await put(store, world.key("a"), b"2")
+    last = await put(store, world.key("a"), b"3")
+    await store.compact(last)
+    with pytest.raises(CompactedError) as caught:
+        await next_events(store.watch(world.prefix, first))
+    assert caught.value.compact_revision == last
+    stream = store.watch(world.prefix, last + 1)
+    after = await put(store, world.key("a"), b"4")
+    assert (await next_events(stream)).revision == after
+    await stream.aclose()
 
 
-def test_a_watch_goes_on_over_a_compaction(world):
+async def test_a_watch_goes_on_over_a_compaction(store, world):
     """A watch that is up to date does not notice a compaction."""
-
-    async def scenario(store):
-        await put(store, world.key("a"), b"1")
-        stream = store.watch(world.prefix, 1 + (await store.status()).revision)
-        second = await put(store, world.key("a"), b"2")
-        assert (await next_events(stream)).revision == second
-        await store.compact(second)
-        third = await put(store, world.key("a"), b"3")
-        assert (await next_events(stream)).revision == third
-        await stream.aclose()
-
-    world.run(scenario)
+    await put(store, world.key("a"), b"1")
+    stream = store.watch(world.prefix, 1 + (await store.status()).revision)
+    second = await put(store, world.key("a"), b"2")
+    assert (await next_events(stream)).revision == second
+    await store.compact(second)
+    third = await put(store, world.key("a"), b"3")
+    assert (await next_events(stream)).revision == third
+    await stream.aclose()
 
 
-def test_the_end_of_a_lease_deletes_its_keys(world):
+async def test_the_end_of_a_lease_deletes_its_keys(store, world):
     """A lease that nobody renews ends, and the watch tells of all its keys."""
-
-    async def scenario(store):
-        lease = await store.grant_lease(1_000)
-        assert lease.ttl_ms >= 1_000
-        key = world.key("live")
-        revision = await put(store, key, b"me", lease.lease_id)
-        assert (await store.get(key)).key_value.lease_id == lease.lease_id
-        stream = store.watch(world.prefix, revision + 1)
-        assert (await anext(stream)).events == ()
-        world.let_leases_end(lease.ttl_ms)
-        item = await next_events(stream)
-        assert item.events == (DeleteEvent(key, item.revision),)
-        assert (await store.get(key)).key_value is None
-        assert await store.renew_lease(lease.lease_id) == 0
-        assert await store.revoke_lease(lease.lease_id) is False
-        await stream.aclose()
-
-    world.run(scenario)
+    lease = await store.grant_lease(1_000)
+    assert lease.ttl_ms >= 1_000
+    key = world.key("live")
+    revision = await put(store, key, b"me", lease.lease_id)
+    assert (await store.get(key)).key_value.lease_id == lease.lease_id
+    stream = store.watch(world.prefix, revision + 1)
+    assert (await anext(stream)).events == ()
+    world.let_leases_end(lease.ttl_ms)
+    item = await next_events(stream)
+    assert item.events == (DeleteEvent(key, item.revision),)
+    assert (await store.get(key)).key_value is None
+    assert await store.renew_lease(lease.lease_id) == 0
+    assert await store.revoke_lease(lease.lease_id) is False
+    await stream.aclose()
 
 
-def test_a_lease_is_renewed_revoked_and_replaced(world):
+async def test_a_lease_is_renewed_revoked_and_replaced(store, world):
     """A renewal answers the time to live; a revocation deletes the keys; a key put again without a lease stays."""
-
-    async def scenario(store):
-        lease = await store.grant_lease(60_000)
-        assert await store.renew_lease(lease.lease_id) == lease.ttl_ms
-        stays, goes = world.key("stays"), world.key("goes")
-        await put(store, stays, b"1", lease.lease_id)
-        await put(store, goes, b"1", lease.lease_id)
-        await put(store, stays, b"2")
-        assert await store.revoke_lease(lease.lease_id) is True
-        assert (await store.get(goes)).key_value is None
-        assert (await store.get(stays)).key_value.value == b"2"
-
-    world.run(scenario)
+    lease = await store.grant_lease(60_000)
+    assert await store.renew_lease(lease.lease_id) == lease.ttl_ms
+    stays, goes = world.key("stays"), world.key("goes")
+    await put(store, stays, b"1", lease.lease_id)
+    await put(store, goes, b"1", lease.lease_id)
+    await put(store, stays, b"2")
+    assert await store.revoke_lease(lease.lease_id) is True
+    assert (await store.get(goes)).key_value is None
+    assert (await store.get(stays)).key_value.value == b"2"
 
 
-def test_renewals_at_once_are_answered_each(world):
+async def test_renewals_at_once_are_answered_each(store):
     """Of leases that are renewed at the same time each renewal says what is so of its own."""
-
-    async def scenario(store):
-        leases = [await store.grant_lease(1_000 * seconds) for seconds in range(20, 40)]
-        ended = leases[3::5]
-        for lease in ended:
-            await store.revoke_lease(lease.lease_id)
-        found = await asyncio.gather(*(store.renew_lease(lease.lease_id) for lease in leases))
-        assert found == [0 if lease in ended else lease.ttl_ms for lease in leases]
-
-    world.run(scenario)
-
-
-def test_a_put_on_an_ended_lease_is_refused(world):
-    """A transaction that names a lease which has ended does nothing, and says which error it is."""
-
-    async def scenario(store):
-        lease = await store.grant_lease(60_000)
+    leases = [await store.grant_lease(1_000 * seconds) for seconds in range(20, 40)]
+    ended = leases[3::5]
+    for lease in ended:
         await store.revoke_lease(lease.lease_id)
-        with pytest.raises(LeaseNotFoundError):
-            await store.txn([], [Put(world.key("a"), b"1"), Put(world.key("b"), b"1", lease.lease_id)])
-        assert (await store.range(world.prefix)).key_values == ()
-
-    world.run(scenario)
+    found = await asyncio.gather(*(store.renew_lease(lease.lease_id) for lease in leases))
+    assert found == [0 if lease in ended else lease.ttl_ms for lease in leases]
 
 
-def test_racing_writers_have_one_winner(world):
+async def test_a_put_on_an_ended_lease_is_refused(store, world):
+    """A transaction that names a lease which has ended does nothing, and says which error it is."""
+    lease = await store.grant_lease(60_000)
+    await store.revoke_lease(lease.lease_id)
+    with pytest.raises(LeaseNotFoundError):
+        await store.txn([], [Put(world.key("a"), b"1"), Put(world.key("b"), b"1", lease.lease_id)])
+    assert (await store.range(world.prefix)).key_values == ()
+
+
+async def test_racing_writers_have_one_winner(store, world):
     """Of many transactions computed from one revision exactly one succeeds (C1)."""
-
-    async def scenario(store):
-        key = world.key("cas")
-        base = await put(store, key, b"0")
-        results = await asyncio.gather(
-            *(store.txn([ModRevisionIs(key, base)], [Put(key, b"%d" % number)], [Get(key)]) for number in range(20))
-        )
-        winners = [number for number, result in enumerate(results) if result.succeeded]
-        assert len(winners) == 1
-        assert (await store.get(key)).key_value.value == b"%d" % winners[0]
-        assert {result.responses[0][0].value for result in results if not result.succeeded} == {b"%d" % winners[0]}
-
-    world.run(scenario)
+    key = world.key("cas")
+    base = await put(store, key, b"0")
+    results = await asyncio.gather(
+        *(store.txn([ModRevisionIs(key, base)], [Put(key, b"%d" % number)], [Get(key)]) for number in range(20))
+    )
+    winners = [number for number, result in enumerate(results) if result.succeeded]
+    assert len(winners) == 1
+    assert (await store.get(key)).key_value.value == b"%d" % winners[0]
+    assert {result.responses[0][0].value for result in results if not result.succeeded} == {b"%d" % winners[0]}
 
 
 class CountingRenewer:
@@ -362,46 +294,38 @@ class CountingRenewer:
         self.renewer.close()
 
 
-def test_the_keeper_hears_that_its_lease_has_ended(world):
+async def test_the_keeper_hears_that_its_lease_has_ended(store, world):
     """A LeaseKeeper renews, moving its deadline on, and reports a lost lease once, at once and for good (H76)."""
+    lease = await store.grant_lease(1_000)
+    lost, states = asyncio.Event(), []
 
-    async def scenario(store):
-        lease = await store.grant_lease(1_000)
-        lost, states = asyncio.Event(), []
+    def on_change(state):
+        states.append(state)
+        lost.set()
 
-        def on_change(state):
-            states.append(state)
-            lost.set()
-
-        clock = SystemClock()
-        granted_at_ms = clock.boottime_ms()
-        renewer = CountingRenewer(world.renewer(), wanted=2)
-        keeper = LeaseKeeper(
-            renewer, lease.lease_id, lease.ttl_ms, granted_at_ms=granted_at_ms, on_change=on_change, clock=clock
-        )
-        before = keeper.deadline_ms
-        assert before == granted_at_ms + lease.ttl_ms * 9 // 10
-        keeper.start()
-        await renewer.done.wait()
-        assert keeper.deadline_ms > before
-        assert keeper.alive_now()
-        await store.revoke_lease(lease.lease_id)
-        await lost.wait()
-        assert states == [LeaseState.LOST]
-        assert not keeper.alive_now()
-        await keeper.stop()
-
-    world.run(scenario)
+    clock = SystemClock()
+    granted_at_ms = clock.boottime_ms()
+    renewer = CountingRenewer(world.renewer(), wanted=2)
+    keeper = LeaseKeeper(
+        renewer, lease.lease_id, lease.ttl_ms, granted_at_ms=granted_at_ms, on_change=on_change, clock=clock
+    )
+    before = keeper.deadline_ms
+    assert before == granted_at_ms + lease.ttl_ms * 9 // 10
+    keeper.start()
+    await renewer.done.wait()
+    assert keeper.deadline_ms > before
+    assert keeper.alive_now()
+    await store.revoke_lease(lease.lease_id)
+    await lost.wait()
+    assert states == [LeaseState.LOST]
+    assert not keeper.alive_now()
+    await keeper.stop()
 
 
-def test_status_names_the_server(world):
+async def test_status_names_the_server(store, world):
     """The status says version, revision and cluster."""
-
-    async def scenario(store):
-        revision = await put(store, world.key("a"))
-        status = await store.status()
-        assert status.version
-        assert status.revision >= revision
-        assert status.cluster_id == (await store.get(world.key("a"))).cluster_id
-
-    world.run(scenario)
+    revision = await put(store, world.key("a"))
+    status = await store.status()
+    assert status.version
+    assert status.revision >= revision
+    assert status.cluster_id == (await store.get(world.key("a"))).cluster_id

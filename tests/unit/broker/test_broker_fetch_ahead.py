@@ -122,99 +122,76 @@ def answer(
     )
 
 
-def test_the_next_slice_is_asked_for_while_one_is_written(tmp_path: Path) -> None:
+async def test_the_next_slice_is_asked_for_while_one_is_written(follower: Follower) -> None:
     """The fetch says where the log ends, which is what it acknowledges, and from where it wants more; one at a time."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            first, second, third = slices(3)
-            begun = follower.fetch()
-            async with follower.write(answer(begun, first, 1)):
-                ahead = follower.fetch()
-                assert ahead is not None
-                assert (ahead.offset, ahead.durable_offset, ahead.last_epoch, ahead.read_offset) == (0, 0, -1, 1)
-                follower.link.fetch(follower.partition)
-                assert follower.fetch() is None
-            follower.link.fetch(follower.partition)
-            assert follower.fetch() is None
-            async with follower.write(answer(ahead, second, 2)):
-                further = follower.fetch()
-                assert further is not None
-                assert (further.offset, further.last_epoch, further.read_offset) == (1, 1, 2)
-            assert await follower.partition.take_answer(answer(further, third, 0))
-            assert follower.partition.replica.log_end_offset == 3
-            follower.link.fetch(follower.partition)
-            last = follower.fetch()
-            assert last is not None
-            assert (last.offset, last.read_offset) == (3, 0)
-
-    asyncio.run(scenario())
+    first, second, third = slices(3)
+    begun = follower.fetch()
+    async with follower.write(answer(begun, first, 1)):
+        ahead = follower.fetch()
+        assert ahead is not None
+        assert (ahead.offset, ahead.durable_offset, ahead.last_epoch, ahead.read_offset) == (0, 0, -1, 1)
+        follower.link.fetch(follower.partition)
+        assert follower.fetch() is None
+    follower.link.fetch(follower.partition)
+    assert follower.fetch() is None
+    async with follower.write(answer(ahead, second, 2)):
+        further = follower.fetch()
+        assert further is not None
+        assert (further.offset, further.last_epoch, further.read_offset) == (1, 1, 2)
+    assert await follower.partition.take_answer(answer(further, third, 0))
+    assert follower.partition.replica.log_end_offset == 3
+    follower.link.fetch(follower.partition)
+    last = follower.fetch()
+    assert last is not None
+    assert (last.offset, last.read_offset) == (3, 0)
 
 
 @pytest.mark.parametrize("failure", [storage_full("here"), CorruptBatchError("rotten")], ids=["full", "rotten"])
-def test_nothing_is_made_of_what_follows_a_slice_that_was_not_written(tmp_path: Path, failure: HeadraceError) -> None:
+async def test_nothing_is_made_of_what_follows_a_slice_that_was_not_written(
+    follower: Follower, failure: HeadraceError
+) -> None:
     """H6: the fetch ahead is over, so that its answer neither counts as damage nor cuts the pause short."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            first, second = slices(2)
-            begun = follower.fetch()
-            follower.failure = failure
-            async with follower.write(answer(begun, first, 1)) as taking:
-                ahead = follower.fetch()
-            with pytest.raises(type(failure)):
-                await taking
-            assert not await follower.partition.take_answer(answer(ahead, second, 0))
-            assert follower.partition.replica.log_end_offset == 0
-            follower.link.fetch(follower.partition)
-            again = follower.fetch()
-            assert again is not None
-            assert (again.offset, again.read_offset) == (0, 0)
-
-    asyncio.run(scenario())
+    first, second = slices(2)
+    begun = follower.fetch()
+    follower.failure = failure
+    async with follower.write(answer(begun, first, 1)) as taking:
+        ahead = follower.fetch()
+    with pytest.raises(type(failure)):
+        await taking
+    assert not await follower.partition.take_answer(answer(ahead, second, 0))
+    assert follower.partition.replica.log_end_offset == 0
+    follower.link.fetch(follower.partition)
+    again = follower.fetch()
+    assert again is not None
+    assert (again.offset, again.read_offset) == (0, 0)
 
 
-def test_a_verdict_on_a_fetch_ahead_changes_nothing(tmp_path: Path) -> None:
+async def test_a_verdict_on_a_fetch_ahead_changes_nothing(follower: Follower) -> None:
     """H6: it is about the log before the slice; the leader is asked again."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            (first,) = slices(1)
-            async with follower.write(answer(follower.fetch(), first, 1)):
-                ahead = follower.fetch()
-            assert await follower.partition.take_answer(answer(ahead, b"", 0, verdict=Restart(9, 0)))
-            assert follower.partition.replica.log_end_offset == 1
-
-    asyncio.run(scenario())
+    (first,) = slices(1)
+    async with follower.write(answer(follower.fetch(), first, 1)):
+        ahead = follower.fetch()
+    assert await follower.partition.take_answer(answer(ahead, b"", 0, verdict=Restart(9, 0)))
+    assert follower.partition.replica.log_end_offset == 1
 
 
-def test_what_one_leader_sent_is_no_place_to_read_on_at_another(tmp_path: Path) -> None:
+async def test_what_one_leader_sent_is_no_place_to_read_on_at_another(follower: Follower) -> None:
     """H4: a new epoch begins while a slice is written; its first fetch waits for that and is from the log end."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            (first,) = slices(1)
-            async with follower.write(answer(follower.fetch(), first, 1)):
-                follower.see(2)
-                assert follower.fetch() is None
-            fetch = follower.fetch()
-            assert fetch is not None
-            assert (fetch.leader_epoch, fetch.offset, fetch.read_offset) == (2, 1, 0)
-
-    asyncio.run(scenario())
+    (first,) = slices(1)
+    async with follower.write(answer(follower.fetch(), first, 1)):
+        follower.see(2)
+        assert follower.fetch() is None
+    fetch = follower.fetch()
+    assert fetch is not None
+    assert (fetch.leader_epoch, fetch.offset, fetch.read_offset) == (2, 1, 0)
 
 
-def test_a_throttled_copy_asks_for_nothing_ahead(tmp_path: Path) -> None:
+async def test_a_throttled_copy_asks_for_nothing_ahead(follower: Follower) -> None:
     """Its next slice is due when the last one is paid for."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            (first,) = slices(1)
-            follower.see(2, adding=(1,), copy_bytes_per_second=1_000_000)
-            async with follower.write(answer(follower.fetch(), first, 1)):
-                assert follower.fetch() is None
-
-    asyncio.run(scenario())
+    (first,) = slices(1)
+    follower.see(2, adding=(1,), copy_bytes_per_second=1_000_000)
+    async with follower.write(answer(follower.fetch(), first, 1)):
+        assert follower.fetch() is None
 
 
 class Stream:
@@ -266,59 +243,49 @@ class Stream:
         self.messages.put_nowait(Envelope(response, [[batches]]))
 
 
-def test_one_message_is_read_while_one_is_written(tmp_path: Path) -> None:
+async def test_one_message_is_read_while_one_is_written(follower: Follower) -> None:
     """And no more than one: what is in memory is bounded."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            first, second = slices(2)
-            stream = Stream()
-            talking = asyncio.create_task(follower.link._talk(cast(Any, stream)))
-            stream.answer(await stream.next_fetch(), first, 1)
-            ahead = await stream.next_fetch()
-            await asyncio.wait_for(follower.writing.wait(), 20)
-            assert ahead.read_offset == 1
-            stream.answer(ahead, second, 0)
-            for _ in range(3):
-                stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert (stream.taken, follower.partition.open_log.log_end_offset) == (2, 0)
-            follower.gate.set()
-            last = await stream.next_fetch()
-            assert (last.offset, last.read_offset) == (2, 0)
-            talking.cancel()
-            await asyncio.wait([talking])
-
-    asyncio.run(scenario())
+    first, second = slices(2)
+    stream = Stream()
+    talking = asyncio.create_task(follower.link._talk(cast(Any, stream)))
+    stream.answer(await stream.next_fetch(), first, 1)
+    ahead = await stream.next_fetch()
+    await asyncio.wait_for(follower.writing.wait(), 20)
+    assert ahead.read_offset == 1
+    stream.answer(ahead, second, 0)
+    for _ in range(3):
+        stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (stream.taken, follower.partition.open_log.log_end_offset) == (2, 0)
+    follower.gate.set()
+    last = await stream.next_fetch()
+    assert (last.offset, last.read_offset) == (2, 0)
+    talking.cancel()
+    await asyncio.wait([talking])
 
 
-def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(tmp_path: Path) -> None:
+async def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(follower: Follower) -> None:
     """The answer to the fetch ahead comes while the follower pauses: the pause goes on."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            first, second = slices(2)
-            follower.failure = storage_full("here")
-            stream = Stream()
-            talking = asyncio.create_task(follower.link._talk(cast(Any, stream)))
-            stream.answer(await stream.next_fetch(), first, 1)
-            stream.answer(await stream.next_fetch(), second, 0)
-            stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
-            await asyncio.wait_for(follower.writing.wait(), 20)
-            follower.gate.set()
-            async with asyncio.timeout(20):
-                while stream.taken < 3:  # The link reads the third once it has dealt with the first.
-                    stream.has_read.clear()
-                    await stream.has_read.wait()
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert not follower.link._due
-            assert stream.sent.empty()
-            talking.cancel()
-            await asyncio.wait([talking])
-
-    asyncio.run(scenario())
+    first, second = slices(2)
+    follower.failure = storage_full("here")
+    stream = Stream()
+    talking = asyncio.create_task(follower.link._talk(cast(Any, stream)))
+    stream.answer(await stream.next_fetch(), first, 1)
+    stream.answer(await stream.next_fetch(), second, 0)
+    stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
+    await asyncio.wait_for(follower.writing.wait(), 20)
+    follower.gate.set()
+    async with asyncio.timeout(20):
+        while stream.taken < 3:  # The link reads the third once it has dealt with the first.
+            stream.has_read.clear()
+            await stream.has_read.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not follower.link._due
+    assert stream.sent.empty()
+    talking.cancel()
+    await asyncio.wait([talking])
 
 
 class Followed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
 from headrace.wire.errors import LeaderNotAvailableError, NotLeaderError, Outcome
 from headrace.wire.ids import Offset
@@ -26,7 +25,7 @@ from headrace_broker.runtime.partition import Partition
 from headrace_server.partition_state import PartitionState, Replica
 
 from tests.unit.broker.test_broker_replica import EPOCH, ME, OTHER, Driver
-from tests.unit.broker.test_broker_runtime import batch, leading_partition
+from tests.unit.broker.test_broker_runtime import batch
 
 LEADER, SECOND, THIRD = Replica(ME, EPOCH), Replica(OTHER, 7), Replica(3, 8)
 LOG_END = 5
@@ -139,34 +138,29 @@ def test_a_leader_that_stops_leaves_the_in_sync_set_where_enough_stay() -> None:
     assert proposal.state.in_sync == (LEADER, SECOND, THIRD)
 
 
-def test_an_append_under_way_is_not_acknowledged_once_a_successor_is_named(tmp_path: Path) -> None:
+async def test_an_append_under_way_is_not_acknowledged_once_a_successor_is_named(partition: Partition) -> None:
     """A thread writes it while the successor, which has all that came before, is named: its outcome is unknown."""
+    real_append, writing, go_on = partition.open_log.append, threading.Event(), threading.Event()
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            real_append, writing, go_on = partition.open_log.append, threading.Event(), threading.Event()
+    def append(*arguments: object, **fields: object) -> Offset:
+        writing.set()
+        assert go_on.wait(20)
+        return real_append(*arguments, **fields)  # type: ignore[arg-type]
 
-            def append(*arguments: object, **fields: object) -> Offset:
-                writing.set()
-                assert go_on.wait(20)
-                return real_append(*arguments, **fields)  # type: ignore[arg-type]
-
-            partition.open_log.append = append  # type: ignore[assignment,method-assign]
-            proposed: list[Propose] = []
-            partition._host.propose = lambda _, proposal: proposed.append(proposal)  # type: ignore[method-assign]
-            first = asyncio.create_task(partition.append([batch(b"a")], -1, committed=False))
-            await asyncio.to_thread(writing.wait, 20)
-            _ask(partition)
-            assert len(proposed) == 1
-            go_on.set()
-            result = await first
-            assert isinstance(result.error, NotLeaderError)
-            assert result.error.outcome is Outcome.UNKNOWN
-            refused = partition.append_now([batch(b"b")], -1, committed=False)
-            assert refused is not None
-            assert isinstance(refused.error, LeaderNotAvailableError)
-
-    asyncio.run(scenario())
+    partition.open_log.append = append  # type: ignore[assignment,method-assign]
+    proposed: list[Propose] = []
+    partition._host.propose = lambda _, proposal: proposed.append(proposal)  # type: ignore[method-assign]
+    first = asyncio.create_task(partition.append([batch(b"a")], -1, committed=False))
+    await asyncio.to_thread(writing.wait, 20)
+    _ask(partition)
+    assert len(proposed) == 1
+    go_on.set()
+    result = await first
+    assert isinstance(result.error, NotLeaderError)
+    assert result.error.outcome is Outcome.UNKNOWN
+    refused = partition.append_now([batch(b"b")], -1, committed=False)
+    assert refused is not None
+    assert isinstance(refused.error, LeaderNotAvailableError)
 
 
 def _ask(partition: Partition) -> None:

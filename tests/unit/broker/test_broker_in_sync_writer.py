@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.in_sync import InSyncWriter
 from headrace_server.keys import Keyspace
@@ -29,21 +27,17 @@ class StaleReads(MemoryMetastore):
         return self.stale.pop() if self.stale else await super().get(key)
 
 
-def test_a_failed_replica_leaves_though_it_reads_that_it_has_left() -> None:
+async def test_a_failed_replica_leaves_though_it_reads_that_it_has_left() -> None:
     """A read that does not name it may be of the past: only a compare says how the key is (C4)."""
-
-    async def scenario() -> None:
-        metastore = StaleReads()
-        before = PartitionState((1, 2), ONE, 0, (ONE,))
-        await metastore.txn([], [Put(KEY, encode(before))])
-        stale = await metastore.get(KEY)
-        await metastore.txn([], [Put(KEY, encode(change(before, leader=ONE, in_sync=(ONE, TWO))))])
-        metastore.stale.append(stale)
-        writer = InSyncWriter(metastore, KEYS, TWO.broker_id, BrokerMetrics(CollectorRegistry()))
-        revision = await writer.leave(TOPIC_ID, 0, damaged=False)
-        found = (await metastore.get(KEY)).key_value
-        assert found is not None
-        assert decode(found.value).in_sync == (ONE,)
-        assert found.mod_revision == revision
-
-    asyncio.run(scenario())
+    metastore = StaleReads()
+    before = PartitionState((1, 2), ONE, 0, (ONE,))
+    await metastore.txn([], [Put(KEY, encode(before))])
+    stale = await metastore.get(KEY)
+    await metastore.txn([], [Put(KEY, encode(change(before, leader=ONE, in_sync=(ONE, TWO))))])
+    metastore.stale.append(stale)
+    writer = InSyncWriter(metastore, KEYS, TWO.broker_id, BrokerMetrics(CollectorRegistry()))
+    revision = await writer.leave(TOPIC_ID, 0, damaged=False)
+    found = (await metastore.get(KEY)).key_value
+    assert found is not None
+    assert decode(found.value).in_sync == (ONE,)
+    assert found.mod_revision == revision

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import Replica
 
-from tests.unit.broker.test_broker_fetch_ahead import LEADER, Follower, Stream, answer, following, slices
+from tests.unit.broker.test_broker_fetch_ahead import LEADER, Follower, Stream, answer, slices
 from tests.unit.broker.test_broker_runtime import TOPIC_ID
 
 
@@ -66,37 +65,31 @@ def connected(follower: Follower) -> LeaderLink:
     return link
 
 
-def test_what_an_ended_task_failed_with_is_raised() -> None:
+async def test_what_an_ended_task_failed_with_is_raised() -> None:
     """A task that is ended may have met a bug: it is not dropped with the task."""
 
     async def fails() -> None:
         raise AssertionError("I8")
 
-    async def scenario() -> None:
-        task = asyncio.create_task(fails())
-        await asyncio.wait([task])
-        with pytest.raises(AssertionError, match="I8"):
-            await cancel_and_wait(task)
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(fails())
+    await asyncio.wait([task])
+    with pytest.raises(AssertionError, match="I8"):
+        await cancel_and_wait(task)
 
 
-def test_a_link_that_is_cancelled_while_its_stream_ends_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_link_that_is_cancelled_while_its_stream_ends_ends(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stop comes in the moment in which the link waits for its writer: it ends, and opens no other stream."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            link = connected(follower)
-            stream = EndingStream()
-            streams(monkeypatch, [stream])
-            running = asyncio.create_task(link.run())
-            stream.at_end = running.cancel
-            await stream.next_fetch()
-            stream.end()
-            await asyncio.wait([running])
-            assert running.cancelled()
-
-    asyncio.run(scenario())
+    link = connected(follower)
+    stream = EndingStream()
+    streams(monkeypatch, [stream])
+    running = asyncio.create_task(link.run())
+    stream.at_end = running.cancel
+    await stream.next_fetch()
+    stream.end()
+    await asyncio.wait([running])
+    assert running.cancelled()
 
 
 class Gate:
@@ -131,72 +124,57 @@ async def turns(count: int = 20) -> None:
 
 
 @pytest.mark.parametrize("what", ["cut", "write"])
-def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+async def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """The next stream finds it at work: it fetches there once it has done, whoever was cancelled meanwhile."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            link = connected(follower)
-            broken, next_one = Stream(), Stream()
-            streams(monkeypatch, [broken, next_one])
-            gate = Gate(follower, "truncate_to" if what == "cut" else "append_replicated")
-            follower.gate.set()
-            running = asyncio.create_task(link.run())
-            fetch = await broken.next_fetch()
-            if what == "cut":
-                diverge(broken, fetch)
-            else:
-                broken.answer(fetch, slices(1)[0], 0)
-            await gate.reached()
-            broken.messages.put_nowait(cast(Envelope, None))
-            if what == "cut":
-                await next_one.sent.get()  # Who follows.
-                assert next_one.sent.empty()
-                await turns()
-                assert not link._due, "the link has looked at it, and could not fetch"
-            gate.opened.set()
-            assert (await next_one.next_fetch()).offset == (0 if what == "cut" else 1)
-            running.cancel()
-            await asyncio.wait([running])
-
-    asyncio.run(scenario())
+    link = connected(follower)
+    broken, next_one = Stream(), Stream()
+    streams(monkeypatch, [broken, next_one])
+    gate = Gate(follower, "truncate_to" if what == "cut" else "append_replicated")
+    follower.gate.set()
+    running = asyncio.create_task(link.run())
+    fetch = await broken.next_fetch()
+    if what == "cut":
+        diverge(broken, fetch)
+    else:
+        broken.answer(fetch, slices(1)[0], 0)
+    await gate.reached()
+    broken.messages.put_nowait(cast(Envelope, None))
+    if what == "cut":
+        await next_one.sent.get()  # Who follows.
+        assert next_one.sent.empty()
+        await turns()
+        assert not link._due, "the link has looked at it, and could not fetch"
+    gate.opened.set()
+    assert (await next_one.next_fetch()).offset == (0 if what == "cut" else 1)
+    running.cancel()
+    await asyncio.wait([running])
 
 
-def test_a_replica_that_writes_while_its_session_is_renewed_fetches_again(tmp_path: Path) -> None:
+async def test_a_replica_that_writes_while_its_session_is_renewed_fetches_again(follower: Follower) -> None:
     """The leader epoch is the same before and after, so nothing else would make it fetch."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            partition = follower.partition
-            cast(Any, partition)._host.unfollow = follower.link.remove
-            (first,) = slices(1)
-            async with follower.write(answer(follower.fetch(), first, 0)):
-                partition.handle(SessionLost())
-                partition.handle(SessionStarted(6))
-                assert partition.replica.role is Role.FOLLOWING
-                assert follower.fetch() is None, "it writes still"
-            fetch = follower.fetch()
-            assert fetch is not None
-            assert fetch.offset == 1
-
-    asyncio.run(scenario())
+    partition = follower.partition
+    cast(Any, partition)._host.unfollow = follower.link.remove
+    (first,) = slices(1)
+    async with follower.write(answer(follower.fetch(), first, 0)):
+        partition.handle(SessionLost())
+        partition.handle(SessionStarted(6))
+        assert partition.replica.role is Role.FOLLOWING
+        assert follower.fetch() is None, "it writes still"
+    fetch = follower.fetch()
+    assert fetch is not None
+    assert fetch.offset == 1
 
 
-def test_a_failed_write_takes_the_replica_offline_though_its_stream_broke(tmp_path: Path) -> None:
+async def test_a_failed_write_takes_the_replica_offline_though_its_stream_broke(follower: Follower) -> None:
     """H34: the failure is the replica's, not that of whoever waited for the write."""
-
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            cast(Any, follower.partition)._host.unfollow = follower.link.remove
-            (first,) = slices(1)
-            follower.failure = StorageOfflineError("the disk is gone")
-            async with follower.write(answer(follower.fetch(), first, 0)) as taking:
-                taking.cancel()
-            assert follower.partition.replica.role is Role.OFFLINE
-
-    asyncio.run(scenario())
+    cast(Any, follower.partition)._host.unfollow = follower.link.remove
+    (first,) = slices(1)
+    follower.failure = StorageOfflineError("the disk is gone")
+    async with follower.write(answer(follower.fetch(), first, 0)) as taking:
+        taking.cancel()
+    assert follower.partition.replica.role is Role.OFFLINE
 
 
 def test_a_stream_that_has_ended_takes_no_fetch_in() -> None:

@@ -93,112 +93,92 @@ async def committed(partition: Partition, end_offset: int) -> None:
         assert await asyncio.wait_for(wait[1], 20) is None
 
 
-def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(tmp_path: Path) -> None:
+async def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(partition: Partition) -> None:
     """DESIGN 4: once an append took 20 ms they go to a thread, in the order of the calls, until one is fast again."""
+    clock = partition.services.clock
+    assert isinstance(clock, ManualClock)
+    real_append = partition.open_log.append
+    threads: list[threading.Thread] = []
+    delays = [20, 20, 0, 0]
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            clock = partition.services.clock
-            assert isinstance(clock, ManualClock)
-            real_append = partition.open_log.append
-            threads: list[threading.Thread] = []
-            delays = [20, 20, 0, 0]
+    def append(*arguments: object, **fields: object) -> Offset:
+        threads.append(threading.current_thread())
+        clock.advance(delays.pop(0))
+        return real_append(*arguments, **fields)  # type: ignore[arg-type]
 
-            def append(*arguments: object, **fields: object) -> Offset:
-                threads.append(threading.current_thread())
-                clock.advance(delays.pop(0))
-                return real_append(*arguments, **fields)  # type: ignore[arg-type]
-
-            partition.open_log.append = append  # type: ignore[assignment,method-assign]
-            first = partition.append_now([batch(b"0")], -1, committed=True)
-            assert first is not None
-            assert partition.append_now([batch(b"x")], -1, committed=True) is None
-            results = await asyncio.gather(
-                *(partition.append([batch(b"%d" % n, producer=(7, 0, n))], -1, committed=True) for n in range(2))
-            )
-            assert [result.base_offsets for result in results] == [[1], [2]]
-            inline = partition.append_now([batch(b"3")], -1, committed=True)
-            assert inline is not None
-            assert inline.base_offsets == [3]
-            main = threading.current_thread()
-            assert [thread is main for thread in threads] == [True, False, False, True]
-            await committed(partition, 4)
-            partition.replica.validate_state()
-
-    asyncio.run(scenario())
+    partition.open_log.append = append  # type: ignore[assignment,method-assign]
+    first = partition.append_now([batch(b"0")], -1, committed=True)
+    assert first is not None
+    assert partition.append_now([batch(b"x")], -1, committed=True) is None
+    results = await asyncio.gather(
+        *(partition.append([batch(b"%d" % n, producer=(7, 0, n))], -1, committed=True) for n in range(2))
+    )
+    assert [result.base_offsets for result in results] == [[1], [2]]
+    inline = partition.append_now([batch(b"3")], -1, committed=True)
+    assert inline is not None
+    assert inline.base_offsets == [3]
+    main = threading.current_thread()
+    assert [thread is main for thread in threads] == [True, False, False, True]
+    await committed(partition, 4)
+    partition.replica.validate_state()
 
 
-def test_while_the_key_promises_durability_everything_is_flushed(tmp_path: Path) -> None:
+async def test_while_the_key_promises_durability_everything_is_flushed(partition: Partition) -> None:
     """H30: a topic that asks for fsync no more is flushed until the key says so; one that asks again is told of it."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            state = partition.replica.state
-            assert state is not None
-            partition.handle(StateSeen(replace(state, durable=True, partition_epoch=1), 10))
-            partition.update_config(TopicConfig(durability=Durability.ASYNC))
-            assert partition.append_now([batch(b"0")], -1, committed=True) is not None
-            await committed(partition, 1)
-            assert partition.replica.flushed_offset == 1
-            partition.update_config(TopicConfig())
-            partition.handle(StateSeen(replace(state, durable=False, partition_epoch=2), 11))
-            assert partition.replica.flushed_only
-
-    asyncio.run(scenario())
+    state = partition.replica.state
+    assert state is not None
+    partition.handle(StateSeen(replace(state, durable=True, partition_epoch=1), 10))
+    partition.update_config(TopicConfig(durability=Durability.ASYNC))
+    assert partition.append_now([batch(b"0")], -1, committed=True) is not None
+    await committed(partition, 1)
+    assert partition.replica.flushed_offset == 1
+    partition.update_config(TopicConfig())
+    partition.handle(StateSeen(replace(state, durable=False, partition_epoch=2), 11))
+    assert partition.replica.flushed_only
 
 
-def test_leadership_lost_during_a_slow_append_is_unknown(tmp_path: Path) -> None:
+async def test_leadership_lost_during_a_slow_append_is_unknown(partition: Partition) -> None:
     """H52: the batch is in the log, so whoever leads next may commit it: UNKNOWN, never NOT_APPLIED."""
+    loop = asyncio.get_running_loop()
+    real_append, lost = partition.open_log.append, threading.Event()
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            loop = asyncio.get_running_loop()
-            real_append, lost = partition.open_log.append, threading.Event()
+    def lose() -> None:
+        partition.handle(SessionLost())
+        lost.set()
 
-            def lose() -> None:
-                partition.handle(SessionLost())
-                lost.set()
+    def append(*arguments: object, **fields: object) -> Offset:
+        loop.call_soon_threadsafe(lose)
+        assert lost.wait(20)
+        return real_append(*arguments, **fields)  # type: ignore[arg-type]
 
-            def append(*arguments: object, **fields: object) -> Offset:
-                loop.call_soon_threadsafe(lose)
-                assert lost.wait(20)
-                return real_append(*arguments, **fields)  # type: ignore[arg-type]
-
-            partition.open_log.append = append  # type: ignore[assignment,method-assign]
-            result = await partition.append([batch(b"a"), batch(b"b", producer=(7, 0, 0))], -1, committed=True)
-            assert isinstance(result.error, NotLeaderError)
-            assert result.error.outcome is Outcome.UNKNOWN
-            assert partition.replica.high_watermark == 0
-            partition.replica.validate_state()
-
-    asyncio.run(scenario())
+    partition.open_log.append = append  # type: ignore[assignment,method-assign]
+    result = await partition.append([batch(b"a"), batch(b"b", producer=(7, 0, 0))], -1, committed=True)
+    assert isinstance(result.error, NotLeaderError)
+    assert result.error.outcome is Outcome.UNKNOWN
+    assert partition.replica.high_watermark == 0
+    partition.replica.validate_state()
 
 
-def test_a_failed_fsync_takes_the_replica_offline(tmp_path: Path) -> None:
+async def test_a_failed_fsync_takes_the_replica_offline(partition: Partition) -> None:
     """H34: at once, for good; those who wait get an unknown outcome."""
+    calls = []
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            calls = []
+    def flush() -> Offset:
+        calls.append(1)
+        raise StorageOfflineError("fsync failed")
 
-            def flush() -> Offset:
-                calls.append(1)
-                raise StorageOfflineError("fsync failed")
-
-            partition.open_log.flush = flush  # type: ignore[method-assign]
-            result = partition.append_now([batch(b"a")], -1, committed=True)
-            assert result is not None
-            wait = partition.acknowledgement(1, 0)
-            assert wait is not None
-            error = await asyncio.wait_for(wait[1], 20)
-            assert error is not None
-            assert error.outcome is Outcome.UNKNOWN
-            assert partition.replica.role is Role.OFFLINE
-            partition.flush_soon()
-            assert partition.flush_state is FlushState.CLEAN
-            assert len(calls) == 1
-
-    asyncio.run(scenario())
+    partition.open_log.flush = flush  # type: ignore[method-assign]
+    result = partition.append_now([batch(b"a")], -1, committed=True)
+    assert result is not None
+    wait = partition.acknowledgement(1, 0)
+    assert wait is not None
+    error = await asyncio.wait_for(wait[1], 20)
+    assert error is not None
+    assert error.outcome is Outcome.UNKNOWN
+    assert partition.replica.role is Role.OFFLINE
+    partition.flush_soon()
+    assert partition.flush_state is FlushState.CLEAN
+    assert len(calls) == 1
 
 
 class SlowLog:
@@ -232,45 +212,37 @@ async def until(condition: object) -> None:
             await asyncio.sleep(0)
 
 
-def test_one_fsync_serves_all_that_wait() -> None:
+async def test_one_fsync_serves_all_that_wait() -> None:
     """Group commit: whatever asks while a round runs is covered by exactly one more."""
-
-    async def scenario() -> None:
-        flusher, log = Flusher(BrokerMetrics(CollectorRegistry())), SlowLog()
-        log.appended = 1
+    flusher, log = Flusher(BrokerMetrics(CollectorRegistry())), SlowLog()
+    log.appended = 1
+    flusher.request(log)
+    await until(log.running.is_set)
+    for appended in range(2, 10):
+        log.appended = appended
         flusher.request(log)
-        await until(log.running.is_set)
-        for appended in range(2, 10):
-            log.appended = appended
-            flusher.request(log)
-        log.go.release()
-        await until(lambda: log.flushed == [1])
-        assert log.flush_state is FlushState.RUNNING
-        log.go.release()
-        await until(lambda: log.flushed == [1, 9])
-        assert log.rounds == 2
-        assert log.flush_state is FlushState.CLEAN
-        flusher.close()
-
-    asyncio.run(scenario())
+    log.go.release()
+    await until(lambda: log.flushed == [1])
+    assert log.flush_state is FlushState.RUNNING
+    log.go.release()
+    await until(lambda: log.flushed == [1, 9])
+    assert log.rounds == 2
+    assert log.flush_state is FlushState.CLEAN
+    flusher.close()
 
 
-def test_at_most_eight_fsyncs_run_at_once() -> None:
+async def test_at_most_eight_fsyncs_run_at_once() -> None:
     """DESIGN 4: eight threads; the others wait their turn."""
-
-    async def scenario() -> None:
-        flusher = Flusher(BrokerMetrics(CollectorRegistry()))
-        logs = [SlowLog() for _ in range(MAX_FLUSHES_AT_ONCE + 2)]
-        for log in logs:
-            flusher.request(log)
-        await until(lambda: sum(log.running.is_set() for log in logs) == MAX_FLUSHES_AT_ONCE)
-        assert [log.flush_state for log in logs[-2:]] == [FlushState.QUEUED] * 2
-        for log in logs:
-            log.go.release()
-        await until(lambda: all(log.flushed for log in logs))
-        flusher.close()
-
-    asyncio.run(scenario())
+    flusher = Flusher(BrokerMetrics(CollectorRegistry()))
+    logs = [SlowLog() for _ in range(MAX_FLUSHES_AT_ONCE + 2)]
+    for log in logs:
+        flusher.request(log)
+    await until(lambda: sum(log.running.is_set() for log in logs) == MAX_FLUSHES_AT_ONCE)
+    assert [log.flush_state for log in logs[-2:]] == [FlushState.QUEUED] * 2
+    for log in logs:
+        log.go.release()
+    await until(lambda: all(log.flushed for log in logs))
+    flusher.close()
 
 
 def test_bytes_in_flight_are_bounded() -> None:

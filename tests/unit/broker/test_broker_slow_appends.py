@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, cast
 
 from headrace.wire.batch import read_header
@@ -18,7 +17,7 @@ from headrace_broker.runtime.partition import Partition
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState, Replica
 
-from tests.unit.broker.test_broker_runtime import batch, committed, leading_partition
+from tests.unit.broker.test_broker_runtime import batch, committed
 
 OTHER = Replica(2, 7)
 
@@ -56,64 +55,49 @@ def follow_other(partition: Partition) -> None:
     assert partition.replica.role is Role.FOLLOWING
 
 
-def test_followers_are_sent_what_the_core_knows(tmp_path: Path) -> None:
+async def test_followers_are_sent_what_the_core_knows(partition: Partition) -> None:
     """Otherwise a follower acknowledges an offset that the leader's core has not heard of."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            partition.append_now([batch(b"a")], -1, committed=False)
-            async with append_in_thread(partition, b"b", b"c"):
-                assert (partition.open_log.log_end_offset, partition.replica.log_end_offset) == (3, 1)
-                data, next_offset = await partition.read_for_replica(0, 1 << 20)
-                assert (len(data), next_offset) == (partition.open_log.batch_with(0).batch_bytes, None)
-                assert await partition.read_for_replica(1, 1 << 20) == (b"", None)
-            data, next_offset = await partition.read_for_replica(1, 1 << 20)
-            assert (len(data), next_offset) == (partition.open_log.batch_with(1).batch_bytes, None)
-
-    asyncio.run(scenario())
+    partition.append_now([batch(b"a")], -1, committed=False)
+    async with append_in_thread(partition, b"b", b"c"):
+        assert (partition.open_log.log_end_offset, partition.replica.log_end_offset) == (3, 1)
+        data, next_offset = await partition.read_for_replica(0, 1 << 20)
+        assert (len(data), next_offset) == (partition.open_log.batch_with(0).batch_bytes, None)
+        assert await partition.read_for_replica(1, 1 << 20) == (b"", None)
+    data, next_offset = await partition.read_for_replica(1, 1 << 20)
+    assert (len(data), next_offset) == (partition.open_log.batch_with(1).batch_bytes, None)
 
 
-def test_a_fetch_names_the_log_of_one_moment(tmp_path: Path) -> None:
+async def test_a_fetch_names_the_log_of_one_moment(partition: Partition) -> None:
     """H32: offset and chain of two moments look like another history, and good records would be cut."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            partition.append_now([batch(b"a")], -1, committed=False)
-            await committed(partition, 1)
-            link = LeaderLink(OTHER.broker_id, cast(ClusterView, None), lambda _challenge: None, lambda: None)
-            async with append_in_thread(partition, b"b"):
-                follow_other(partition)
-                link.add(partition)
-                partition.replica.flushed_offset = partition.replica.log_end_offset  # what the flusher would say
-                ((topic,),) = ([*link._make_request().topics],)
-                (entry,) = topic.partitions
-                partition_log = partition.open_log
-                before = partition_log.batch_before(entry.offset)
-                assert before is not None
-                assert (entry.last_crc, entry.last_epoch) == (before.crc, before.leader_epoch)
-                assert entry.durable_offset <= entry.offset
-
-    asyncio.run(scenario())
+    partition.append_now([batch(b"a")], -1, committed=False)
+    await committed(partition, 1)
+    link = LeaderLink(OTHER.broker_id, cast(ClusterView, None), lambda _challenge: None, lambda: None)
+    async with append_in_thread(partition, b"b"):
+        follow_other(partition)
+        link.add(partition)
+        partition.replica.flushed_offset = partition.replica.log_end_offset  # what the flusher would say
+        ((topic,),) = ([*link._make_request().topics],)
+        (entry,) = topic.partitions
+        partition_log = partition.open_log
+        before = partition_log.batch_before(entry.offset)
+        assert before is not None
+        assert (entry.last_crc, entry.last_epoch) == (before.crc, before.leader_epoch)
+        assert entry.durable_offset <= entry.offset
 
 
-def test_a_flush_that_is_told_after_a_cut_counts_no_further_than_the_cut(tmp_path: Path) -> None:
+async def test_a_flush_that_is_told_after_a_cut_counts_no_further_than_the_cut(partition: Partition) -> None:
     """I16: what took the place of records that were cut is not durable because those were."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            partition.append_now([batch(b"a"), batch(b"b")], -1, committed=False)
-            await committed(partition, 2)
-            follow_other(partition)
-            partition.replica.high_watermark = Offset(1)
-            late = partition.flush_blocking()
-            replaced = partition.open_log.truncate_to(1)
-            partition.handle(LogCut(replaced))
-            made = batch(b"c")
-            partition.open_log.append(made, read_header(made), leader_epoch=1, append_timestamp_ms=1_700_000_000_001)
-            partition.handle(BatchesReplicated([partition.open_log.batch_with(1)]))
-            partition.on_flushed(late)
-            assert (late, partition.replica.log_end_offset, partition.replica.flushed_offset) == (2, 2, 1)
-            partition.on_flushed(partition.flush_blocking())
-            assert partition.replica.flushed_offset == 2
-
-    asyncio.run(scenario())
+    partition.append_now([batch(b"a"), batch(b"b")], -1, committed=False)
+    await committed(partition, 2)
+    follow_other(partition)
+    partition.replica.high_watermark = Offset(1)
+    late = partition.flush_blocking()
+    replaced = partition.open_log.truncate_to(1)
+    partition.handle(LogCut(replaced))
+    made = batch(b"c")
+    partition.open_log.append(made, read_header(made), leader_epoch=1, append_timestamp_ms=1_700_000_000_001)
+    partition.handle(BatchesReplicated([partition.open_log.batch_with(1)]))
+    partition.on_flushed(late)
+    assert (late, partition.replica.log_end_offset, partition.replica.flushed_offset) == (2, 2, 1)
+    partition.on_flushed(partition.flush_blocking())
+    assert partition.replica.flushed_offset == 2

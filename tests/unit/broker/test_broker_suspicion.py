@@ -270,49 +270,45 @@ class FakePublisher:
         return self.answers.pop(0) if self.answers else True
 
 
-def test_changes_are_published_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_are_published_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registration is written when the set of suspects changes, until that has happened; never otherwise."""
     monkeypatch.setattr(module, "PUBLISH_SECONDS", 0.0)
+    registry = CollectorRegistry()
+    publisher = FakePublisher(False)
+    table = SuspicionTable(threshold=THRESHOLD, promised_ms=PROMISED_MS, tick_ms=500)
+    suspicions = Suspicions(table, publisher, BrokerMetrics(registry))
+    running = asyncio.create_task(suspicions.run())
+    try:
+        at_ms = 0
 
-    async def scenario() -> None:
-        registry = CollectorRegistry()
-        publisher = FakePublisher(False)
-        table = SuspicionTable(threshold=THRESHOLD, promised_ms=PROMISED_MS, tick_ms=500)
-        suspicions = Suspicions(table, publisher, BrokerMetrics(registry))
-        running = asyncio.create_task(suspicions.run())
-        try:
-            at_ms = 0
+        async def go(ticks: int, *sending: int, yields: int = 5) -> None:
+            nonlocal at_ms
+            for _ in range(ticks):
+                at_ms += 500
+                for broker_id in sending:
+                    suspicions.hear(broker_id, at_ms)
+                suspicions.tick(at_ms, (PEER, OTHER))
+                for _ in range(yields):
+                    await asyncio.sleep(0)
 
-            async def go(ticks: int, *sending: int, yields: int = 5) -> None:
-                nonlocal at_ms
-                for _ in range(ticks):
-                    at_ms += 500
-                    for broker_id in sending:
-                        suspicions.hear(broker_id, at_ms)
-                    suspicions.tick(at_ms, (PEER, OTHER))
-                    for _ in range(yields):
-                        await asyncio.sleep(0)
+        await go(30, PEER, OTHER)
+        assert publisher.told == []
+        await go(10, OTHER)
+        assert publisher.told == [(PEER,), (PEER,)]
+        await go(20, PEER, OTHER, yields=0)
+        await go(10, OTHER, yields=0)
+        await go(1, OTHER)
+        assert publisher.told == [(PEER,), (PEER,)]
+        await go(20, PEER, OTHER)
+        assert publisher.told == [(PEER,), (PEER,), ()]
 
-            await go(30, PEER, OTHER)
-            assert publisher.told == []
-            await go(10, OTHER)
-            assert publisher.told == [(PEER,), (PEER,)]
-            await go(20, PEER, OTHER, yields=0)
-            await go(10, OTHER, yields=0)
-            await go(1, OTHER)
-            assert publisher.told == [(PEER,), (PEER,)]
-            await go(20, PEER, OTHER)
-            assert publisher.told == [(PEER,), (PEER,), ()]
+        def sample(peer: int) -> float | None:
+            return registry.get_sample_value("headrace_broker_peer_suspicion", {"peer": str(peer)})
 
-            def sample(peer: int) -> float | None:
-                return registry.get_sample_value("headrace_broker_peer_suspicion", {"peer": str(peer)})
-
-            assert sample(PEER) == suspicions.level(PEER) < 1
-            suspicions.tick(at_ms + 500, (OTHER,))
-            assert (sample(PEER), suspicions.level(PEER)) == (None, 0.0)
-            assert sample(OTHER) is not None
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(scenario())
+        assert sample(PEER) == suspicions.level(PEER) < 1
+        suspicions.tick(at_ms + 500, (OTHER,))
+        assert (sample(PEER), suspicions.level(PEER)) == (None, 0.0)
+        assert sample(OTHER) is not None
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

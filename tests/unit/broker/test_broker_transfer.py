@@ -137,263 +137,209 @@ def log(tmp_path):
     directory.close(clean=False, broker_epoch=1)
 
 
+@contextlib.asynccontextmanager
+async def connecting(log, **options):
+    bench = Bench(log, **options)
+    await bench.start()
+    try:
+        yield bench
+    finally:
+        for reader in bench.readers:
+            await reader.close()
+        await bench.server.stop()
+
+
 @pytest.fixture
-def run(log):
-    def start(scenario, **options):
-        async def whole():
-            bench = Bench(log, **options)
-            await bench.start()
-            try:
-                async with asyncio.timeout(SECONDS):
-                    await scenario(bench)
-            finally:
-                for reader in bench.readers:
-                    await reader.close()
-                await bench.server.stop()
-
-        asyncio.run(whole())
-
-    return start
+def bench(log, request):
+    return connecting(log, **getattr(request, "param", {}))
 
 
-def test_batches_are_sent_as_they_lie_in_the_file(run, log):
+async def test_batches_are_sent_as_they_lie_in_the_file(bench, log):
     """One answer after the other on one connection; the body is what gRPC would have answered."""
     with log.read(0, 1 << 30, log.log_end_offset) as found:
         stored = found.read()
-
-    async def scenario(bench):
-        reader = await bench.connect()
-        for client_id in ("one", "two"):
-            kind, body, verdict = await reader.ask(broker_pb2.FetchRequest(client_id=client_id).SerializeToString())
-            assert (kind, verdict) == (ANSWER, WHOLE)
-            answer = parse_fetch_response(body)
-            assert bytes(answer.batches[0][0]) == stored
-            assert broker_pb2.FetchResponse.FromString(body).topics[0].partitions[0].batches == stored
-        assert [request.client_id for request in bench.service.asked] == ["one", "two"]
-        assert bench.metric("transfer_connections") == 1
-
-    run(scenario)
+    reader = await bench.connect()
+    for client_id in ("one", "two"):
+        kind, body, verdict = await reader.ask(broker_pb2.FetchRequest(client_id=client_id).SerializeToString())
+        assert (kind, verdict) == (ANSWER, WHOLE)
+        answer = parse_fetch_response(body)
+        assert bytes(answer.batches[0][0]) == stored
+        assert broker_pb2.FetchResponse.FromString(body).topics[0].partitions[0].batches == stored
+    assert [request.client_id for request in bench.service.asked] == ["one", "two"]
+    assert bench.metric("transfer_connections") == 1
 
 
-def test_an_answer_whose_log_was_cut_meanwhile_is_to_be_thrown_away(run, log):
+async def test_an_answer_whose_log_was_cut_meanwhile_is_to_be_thrown_away(bench, log):
     """The range may hold bytes of another epoch by then: the checksum would not tell."""
 
-    async def scenario(bench):
-        async def cut():
-            located = await bench.service.whole_log()
-            log.truncate_to(39)
-            batch = encode_batch([bytes(10_000)], base_timestamp_ms=1)
-            log.append(batch, read_header(batch), leader_epoch=1, append_timestamp_ms=50)
-            return located
+    async def cut():
+        located = await bench.service.whole_log()
+        log.truncate_to(39)
+        batch = encode_batch([bytes(10_000)], base_timestamp_ms=1)
+        log.append(batch, read_header(batch), leader_epoch=1, append_timestamp_ms=50)
+        return located
 
-        bench.service.answer = cut
-        reader = await bench.connect()
-        assert (await reader.ask())[2] == DISCARD
-
-    run(scenario)
+    bench.service.answer = cut
+    reader = await bench.connect()
+    assert (await reader.ask())[2] == DISCARD
 
 
-def test_a_file_that_ends_too_early_ends_the_connection(run, log):
+async def test_a_file_that_ends_too_early_ends_the_connection(bench, log):
     """Nothing is made up for what is not there."""
 
-    async def scenario(bench):
-        async def cut():
-            located = await bench.service.whole_log()
-            log.truncate_to(20)
-            return located
+    async def cut():
+        located = await bench.service.whole_log()
+        log.truncate_to(20)
+        return located
 
-        bench.service.answer = cut
-        reader = await bench.connect()
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-            await reader.ask()
-        await bench.until(lambda: bench.metric("transfer_broken_total") == 1)
-
-    run(scenario)
+    bench.service.answer = cut
+    reader = await bench.connect()
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+        await reader.ask()
+    await bench.until(lambda: bench.metric("transfer_broken_total") == 1)
 
 
-def test_what_a_broker_without_its_lease_sent_is_to_be_thrown_away(run):
+async def test_what_a_broker_without_its_lease_sent_is_to_be_thrown_away(bench):
     """The same gate as behind gRPC's Fetch, after the bytes."""
-
-    async def scenario(bench):
-        bench.service.lease_error = FencedBrokerError("the broker's lease cannot be trusted now")
-        reader = await bench.connect()
-        assert (await reader.ask())[2] == DISCARD
-
-    run(scenario)
+    bench.service.lease_error = FencedBrokerError("the broker's lease cannot be trusted now")
+    reader = await bench.connect()
+    assert (await reader.ask())[2] == DISCARD
 
 
-def test_refusals_are_typed_and_the_connection_goes_on(run):
+async def test_refusals_are_typed_and_the_connection_goes_on(bench):
     """Of the whole request; those of a partition are in the answer."""
+    reader = await bench.connect()
 
-    async def scenario(bench):
-        reader = await bench.connect()
+    async def refuse():
+        raise ThrottledError("too much", retry_after_ms=7)
 
-        async def refuse():
-            raise ThrottledError("too much", retry_after_ms=7)
-
-        whole_log, bench.service.answer = bench.service.answer, refuse
-        kind, body, verdict = await reader.ask()
-        error = from_detail(errors_pb2.ErrorDetail.FromString(body))
-        assert (kind, verdict, type(error), error.retry_after_ms) == (REFUSAL, WHOLE, ThrottledError, 7)
-        kind, body, _ = await reader.ask(b"\xff\xff\xff")
-        assert isinstance(from_detail(errors_pb2.ErrorDetail.FromString(body)), InvalidRequestError)
-        bench.service.answer = whole_log
-        assert (await reader.ask())[0] == ANSWER
-
-    run(scenario)
+    whole_log, bench.service.answer = bench.service.answer, refuse
+    kind, body, verdict = await reader.ask()
+    error = from_detail(errors_pb2.ErrorDetail.FromString(body))
+    assert (kind, verdict, type(error), error.retry_after_ms) == (REFUSAL, WHOLE, ThrottledError, 7)
+    kind, body, _ = await reader.ask(b"\xff\xff\xff")
+    assert isinstance(from_detail(errors_pb2.ErrorDetail.FromString(body)), InvalidRequestError)
+    bench.service.answer = whole_log
+    assert (await reader.ask())[0] == ANSWER
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", PREFACE + REQUEST_HEAD.pack((1 << 20) + 1)])
-def test_who_speaks_something_else_is_cut_off(run, said):
+async def test_who_speaks_something_else_is_cut_off(bench, said):
     """A browser, or a request that no client would send: nothing is answered and nothing is held for it."""
-
-    async def scenario(bench):
-        reader = await bench.connect(said)
-        assert await reader.ended()
-        assert bench.service.asked == []
-
-    run(scenario)
+    reader = await bench.connect(said)
+    assert await reader.ended()
+    assert bench.service.asked == []
 
 
-def test_one_connection_too_many_is_closed(run):
+@pytest.mark.parametrize("bench", [{"max_connections": 1}], indirect=True)
+async def test_one_connection_too_many_is_closed(bench):
     """Its client goes on over gRPC; when another one has left there is room again."""
-
-    async def scenario(bench):
-        reader = await bench.keep_busy()
-        assert await (await bench.connect()).ended()
-        assert bench.metric("transfer_refused_total") == 1
-        await reader.close()
-        await bench.until(lambda: bench.metric("transfer_connections") == 0)
-        bench.service.answer = bench.service.whole_log
-        assert (await (await bench.connect()).ask())[0] == ANSWER
-
-    run(scenario, max_connections=1)
+    reader = await bench.keep_busy()
+    assert await (await bench.connect()).ended()
+    assert bench.metric("transfer_refused_total") == 1
+    await reader.close()
+    await bench.until(lambda: bench.metric("transfer_connections") == 0)
+    bench.service.answer = bench.service.whole_log
+    assert (await (await bench.connect()).ask())[0] == ANSWER
 
 
-def test_a_silent_connection_makes_room_for_one_that_comes(run):
+@pytest.mark.parametrize("bench", [{"max_connections": 4}], indirect=True)
+async def test_a_silent_connection_makes_room_for_one_that_comes(bench):
     """F16: places held by silence are given to whoever comes; a connection with a request keeps its own."""
-
-    async def scenario(bench):
-        busy = await bench.keep_busy()
-        silent = [await bench.connect(b"") for _ in range(6)]
-        bench.service.answer = bench.service.whole_log
-        honest = await bench.connect()
-        assert (await honest.ask())[0] == ANSWER
-        assert await silent[0].ended()
-        assert not busy.receiving.at_eof()
-
-    run(scenario, max_connections=4)
+    busy = await bench.keep_busy()
+    silent = [await bench.connect(b"") for _ in range(6)]
+    bench.service.answer = bench.service.whole_log
+    honest = await bench.connect()
+    assert (await honest.ask())[0] == ANSWER
+    assert await silent[0].ended()
+    assert not busy.receiving.at_eof()
 
 
-def test_an_address_has_its_share_of_the_places(run):
+@pytest.mark.parametrize("bench", [{"max_connections": 4}], indirect=True)
+async def test_an_address_has_its_share_of_the_places(bench):
     """F16: the busy connections of one address leave room for another one's."""
-
-    async def scenario(bench):
-        for _ in range(2):
-            await bench.keep_busy()
-        assert await (await bench.connect()).ended()
-        bench.service.answer = bench.service.whole_log
-        assert (await (await bench.connect(from_address="127.0.0.2")).ask())[0] == ANSWER
-
-    run(scenario, max_connections=4)
+    for _ in range(2):
+        await bench.keep_busy()
+    assert await (await bench.connect()).ended()
+    bench.service.answer = bench.service.whole_log
+    assert (await (await bench.connect(from_address="127.0.0.2")).ask())[0] == ANSWER
 
 
-def test_a_request_that_trickles_is_cut_off(run, monkeypatch):
+async def test_a_request_that_trickles_is_cut_off(bench, monkeypatch):
     """F16: its time is that of the whole request."""
     monkeypatch.setattr(transfer, "REQUEST_SECONDS", 0.1)
-
-    async def scenario(bench):
-        reader = await bench.connect()
-        reader.sending.write(REQUEST_HEAD.pack(1000))
-        with contextlib.suppress(ConnectionError):
-            while not reader.receiving.at_eof():
-                reader.sending.write(b"x")
-                await reader.sending.drain()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.receiving.read(1), 0.02)
-        assert bench.service.asked == []
-
-    run(scenario)
+    reader = await bench.connect()
+    reader.sending.write(REQUEST_HEAD.pack(1000))
+    with contextlib.suppress(ConnectionError):
+        while not reader.receiving.at_eof():
+            reader.sending.write(b"x")
+            await reader.sending.drain()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader.receiving.read(1), 0.02)
+    assert bench.service.asked == []
 
 
 @pytest.mark.parametrize("request_bytes", [b"\x2a\x00" * (1 << 19), b"\x2a\x02\x12\x00" * (1 << 18), b"\xff\xff"])
-def test_a_request_over_the_limits_is_refused_unlocated(run, request_bytes):
+async def test_a_request_over_the_limits_is_refused_unlocated(bench, request_bytes):
     """F16: a mebibyte of empty topics never reaches the event loop, and the connection goes on."""
-
-    async def scenario(bench):
-        reader = await bench.connect()
-        kind, body, _ = await reader.ask(request_bytes)
-        assert kind == REFUSAL
-        assert isinstance(from_detail(errors_pb2.ErrorDetail.FromString(body)), InvalidRequestError)
-        assert bench.service.asked == []
-        assert (await reader.ask())[0] == ANSWER
-
-    run(scenario)
+    reader = await bench.connect()
+    kind, body, _ = await reader.ask(request_bytes)
+    assert kind == REFUSAL
+    assert isinstance(from_detail(errors_pb2.ErrorDetail.FromString(body)), InvalidRequestError)
+    assert bench.service.asked == []
+    assert (await reader.ask())[0] == ANSWER
 
 
+@pytest.mark.parametrize("bench", [{"max_connections": 1}], indirect=True)
 @pytest.mark.parametrize(("tell_seconds", "told"), [(60.0, 1), (0.0, 3)])
-def test_that_connections_are_refused_is_said_now_and_then(run, monkeypatch, tell_seconds, told):
+async def test_that_connections_are_refused_is_said_now_and_then(bench, monkeypatch, tell_seconds, told):
     """Each is counted, and the log has a line a minute at most: their readers notice nothing, so nobody else would."""
     monkeypatch.setattr(transfer, "TELL_SECONDS", tell_seconds)
 
-    async def scenario(bench):
-        await bench.keep_busy()
+    await bench.keep_busy()
+    with capture_logs() as logged:
         for _ in range(3):
             assert await (await bench.connect()).ended()
-        assert bench.metric("transfer_refused_total") == 3
-
-    with capture_logs() as logged:
-        run(scenario, max_connections=1)
+    assert bench.metric("transfer_refused_total") == 3
     lines = [line for line in logged if line["event"] == "transfer_refused"]
     assert [(line["log_level"], line["max_transfer_connections"]) for line in lines] == [("warning", 1)] * told
 
 
-def test_a_long_poll_ends_when_its_reader_leaves(run, monkeypatch):
+async def test_a_long_poll_ends_when_its_reader_leaves(bench, monkeypatch):
     """Nobody waits for a reader that is gone."""
     monkeypatch.setattr(transfer, "LOOK_SECONDS", 0.02)
-
-    async def scenario(bench):
-        bench.service.answer = bench.service.never
-        reader = await bench.connect()
-        reader.sending.write(REQUEST_HEAD.pack(0))
-        await bench.until(lambda: bench.service.asked)
-        await reader.close()
-        await bench.service.cancelled.wait()
-        await bench.until(lambda: bench.metric("transfer_connections") == 0)
-
-    run(scenario)
+    bench.service.answer = bench.service.never
+    reader = await bench.connect()
+    reader.sending.write(REQUEST_HEAD.pack(0))
+    await bench.until(lambda: bench.service.asked)
+    await reader.close()
+    await bench.service.cancelled.wait()
+    await bench.until(lambda: bench.metric("transfer_connections") == 0)
 
 
-def test_a_reader_that_takes_nothing_is_left(run, log, monkeypatch):
+async def test_a_reader_that_takes_nothing_is_left(bench, log, monkeypatch):
     """What waits in its connection is bounded, and so is how long."""
     monkeypatch.setattr(transfer, "STALL_SECONDS", 0.05)
 
-    async def scenario(bench):
-        async def much():
-            response = broker_pb2.FetchResponse()
-            topic = response.topics.add()
-            slices = []
-            for number in range(64):
-                topic.partitions.add(partition=number)
-                slices.append([log.read(0, 1 << 30, log.log_end_offset)])
-            return Located(response, slices)
+    async def much():
+        response = broker_pb2.FetchResponse()
+        topic = response.topics.add()
+        slices = []
+        for number in range(64):
+            topic.partitions.add(partition=number)
+            slices.append([log.read(0, 1 << 30, log.log_end_offset)])
+        return Located(response, slices)
 
-        bench.service.answer = much
-        with socket.create_connection((bench.host, bench.port)) as reader:
-            reader.sendall(PREFACE + REQUEST_HEAD.pack(0))
-            await bench.until(lambda: bench.metric("transfer_broken_total") == 1)
-
-    run(scenario)
+    bench.service.answer = much
+    with socket.create_connection((bench.host, bench.port)) as reader:
+        reader.sendall(PREFACE + REQUEST_HEAD.pack(0))
+        await bench.until(lambda: bench.metric("transfer_broken_total") == 1)
 
 
-def test_a_stop_ends_idle_connections(run):
+async def test_a_stop_ends_idle_connections(bench):
     """And returns: no thread is left behind."""
-
-    async def scenario(bench):
-        reader = await bench.connect()
-        await reader.ask()
-        await bench.server.stop()
-        assert await reader.ended()
-        await bench.until(lambda: bench.metric("transfer_connections") == 0)
-
-    run(scenario)
+    reader = await bench.connect()
+    await reader.ask()
+    await bench.server.stop()
+    assert await reader.ended()
+    await bench.until(lambda: bench.metric("transfer_connections") == 0)

@@ -40,38 +40,35 @@ from headrace_server.clock import ManualClock
 from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica
 
-from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, committed, leading_partition
+from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, committed
 
 
 @pytest.mark.parametrize(("others", "role"), [(True, Role.OFFLINE), (False, Role.LEADING)])
-def test_the_scrubber_finds_rot(tmp_path: Path, others: bool, role: Role) -> None:
+async def test_the_scrubber_finds_rot(partition: Partition, tmp_path: Path, others: bool, role: Role) -> None:
     """H33: a flipped bit in what was flushed; the replica gives way where another one has the records."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            assert partition.append_now([batch(b"a"), batch(b"b")], -1, committed=True) is not None
-            await committed(partition, 2)
-            if others:
-                me, other = Replica(1, 5), Replica(2, 6)
-                partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
-            file = tmp_path / f"{TOPIC_ID.hex()}-0" / f"{0:020d}.log"
-            content = bytearray(file.read_bytes())
-            content[-1] ^= 1
-            file.write_bytes(content)
-            settings = dataclasses.replace(partition.services.settings, scrub_interval_ms=1)
-            services = dataclasses.replace(partition.services, settings=settings)
-            task = asyncio.create_task(scrub(SimpleNamespace(partitions=[partition]), services))  # type: ignore[arg-type]
-            found = services.metrics.damage_found
-            async with asyncio.timeout(20):
-                while partition.replica.role is Role.LEADING and not found._value.get():  # noqa: ASYNC110 - a counter
-                    await asyncio.sleep(0)
-            task.cancel()
-            assert partition.replica.role is role
-
-    asyncio.run(scenario())
+    assert partition.append_now([batch(b"a"), batch(b"b")], -1, committed=True) is not None
+    await committed(partition, 2)
+    if others:
+        me, other = Replica(1, 5), Replica(2, 6)
+        partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
+    file = tmp_path / f"{TOPIC_ID.hex()}-0" / f"{0:020d}.log"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    settings = dataclasses.replace(partition.services.settings, scrub_interval_ms=1)
+    services = dataclasses.replace(partition.services, settings=settings)
+    task = asyncio.create_task(scrub(SimpleNamespace(partitions=[partition]), services))  # type: ignore[arg-type]
+    found = services.metrics.damage_found
+    async with asyncio.timeout(20):
+        while partition.replica.role is Role.LEADING and not found._value.get():  # noqa: ASYNC110 - a counter
+            await asyncio.sleep(0)
+    task.cancel()
+    assert partition.replica.role is role
 
 
-def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(tmp_path: Path) -> None:
+async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
+    partition: Partition, tmp_path: Path
+) -> None:
     """I18: what a crash leaves is what was committed, not what was committed at the last interval's end."""
 
     def stored() -> int:
@@ -79,52 +76,43 @@ def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(tmp_path
         assert found is not None
         return found.high_watermark
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            services = partition.services
-            assert partition.append_now([batch(b"a")], -1, committed=True) is not None
-            await committed(partition, 1)
-            await partition.checkpoint(force=False)
-            assert stored() == 1
-            busy = await checkpoint_idle({}, services)
-            assert list(busy) == [partition]
-            assert partition.append_now([batch(b"b")], -1, committed=True) is not None
-            await committed(partition, 2)
-            busy = await checkpoint_idle(busy, services)
-            assert stored() == 1, "records come: the interval's checkpoint is enough"
-            assert await checkpoint_idle(busy, services) == {}
-            assert stored() == 2
-
-    asyncio.run(scenario())
+    services = partition.services
+    assert partition.append_now([batch(b"a")], -1, committed=True) is not None
+    await committed(partition, 1)
+    await partition.checkpoint(force=False)
+    assert stored() == 1
+    busy = await checkpoint_idle({}, services)
+    assert list(busy) == [partition]
+    assert partition.append_now([batch(b"b")], -1, committed=True) is not None
+    await committed(partition, 2)
+    busy = await checkpoint_idle(busy, services)
+    assert stored() == 1, "records come: the interval's checkpoint is enough"
+    assert await checkpoint_idle(busy, services) == {}
+    assert stored() == 2
 
 
-def test_a_cancelled_append_ends_before_the_next_begins(tmp_path: Path) -> None:
+async def test_a_cancelled_append_ends_before_the_next_begins(partition: Partition) -> None:
     """The client goes away while its batch is being written in a thread: core and log agree afterwards."""
+    real_append, writing, go_on = partition.open_log.append, threading.Event(), threading.Event()
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            real_append, writing, go_on = partition.open_log.append, threading.Event(), threading.Event()
+    def append(*arguments: object, **fields: object) -> Offset:
+        writing.set()
+        assert go_on.wait(20)
+        return real_append(*arguments, **fields)  # type: ignore[arg-type]
 
-            def append(*arguments: object, **fields: object) -> Offset:
-                writing.set()
-                assert go_on.wait(20)
-                return real_append(*arguments, **fields)  # type: ignore[arg-type]
-
-            partition.open_log.append = append  # type: ignore[assignment,method-assign]
-            first = asyncio.create_task(partition.append([batch(b"a")], -1, committed=True))
-            await asyncio.to_thread(writing.wait, 20)
-            first.cancel()
-            second = asyncio.create_task(partition.append([batch(b"b")], -1, committed=True))
-            await asyncio.sleep(0)
-            assert partition.log_lock.locked()
-            go_on.set()
-            with pytest.raises(asyncio.CancelledError):
-                await first
-            result = await second
-            assert result.base_offsets == [1]
-            assert partition.replica.log_end_offset == partition.open_log.log_end_offset == 2
-
-    asyncio.run(scenario())
+    partition.open_log.append = append  # type: ignore[assignment,method-assign]
+    first = asyncio.create_task(partition.append([batch(b"a")], -1, committed=True))
+    await asyncio.to_thread(writing.wait, 20)
+    first.cancel()
+    second = asyncio.create_task(partition.append([batch(b"b")], -1, committed=True))
+    await asyncio.sleep(0)
+    assert partition.log_lock.locked()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    result = await second
+    assert result.base_offsets == [1]
+    assert partition.replica.log_end_offset == partition.open_log.log_end_offset == 2
 
 
 PRODUCER_ID_POSITION = 64
@@ -143,41 +131,31 @@ def _rot_first_producer(path: Path) -> None:
         file.write(bytes([6]))
 
 
-def test_producers_are_not_taken_from_a_rotten_header(tmp_path: Path) -> None:
+async def test_producers_are_not_taken_from_a_rotten_header(partition: Partition, tmp_path: Path) -> None:
     """H33, H48, seed 422081: a flipped bit in a producer's id would have one refused, or a record taken twice."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
-            with pytest.raises(OutOfOrderSequenceError):
-                _rebuilt(partition).check(7, 0, 5, 1)
-            _rot_first_producer(tmp_path)
-            with pytest.raises(LogDamagedError):
-                _rebuilt(partition)
-
-    asyncio.run(scenario())
+    assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+    with pytest.raises(OutOfOrderSequenceError):
+        _rebuilt(partition).check(7, 0, 5, 1)
+    _rot_first_producer(tmp_path)
+    with pytest.raises(LogDamagedError):
+        _rebuilt(partition)
 
 
-def test_producers_are_kept_when_a_start_would_have_much_to_read(tmp_path: Path) -> None:
+async def test_producers_are_kept_when_a_start_would_have_much_to_read(partition: Partition, tmp_path: Path) -> None:
     """Once a minute where something was appended; a start then reads only what is behind it."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            clock = partition.services.clock
-            assert isinstance(clock, ManualClock)
-            assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
-            assert not await partition.keep_producers_if_due()
-            clock.advance(SNAPSHOT_MS)
-            assert await partition.keep_producers_if_due()
-            assert partition.open_log.load_producer_snapshot() == (1, partition.replica.producers.snapshot())
-            clock.advance(SNAPSHOT_MS)
-            assert not await partition.keep_producers_if_due()
-            assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
-            _rot_first_producer(tmp_path)
-            assert len(_rebuilt(partition)) == 2
-            await committed(partition, 2)
-
-    asyncio.run(scenario())
+    clock = partition.services.clock
+    assert isinstance(clock, ManualClock)
+    assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+    assert not await partition.keep_producers_if_due()
+    clock.advance(SNAPSHOT_MS)
+    assert await partition.keep_producers_if_due()
+    assert partition.open_log.load_producer_snapshot() == (1, partition.replica.producers.snapshot())
+    clock.advance(SNAPSHOT_MS)
+    assert not await partition.keep_producers_if_due()
+    assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
+    _rot_first_producer(tmp_path)
+    assert len(_rebuilt(partition)) == 2
+    await committed(partition, 2)
 
 
 @pytest.mark.parametrize(
@@ -194,216 +172,173 @@ def test_a_snapshot_is_due(end_offset: int, size_bytes: int, now_ms: int, *, due
     assert SnapshotClock(0, 0, 0).is_due(end_offset, size_bytes, now_ms) is due
 
 
-def test_what_the_disk_has_is_not_kept_again(tmp_path: Path) -> None:
+async def test_what_the_disk_has_is_not_kept_again(partition: Partition) -> None:
     """After a start in order no partition writes a snapshot until something is appended."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            clock = partition.services.clock
-            assert isinstance(clock, ManualClock)
-            assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
-            partition.open_log.store_producer_snapshot(1, partition.replica.producers.snapshot())
-            partition.note_kept(rebuild_producers(_rebuilt(partition), partition.open_log))
-            clock.advance(SNAPSHOT_MS)
-            assert not await partition.keep_producers_if_due()
-            assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
-            assert await partition.keep_producers_if_due()
-            await committed(partition, 2)
-
-    asyncio.run(scenario())
+    clock = partition.services.clock
+    assert isinstance(clock, ManualClock)
+    assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+    partition.open_log.store_producer_snapshot(1, partition.replica.producers.snapshot())
+    partition.note_kept(rebuild_producers(_rebuilt(partition), partition.open_log))
+    clock.advance(SNAPSHOT_MS)
+    assert not await partition.keep_producers_if_due()
+    assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
+    assert await partition.keep_producers_if_due()
+    await committed(partition, 2)
 
 
-def test_damage_in_the_batch_that_holds_the_log_start_is_found(tmp_path: Path) -> None:
+async def test_damage_in_the_batch_that_holds_the_log_start_is_found(partition: Partition, tmp_path: Path) -> None:
     """H33, seed 441568: a new replica copies that batch whole, from before the log start, and says what is wrong."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
-            await committed(partition, 3)
-            assert await partition.delete_records(1, 20) == 1
-            me, other = Replica(1, 5), Replica(2, 6)
-            partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
-            _rot_first_producer(tmp_path)
-            partition.look_for_damage(0)
-            assert partition._looking is not None
-            await partition._looking
-            assert partition.replica.role is Role.OFFLINE
-
-    asyncio.run(scenario())
+    assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+    await committed(partition, 3)
+    assert await partition.delete_records(1, 20) == 1
+    me, other = Replica(1, 5), Replica(2, 6)
+    partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
+    _rot_first_producer(tmp_path)
+    partition.look_for_damage(0)
+    assert partition._looking is not None
+    await partition._looking
+    assert partition.replica.role is Role.OFFLINE
 
 
-def test_records_that_a_follower_may_still_have_are_not_said_to_be_deleted(tmp_path: Path) -> None:
+async def test_records_that_a_follower_may_still_have_are_not_said_to_be_deleted(partition: Partition) -> None:
     """I18, H52: an in-sync replica that does not fetch: nothing is deleted here, and when the time is up, unknown."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
-            await committed(partition, 3)
-            me, other = Replica(1, 5), Replica(2, 6)
-            partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
-            with pytest.raises(TimedOutError) as caught:
-                await partition.delete_records(2, 0)
-            assert caught.value.outcome is Outcome.UNKNOWN
-            assert partition.open_log.log_start_offset == 0
-            partition.handle(FollowerFetched(other, Offset(3), Offset(3), 0, True, 2))
-            assert await partition.delete_records(2, 20) == 2
-            few = PartitionState((1, 2), me, 0, (me,), min_insync_replicas=2, partition_epoch=2)
-            partition.handle(StateSeen(few, 11))
-            with pytest.raises(NotEnoughReplicasError):
-                await partition.delete_records(3, 20)
-
-    asyncio.run(scenario())
+    assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+    await committed(partition, 3)
+    me, other = Replica(1, 5), Replica(2, 6)
+    partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
+    with pytest.raises(TimedOutError) as caught:
+        await partition.delete_records(2, 0)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert partition.open_log.log_start_offset == 0
+    partition.handle(FollowerFetched(other, Offset(3), Offset(3), 0, True, 2))
+    assert await partition.delete_records(2, 20) == 2
+    few = PartitionState((1, 2), me, 0, (me,), min_insync_replicas=2, partition_epoch=2)
+    partition.handle(StateSeen(few, 11))
+    with pytest.raises(NotEnoughReplicasError):
+        await partition.delete_records(3, 20)
 
 
-def test_only_a_leader_decides_what_retention_takes(tmp_path: Path) -> None:
+async def test_only_a_leader_decides_what_retention_takes(partition: Partition) -> None:
     """I18: a follower whose clock is ahead would begin behind its leader, and lead with a log start of its own."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            for value in (b"a", b"b"):
-                assert partition.append_now([batch(value)], -1, committed=True) is not None
-                await committed(partition, partition.replica.log_end_offset)
-                partition.open_log._roll()
-            partition.config = dataclasses.replace(partition.config, retention_ms=1)
-            await partition.update_log_settings()
-            clock = partition.services.clock
-            assert isinstance(clock, ManualClock)
-            clock.advance(1_000)
-            _follow(partition)
-            assert await _retain_partition(partition, clock.now_ms()) is None
-            assert partition.open_log.log_start_offset == 0
-
-    asyncio.run(scenario())
+    for value in (b"a", b"b"):
+        assert partition.append_now([batch(value)], -1, committed=True) is not None
+        await committed(partition, partition.replica.log_end_offset)
+        partition.open_log._roll()
+    partition.config = dataclasses.replace(partition.config, retention_ms=1)
+    await partition.update_log_settings()
+    clock = partition.services.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(1_000)
+    _follow(partition)
+    assert await _retain_partition(partition, clock.now_ms()) is None
+    assert partition.open_log.log_start_offset == 0
 
 
-def test_a_refused_flush_is_tried_again_until_there_is_room(tmp_path: Path) -> None:
+async def test_a_refused_flush_is_tried_again_until_there_is_room(partition: Partition) -> None:
     """H35: an fsync that finds no room keeps its waiters waiting; with room back they are answered, and it leads on."""
+    disk = partition.open_log._filesystem
+    real_fsync, refusals = disk.fsync, [errno.ENOSPC, errno.ENOMEM]
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            disk = partition.open_log._filesystem
-            real_fsync, refusals = disk.fsync, [errno.ENOSPC, errno.ENOMEM]
+    def fsync(descriptor: int) -> None:
+        if refusals:
+            raise OSError(refusals.pop(0), "refused")
+        real_fsync(descriptor)
 
-            def fsync(descriptor: int) -> None:
-                if refusals:
-                    raise OSError(refusals.pop(0), "refused")
-                real_fsync(descriptor)
-
-            disk.fsync = fsync  # type: ignore[method-assign]
-            assert partition.append_now([batch(b"a")], -1, committed=True) is not None
-            await committed(partition, 1)
-            assert not refusals
-            assert partition.services.metrics.storage_refusals._value.get() == 2
-            assert partition.replica.role is Role.LEADING
-
-    asyncio.run(scenario())
+    disk.fsync = fsync  # type: ignore[method-assign]
+    assert partition.append_now([batch(b"a")], -1, committed=True) is not None
+    await committed(partition, 1)
+    assert not refusals
+    assert partition.services.metrics.storage_refusals._value.get() == 2
+    assert partition.replica.role is Role.LEADING
 
 
-def test_a_refused_start_of_an_epoch_is_tried_again(tmp_path: Path) -> None:
+async def test_a_refused_start_of_an_epoch_is_tried_again(partition: Partition) -> None:
     """H35: a leader that cannot write its epoch leads as soon as it can, and not only in the next epoch."""
+    partition.services.metrics.leaderships_started._value.set(0)
+    disk = partition.open_log._filesystem
+    real_open, refusals = disk.open, [errno.EMFILE, errno.ENOSPC]
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            partition.services.metrics.leaderships_started._value.set(0)
-            disk = partition.open_log._filesystem
-            real_open, refusals = disk.open, [errno.EMFILE, errno.ENOSPC]
+    def open_(path: str, *, create: bool = False) -> int:
+        if refusals and path.endswith(".tmp"):
+            raise OSError(refusals.pop(0), "refused", path)
+        return real_open(path, create=create)
 
-            def open_(path: str, *, create: bool = False) -> int:
-                if refusals and path.endswith(".tmp"):
-                    raise OSError(refusals.pop(0), "refused", path)
-                return real_open(path, create=create)
-
-            disk.open = open_  # type: ignore[method-assign]
-            me = Replica(1, 5)
-            partition.handle(StateSeen(PartitionState((1,), me, 1, (me,), partition_epoch=1), 10))
-            async with asyncio.timeout(20):
-                while partition.replica.role is not Role.LEADING:
-                    await asyncio.gather(*partition._host.tasks)  # type: ignore[attr-defined]
-                    await asyncio.sleep(0.01)
-            assert len(refusals) <= 1
-            assert partition.replica.leader_epoch == 1
-
-    asyncio.run(scenario())
+    disk.open = open_  # type: ignore[method-assign]
+    me = Replica(1, 5)
+    partition.handle(StateSeen(PartitionState((1,), me, 1, (me,), partition_epoch=1), 10))
+    async with asyncio.timeout(20):
+        while partition.replica.role is not Role.LEADING:
+            await asyncio.gather(*partition._host.tasks)  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+    assert len(refusals) <= 1
+    assert partition.replica.leader_epoch == 1
 
 
-def test_a_clock_in_doubt_deletes_and_forgets_nothing(tmp_path: Path) -> None:
+async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition) -> None:
     """H43: the jump is doubted in every round, by retention, by the roll by age and by the expiry of producers."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            clock = partition.services.clock
-            assert isinstance(clock, ManualClock)
-            watch = ClockWatch(clock)
-            services = dataclasses.replace(partition.services, clock_doubt=watch.doubt)
-            for number in range(3):
-                partition.append_now([batch(b"a", producer=(7, 0, number))], -1, committed=True)
-                await committed(partition, partition.replica.log_end_offset)
-                partition.open_log._roll()
-            partition.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
-            await committed(partition, 4)
-            segments = partition.open_log.segment_count
-            clock.set_wall(30 * 86_400_000)
-            for _ in range(3):
-                now_ms = _believed_ms(services)
-                assert now_ms is None
-                assert await _retain_partition(partition, now_ms) == 0
-                await _maintain_partition(partition, now_ms)
-                clock.advance(300_000)
-            assert partition.open_log.segment_count == segments
-            again = partition.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
-            assert again is not None
-            assert again.base_offsets == [3]
-            watch.note(OPERATOR, clock.now_ms(), doubtful=False)
-            now_ms = _believed_ms(services)
-            assert now_ms == clock.now_ms()
-            assert await _retain_partition(partition, now_ms) > 0
-
-    asyncio.run(scenario())
+    clock = partition.services.clock
+    assert isinstance(clock, ManualClock)
+    watch = ClockWatch(clock)
+    services = dataclasses.replace(partition.services, clock_doubt=watch.doubt)
+    for number in range(3):
+        partition.append_now([batch(b"a", producer=(7, 0, number))], -1, committed=True)
+        await committed(partition, partition.replica.log_end_offset)
+        partition.open_log._roll()
+    partition.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
+    await committed(partition, 4)
+    segments = partition.open_log.segment_count
+    clock.set_wall(30 * 86_400_000)
+    for _ in range(3):
+        now_ms = _believed_ms(services)
+        assert now_ms is None
+        assert await _retain_partition(partition, now_ms) == 0
+        await _maintain_partition(partition, now_ms)
+        clock.advance(300_000)
+    assert partition.open_log.segment_count == segments
+    again = partition.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
+    assert again is not None
+    assert again.base_offsets == [3]
+    watch.note(OPERATOR, clock.now_ms(), doubtful=False)
+    now_ms = _believed_ms(services)
+    assert now_ms == clock.now_ms()
+    assert await _retain_partition(partition, now_ms) > 0
 
 
-def test_a_full_follower_takes_up_the_log_start(tmp_path: Path) -> None:
+async def test_a_full_follower_takes_up_the_log_start(partition: Partition) -> None:
     """H35, I18: it has no room for what the leader sends, and deletes all the same: nothing else would make room."""
+    assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+    await committed(partition, 3)
+    _follow(partition)
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
-            await committed(partition, 3)
-            _follow(partition)
+    def refuse(_: object) -> None:
+        raise StorageFullError("no room", outcome=Outcome.NOT_APPLIED)
 
-            def refuse(_: object) -> None:
-                raise StorageFullError("no room", outcome=Outcome.NOT_APPLIED)
-
-            partition.open_log.append_replicated = refuse  # type: ignore[assignment,method-assign]
-            begun = partition.begin_fetch(3)
-            assert begun is not None
-            answer = FetchAnswer(begun[0], 1, batches=b"#", high_watermark=9, log_start_offset=2)
-            with pytest.raises(StorageFullError):
-                await partition.take_answer(answer)
-            assert partition.open_log.log_start_offset == 2
-
-    asyncio.run(scenario())
+    partition.open_log.append_replicated = refuse  # type: ignore[assignment,method-assign]
+    begun = partition.begin_fetch(3)
+    assert begun is not None
+    answer = FetchAnswer(begun[0], 1, batches=b"#", high_watermark=9, log_start_offset=2)
+    with pytest.raises(StorageFullError):
+        await partition.take_answer(answer)
+    assert partition.open_log.log_start_offset == 2
 
 
-def test_a_log_start_that_is_refused_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_start_that_is_refused_is_tried_again(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H35: the checkpoint found no room; the log stays in service, and begins there once there is some."""
     monkeypatch.setattr(partition_module, "RETRY_AFTER_MS", 0)
+    assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+    await committed(partition, 3)
+    real_delete, refusals = partition.open_log.delete_records, iter([1, 2])
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
-            await committed(partition, 3)
-            real_delete, refusals = partition.open_log.delete_records, iter([1, 2])
+    def delete(before: int, high_watermark: int) -> Offset:
+        if next(refusals, None) is not None:
+            raise StorageFullError("no room", outcome=Outcome.NOT_APPLIED)
+        return real_delete(before, high_watermark)
 
-            def delete(before: int, high_watermark: int) -> Offset:
-                if next(refusals, None) is not None:
-                    raise StorageFullError("no room", outcome=Outcome.NOT_APPLIED)
-                return real_delete(before, high_watermark)
-
-            partition.open_log.delete_records = delete  # type: ignore[method-assign]
-            assert await partition.delete_records(2, 20) == 2
-            assert partition.replica.role is Role.LEADING
-
-    asyncio.run(scenario())
+    partition.open_log.delete_records = delete  # type: ignore[method-assign]
+    assert await partition.delete_records(2, 20) == 2
+    assert partition.replica.role is Role.LEADING
 
 
 def _follow(partition: Partition) -> None:
@@ -415,43 +350,38 @@ def _follow(partition: Partition) -> None:
 
 @pytest.mark.parametrize("disturb_at", [1, 3, 6])
 @pytest.mark.parametrize("what", ["retention", "truncation", "no descriptor"])
-def test_the_scrubber_beside_faults_finds_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, disturb_at: int
+async def test_the_scrubber_beside_faults_finds_no_damage(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch, what: str, disturb_at: int
 ) -> None:
     """H33, I18: what is removed, cut or refused between two of its reads, or within one, is neither rot nor the end."""
+    partition_log = partition.open_log
+    for value in range(8):
+        for _ in range(3):
+            partition.append_now([batch(b"%d" % value * 100)], -1, committed=True)
+            await committed(partition, partition.replica.log_end_offset)
+        partition_log._roll()
+    monkeypatch.setattr("headrace_broker.runtime.upkeep.SCRUB_BYTES", 300)
+    reads = 0
+    disk = partition_log._filesystem
+    real_pread = disk.pread
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            partition_log = partition.open_log
-            for value in range(8):
-                for _ in range(3):
-                    partition.append_now([batch(b"%d" % value * 100)], -1, committed=True)
-                    await committed(partition, partition.replica.log_end_offset)
-                partition_log._roll()
-            monkeypatch.setattr("headrace_broker.runtime.upkeep.SCRUB_BYTES", 300)
-            reads = 0
-            disk = partition_log._filesystem
-            real_pread = disk.pread
+    def pread(descriptor: int, size_bytes: int, position: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads == 3 * disturb_at:
+            match what:
+                case "retention":
+                    partition_log.delete_records(3 * disturb_at, 24)
+                case "truncation":
+                    partition_log.truncate_to(2 * disturb_at)
+                case "no descriptor":
+                    raise OSError(errno.EMFILE, "refused")
+        return real_pread(descriptor, size_bytes, position)
 
-            def pread(descriptor: int, size_bytes: int, position: int) -> bytes:
-                nonlocal reads
-                reads += 1
-                if reads == 3 * disturb_at:
-                    match what:
-                        case "retention":
-                            partition_log.delete_records(3 * disturb_at, 24)
-                        case "truncation":
-                            partition_log.truncate_to(2 * disturb_at)
-                        case "no descriptor":
-                            raise OSError(errno.EMFILE, "refused")
-                return real_pread(descriptor, size_bytes, position)
-
-            disk.pread = pread  # type: ignore[method-assign]
-            await _scrub_partition(partition)
-            assert reads > 3 * disturb_at
-            assert partition.replica.role is Role.LEADING
-            assert not partition_log.offline
-            assert partition.services.metrics.damage_found._value.get() == 0
-            assert partition_log.verify() == partition_log.log_end_offset
-
-    asyncio.run(scenario())
+    disk.pread = pread  # type: ignore[method-assign]
+    await _scrub_partition(partition)
+    assert reads > 3 * disturb_at
+    assert partition.replica.role is Role.LEADING
+    assert not partition_log.offline
+    assert partition.services.metrics.damage_found._value.get() == 0
+    assert partition_log.verify() == partition_log.log_end_offset

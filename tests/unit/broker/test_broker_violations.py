@@ -15,7 +15,7 @@ from headrace_broker.core.messages import LogStartRaised
 from headrace_broker.runtime.partition import Partition
 from headrace_server.internal_v1 import replication_pb2
 
-from tests.unit.broker.test_broker_fetch_ahead import following
+from tests.unit.broker.test_broker_fetch_ahead import Follower
 from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, leading_partition
 
 
@@ -41,51 +41,37 @@ def test_a_violation_that_one_call_meets_ends_the_broker(tmp_path: Path) -> None
     assert ended.group_contains(AssertionError, match="I18")
 
 
-def test_a_violation_by_an_append_ends_the_broker(tmp_path: Path) -> None:
+async def test_a_violation_by_an_append_ends_the_broker(partition: Partition) -> None:
     """The path of a produce gives the core its events by itself."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            met = note_crashes(partition)
-            partition.replica.log_end_offset = Offset(7)
-            with pytest.raises(AssertionError, match="I6"):
-                partition.append_now([batch(b"a")], -1, committed=True)
-            assert len(met) == 1
-            partition.replica.log_end_offset = Offset(1)
-
-    asyncio.run(scenario())
+    met = note_crashes(partition)
+    partition.replica.log_end_offset = Offset(7)
+    with pytest.raises(AssertionError, match="I6"):
+        partition.append_now([batch(b"a")], -1, committed=True)
+    assert len(met) == 1
+    partition.replica.log_end_offset = Offset(1)
 
 
-def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(tmp_path: Path) -> None:
+async def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(follower: Follower) -> None:
     """A cut runs beside the other answers of its stream, a look for damage beside everything."""
+    met = note_crashes(follower.partition)
 
-    async def scenario() -> None:
-        async with following(tmp_path) as follower:
-            met = note_crashes(follower.partition)
+    async def fails(*_: object) -> bool:
+        raise AssertionError("I7")
 
-            async def fails(*_: object) -> bool:
-                raise AssertionError("I7")
-
-            follower.partition.take_answer = fails  # type: ignore[method-assign]
-            response = replication_pb2.ReplicaFetchResponse()
-            response.topics.add(topic_id=TOPIC_ID).partitions.add().diverged.end_offset = 0
-            await follower.link._apply(response, Envelope(response, [[b""]]).batches)
-            await asyncio.wait(follower.link._tasks)
-            follower.partition._look_for_damage = fails  # type: ignore[assignment,method-assign]
-            follower.partition.look_for_damage(0)
-            assert follower.partition._looking is not None
-            await asyncio.wait([follower.partition._looking])
-            assert [str(error) for error in met] == ["I7", "I7"]
-
-    asyncio.run(scenario())
+    follower.partition.take_answer = fails  # type: ignore[method-assign]
+    response = replication_pb2.ReplicaFetchResponse()
+    response.topics.add(topic_id=TOPIC_ID).partitions.add().diverged.end_offset = 0
+    await follower.link._apply(response, Envelope(response, [[b""]]).batches)
+    await asyncio.wait(follower.link._tasks)
+    follower.partition._look_for_damage = fails  # type: ignore[assignment,method-assign]
+    follower.partition.look_for_damage(0)
+    assert follower.partition._looking is not None
+    await asyncio.wait([follower.partition._looking])
+    assert [str(error) for error in met] == ["I7", "I7"]
 
 
-def test_a_broker_that_ends_already_is_not_ended_again() -> None:
+async def test_a_broker_that_ends_already_is_not_ended_again() -> None:
     """What is met while the tasks are being ended changes nothing."""
-
-    async def scenario() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            pass
-        crash(tasks, AssertionError("I8"))
-
-    asyncio.run(scenario())
+    async with asyncio.TaskGroup() as tasks:
+        pass
+    crash(tasks, AssertionError("I8"))

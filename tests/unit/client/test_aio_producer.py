@@ -20,25 +20,12 @@ FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 WAIT = 30
 
 
-def run(work):
-    """Run a coroutine, and see that it leaves no task behind."""
-
-    async def watched():
-        await asyncio.wait_for(work, WAIT)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:
-            await asyncio.wait(left, timeout=WAIT)
-        assert not asyncio.all_tasks() - {asyncio.current_task()}
-
-    asyncio.run(watched())
-
-
 def producer_for(fake, **settings):
     return headrace.aio.Producer(bootstrap_servers=fake.address, **{**FAST, **settings})
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, faults, seed):
+async def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, faults, seed):
     """Order and exactly once under lost answers, lost requests, refusals and hints (PROTOCOL I20, I21)."""
     topic = fake_cluster.create_topic("t", 2)
     rng = random.Random(seed)
@@ -52,68 +39,56 @@ def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, fault
         lambda *args: None,
     ]
     fake_cluster.faults.extend(rng.choice(kinds) for _ in range(60))
-
-    async def work():
-        async with producer_for(fake_cluster, batch_records=7, linger_ms=0) as producer:
-            for number in range(1500):
-                await producer.send("t", b"%d" % number, partition=number % 2)
-
-    run(work())
+    async with producer_for(fake_cluster, batch_records=7, linger_ms=0) as producer:
+        for number in range(1500):
+            await producer.send("t", b"%d" % number, partition=number % 2)
     for number, partition in enumerate(topic.partitions):
         assert partition.values() == [b"%d" % value for value in range(number, 1500, 2)]
 
 
-def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster):
+async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster):
     """Cancelling takes a record whole or not at all, and gives its memory back; the others arrive in order."""
     topic = fake_cluster.create_topic("t")
+    settings = {"buffer_memory": 64 * 1024, "batch_bytes": 16 * 1024}
+    async with producer_for(fake_cluster, **settings) as producer:
+        await producer.send_and_wait("t", b"warm")
+        fake_cluster.hold.clear()
+        receipts = []
 
-    async def work():
-        settings = {"buffer_memory": 64 * 1024, "batch_bytes": 16 * 1024}
-        async with producer_for(fake_cluster, **settings) as producer:
-            await producer.send_and_wait("t", b"warm")
-            fake_cluster.hold.clear()
-            receipts = []
+        async def fill():
+            for number in range(1000):
+                receipts.append(await producer.send("t", b"%04d" % number + b"x" * 1000))
 
-            async def fill():
-                for number in range(1000):
-                    receipts.append(await producer.send("t", b"%04d" % number + b"x" * 1000))
-
-            filling = asyncio.create_task(fill())
-            await until(lambda: producer._core._waiting_for_room)
-            filling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await filling
-            waiting = asyncio.ensure_future(receipts[0])
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            fake_cluster.hold.set()
-            await producer.flush(WAIT)
-            assert 0 < len(receipts) < 1000
-            assert (await receipts[0]).offset == 1
-            assert producer._core._budget.used == 0
-
-    run(work())
+        filling = asyncio.create_task(fill())
+        await until(lambda: producer._core._waiting_for_room)
+        filling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await filling
+        waiting = asyncio.ensure_future(receipts[0])
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        fake_cluster.hold.set()
+        await producer.flush(WAIT)
+        assert 0 < len(receipts) < 1000
+        assert (await receipts[0]).offset == 1
+        assert producer._core._budget.used == 0
     values = topic.partitions[0].values()[1:]
     assert [value[:4] for value in values] == [b"%04d" % number for number in range(len(values))]
 
 
-def test_a_send_that_need_not_wait_cannot_be_cancelled_out_of_its_memory(fake_cluster):
+async def test_a_send_that_need_not_wait_cannot_be_cancelled_out_of_its_memory(fake_cluster):
     """Between taking memory and appending nothing is awaited: what was taken from the budget comes back."""
     fake_cluster.create_topic("t")
-
-    async def work():
-        async with producer_for(fake_cluster) as producer:
-            await producer.send_and_wait("t", b"warm")
-            sending = asyncio.create_task(producer.send("t", b"x"))
-            await asyncio.sleep(0)
-            sending.cancel()
-            assert (await (await sending)).offset == 1
-            await producer.flush(WAIT)
-            assert producer._core._budget.used == 0
-
-    run(work())
+    async with producer_for(fake_cluster) as producer:
+        await producer.send_and_wait("t", b"warm")
+        sending = asyncio.create_task(producer.send("t", b"x"))
+        await asyncio.sleep(0)
+        sending.cancel()
+        assert (await (await sending)).offset == 1
+        await producer.flush(WAIT)
+        assert producer._core._budget.used == 0
 
 
 async def until(condition):
@@ -121,132 +96,108 @@ async def until(condition):
         await asyncio.sleep(0.001)
 
 
-def test_a_cancelled_flush_loses_nothing(fake_cluster):
+async def test_a_cancelled_flush_loses_nothing(fake_cluster):
     topic = fake_cluster.create_topic("t")
-
-    async def work():
-        async with producer_for(fake_cluster, linger_ms=60_000) as producer:
-            await producer.send_and_wait("t", b"warm")
-            fake_cluster.hold.clear()
-            await producer.send("t", b"held")
-            flushing = asyncio.create_task(producer.flush())
-            await until(lambda: producer._core._calls)
-            flushing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await flushing
-            fake_cluster.hold.set()
-            await producer.flush(WAIT)
-
-    run(work())
+    async with producer_for(fake_cluster, linger_ms=60_000) as producer:
+        await producer.send_and_wait("t", b"warm")
+        fake_cluster.hold.clear()
+        await producer.send("t", b"held")
+        flushing = asyncio.create_task(producer.flush())
+        await until(lambda: producer._core._calls)
+        flushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flushing
+        fake_cluster.hold.set()
+        await producer.flush(WAIT)
     assert topic.partitions[0].values() == [b"warm", b"held"]
 
 
-def test_the_buffer_is_bounded_and_says_so(fake_cluster):
+async def test_the_buffer_is_bounded_and_says_so(fake_cluster):
     fake_cluster.create_topic("t")
-
-    async def work():
-        settings = {"buffer_memory": 128 * 1024, "batch_bytes": 32 * 1024, "max_block_ms": 1000}
-        async with producer_for(fake_cluster, **settings) as producer:
-            await producer.send_and_wait("t", b"warm")
-            fake_cluster.hold.clear()
-            with pytest.raises(headrace.BufferFullError):
-                for _ in range(1000):
-                    await producer.send("t", b"x" * 1000)
-            with pytest.raises(headrace.BufferFullError):
-                await producer.send_many("t", [b"x" * 1000] * 1000)
-            assert producer._core._budget.used <= 128 * 1024
-            fake_cluster.hold.set()
-            await producer.flush(WAIT)
-
-    run(work())
+    settings = {"buffer_memory": 128 * 1024, "batch_bytes": 32 * 1024, "max_block_ms": 1000}
+    async with producer_for(fake_cluster, **settings) as producer:
+        await producer.send_and_wait("t", b"warm")
+        fake_cluster.hold.clear()
+        with pytest.raises(headrace.BufferFullError):
+            for _ in range(1000):
+                await producer.send("t", b"x" * 1000)
+        with pytest.raises(headrace.BufferFullError):
+            await producer.send_many("t", [b"x" * 1000] * 1000)
+        assert producer._core._budget.used <= 128 * 1024
+        fake_cluster.hold.set()
+        await producer.flush(WAIT)
 
 
-def test_close_returns_while_the_broker_hangs_and_resolves_every_receipt(fake_cluster):
+async def test_close_returns_while_the_broker_hangs_and_resolves_every_receipt(fake_cluster):
     """Also what waits for room ends, and closing again waits for nothing."""
     fake_cluster.create_topic("t")
+    producer = producer_for(fake_cluster, buffer_memory=64 * 1024, batch_bytes=16 * 1024)
+    await producer.send_and_wait("t", b"warm")
+    fake_cluster.hold.clear()
+    receipts = []
 
-    async def work():
-        producer = producer_for(fake_cluster, buffer_memory=64 * 1024, batch_bytes=16 * 1024)
-        await producer.send_and_wait("t", b"warm")
-        fake_cluster.hold.clear()
-        receipts = []
+    async def fill():
+        while True:
+            receipts.append(await producer.send("t", b"x" * 1000))
 
-        async def fill():
-            while True:
-                receipts.append(await producer.send("t", b"x" * 1000))
-
-        filling = asyncio.create_task(fill())
-        await until(lambda: producer._core._waiting_for_room)
-        with pytest.raises(headrace.DeliveryError):
-            await producer.close(timeout=0.1)
-        with pytest.raises(headrace.ClosedError):
-            await filling
-        for receipt in receipts:
-            with pytest.raises(headrace.HeadraceError):
-                await receipt
-        with pytest.raises(headrace.ClosedError):
-            await producer.send("t", b"late")
-        await producer.close()
-        fake_cluster.hold.set()
-
-    run(work())
-
-
-def test_a_cancelled_close_has_closed(fake_cluster):
-    fake_cluster.create_topic("t")
-
-    async def work():
-        producer = producer_for(fake_cluster)
-        await producer.send_and_wait("t", b"warm")
-        fake_cluster.hold.clear()
-        receipt = await producer.send("t", b"stuck")
-        closing = asyncio.create_task(producer.close())
-        await until(lambda: producer._core._calls)
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        with pytest.raises(headrace.ClosedError):
+    filling = asyncio.create_task(fill())
+    await until(lambda: producer._core._waiting_for_room)
+    with pytest.raises(headrace.DeliveryError):
+        await producer.close(timeout=0.1)
+    with pytest.raises(headrace.ClosedError):
+        await filling
+    for receipt in receipts:
+        with pytest.raises(headrace.HeadraceError):
             await receipt
-        await producer.close()
-        fake_cluster.hold.set()
+    with pytest.raises(headrace.ClosedError):
+        await producer.send("t", b"late")
+    await producer.close()
+    fake_cluster.hold.set()
 
-    run(work())
 
-
-def test_wrong_input_is_refused_at_the_call(fake_cluster):
+async def test_a_cancelled_close_has_closed(fake_cluster):
     fake_cluster.create_topic("t")
-
-    async def work():
-        with pytest.raises(headrace.ConfigError, match="linger_ms"):
-            producer_for(fake_cluster, linger=3)
-        async with producer_for(fake_cluster, max_block_ms=1500) as producer:
-            with pytest.raises(headrace.SerializationError, match="value_serializer"):
-                await producer.send("t", "text")
-            with pytest.raises(UnknownPartitionError, match="0 to 0, not 7"):
-                await producer.send("t", b"x", partition=7)
-            with pytest.raises(UnknownTopicError):
-                await producer.send("nowhere", b"x")
-            assert await producer.partitions_for("t") == 1
-        with pytest.raises(headrace.NoBrokersAvailableError) as caught:
-            async with headrace.aio.Producer(bootstrap_servers="127.0.0.1:1", max_block_ms=200, **FAST) as producer:
-                await producer.send("t", b"x")
-        assert set(caught.value.causes) == {"127.0.0.1:1"}
-
-    run(work())
+    producer = producer_for(fake_cluster)
+    await producer.send_and_wait("t", b"warm")
+    fake_cluster.hold.clear()
+    receipt = await producer.send("t", b"stuck")
+    closing = asyncio.create_task(producer.close())
+    await until(lambda: producer._core._calls)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(headrace.ClosedError):
+        await receipt
+    await producer.close()
+    fake_cluster.hold.set()
 
 
-def test_a_coordinator_that_is_away_is_waited_for(fake_cluster):
+async def test_wrong_input_is_refused_at_the_call(fake_cluster):
+    fake_cluster.create_topic("t")
+    with pytest.raises(headrace.ConfigError, match="linger_ms"):
+        producer_for(fake_cluster, linger=3)
+    async with producer_for(fake_cluster, max_block_ms=1500) as producer:
+        with pytest.raises(headrace.SerializationError, match="value_serializer"):
+            await producer.send("t", "text")
+        with pytest.raises(UnknownPartitionError, match="0 to 0, not 7"):
+            await producer.send("t", b"x", partition=7)
+        with pytest.raises(UnknownTopicError):
+            await producer.send("nowhere", b"x")
+        assert await producer.partitions_for("t") == 1
+    with pytest.raises(headrace.NoBrokersAvailableError) as caught:
+        async with headrace.aio.Producer(bootstrap_servers="127.0.0.1:1", max_block_ms=200, **FAST) as producer:
+            await producer.send("t", b"x")
+    assert set(caught.value.causes) == {"127.0.0.1:1"}
+
+
+async def test_a_coordinator_that_is_away_is_waited_for(fake_cluster):
     """Without a producer id nothing is sent; it is asked for again until it comes."""
     topic = fake_cluster.create_topic("t")
     fake_cluster.coordinator_down = True
-
-    async def work():
-        async with producer_for(fake_cluster) as producer:
-            receipt = await producer.send("t", b"x")
-            await until(lambda: fake_cluster.calls["InitProducerId"] >= 3)
-            assert not receipt.done()
-            fake_cluster.coordinator_down = False
-            assert (await receipt).offset == 0
-
-    run(work())
+    async with producer_for(fake_cluster) as producer:
+        receipt = await producer.send("t", b"x")
+        await until(lambda: fake_cluster.calls["InitProducerId"] >= 3)
+        assert not receipt.done()
+        fake_cluster.coordinator_down = False
+        assert (await receipt).offset == 0
     assert topic.partitions[0].values() == [b"x"]

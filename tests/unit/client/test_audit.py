@@ -1,6 +1,5 @@
 """What a producer claims to have sent: by topic and window, once, whatever happens to records and claims."""
 
-import asyncio
 import collections
 import json
 import os
@@ -196,19 +195,15 @@ def test_records_that_were_refused_are_claimed_as_failed(fake_cluster, faults):
     assert (counts["sent"], counts["acknowledged"], counts["failed"], settled) == (1, 0, 1, True)
 
 
-def test_the_asyncio_producer_claims_the_same(fake_cluster):
+async def test_the_asyncio_producer_claims_the_same(fake_cluster):
     """A second shell over the same counts, closed with the producer."""
     fake_cluster.create_topic("t", 2)
     fake_cluster.create_topic("audit")
-
-    async def run():
-        settings = {**FAST, "audit_topic": "audit", "audit_window_ms": WINDOW_MS}
-        async with headrace.aio.Producer(bootstrap_servers=fake_cluster.address, **settings) as producer:
-            for number in range(50):
-                await producer.send("t", b"a", timestamp_ms=number * 100)
-            await producer.send_many("t", [b"b"] * 20)
-
-    asyncio.run(run())
+    settings = {**FAST, "audit_topic": "audit", "audit_window_ms": WINDOW_MS}
+    async with headrace.aio.Producer(bootstrap_servers=fake_cluster.address, **settings) as producer:
+        for number in range(50):
+            await producer.send("t", b"a", timestamp_ms=number * 100)
+        await producer.send_many("t", [b"b"] * 20)
     sent_and_claimed(fake_cluster, claims_in(fake_cluster))
 
 

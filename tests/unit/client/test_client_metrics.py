@@ -153,24 +153,20 @@ def test_clients_of_asyncio_are_asked_on_their_loop(clicks, shown):
     assert clients
 
 
-def test_a_loop_that_does_not_answer_is_left_out(clicks, shown, monkeypatch):
+async def test_a_loop_that_does_not_answer_is_left_out(clicks, shown, monkeypatch):
     """A scrape waits for it no longer than it may, whatever the loop is at."""
     monkeypatch.setattr(metrics, "LOOP_SECONDS", 0.05)
-
-    async def work():
-        async with headrace.aio.Producer(**settings_for(clicks)) as producer:
-            shown.watch(producer, "app")
-            blocking = headrace.Producer(**settings_for(clicks))
-            shown.watch(blocking, "batch")
-            found = []
-            scrape = threading.Thread(target=lambda: found.append(generate_latest(shown.registry).decode()))
-            scrape.start()
-            scrape.join(WAIT)  # Nothing runs on the loop meanwhile.
-            assert 'sent_records_total{client="batch"}' in found[0]
-            assert 'client="app"' not in found[0]
-            blocking.close()
-
-    asyncio.run(work())
+    async with headrace.aio.Producer(**settings_for(clicks)) as producer:
+        shown.watch(producer, "app")
+        blocking = headrace.Producer(**settings_for(clicks))
+        shown.watch(blocking, "batch")
+        found = []
+        scrape = threading.Thread(target=lambda: found.append(generate_latest(shown.registry).decode()))
+        scrape.start()
+        scrape.join(WAIT)  # Nothing runs on the loop meanwhile.
+        assert 'sent_records_total{client="batch"}' in found[0]
+        assert 'client="app"' not in found[0]
+        blocking.close()
 
 
 def test_two_open_clients_do_not_share_a_name(clicks, shown):

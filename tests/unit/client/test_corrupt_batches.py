@@ -1,6 +1,5 @@
 """A batch that no reader can decode, and what a reader does about it, against the cluster over lists."""
 
-import asyncio
 import logging
 import time
 import tracemalloc
@@ -197,21 +196,17 @@ def test_task_of_spark_passes_it_too(clicks, policy):
     assert len(letters(clicks)) == (4 if policy is LETTERS else 0)
 
 
-def test_asyncio_readers_pass_it_too(clicks):
+async def test_asyncio_readers_pass_it_too(clicks):
     """The same policy, without a thread: the letter is awaited."""
-
-    async def work():
-        settings = {"bootstrap_servers": clicks.address, **SETTINGS, **LETTERS}
-        async with headrace.aio.Reader("clicks", **settings) as reader:
-            assert [record.offset async for record in reader] == GOOD
-        async with headrace.aio.Consumer("clicks", auto_offset_reset="earliest", **settings) as consumer:
-            found = []
-            while len(found) < 30:
-                found += [record.offset for record in await consumer.poll(WAIT)]
-            assert found == GOOD
-            assert consumer.calls().corrupt_batches == 2
-
-    asyncio.run(asyncio.wait_for(work(), WAIT))
+    settings = {"bootstrap_servers": clicks.address, **SETTINGS, **LETTERS}
+    async with headrace.aio.Reader("clicks", **settings) as reader:
+        assert [record.offset async for record in reader] == GOOD
+    async with headrace.aio.Consumer("clicks", auto_offset_reset="earliest", **settings) as consumer:
+        found = []
+        while len(found) < 30:
+            found += [record.offset for record in await consumer.poll(WAIT)]
+        assert found == GOOD
+        assert consumer.calls().corrupt_batches == 2
     assert len(letters(clicks)) == 4
 
 

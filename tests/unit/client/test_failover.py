@@ -78,23 +78,19 @@ def test_a_producer_follows_the_leader_in_order_once(brokers, fate):
 
 
 @FATES
-def test_an_asyncio_producer_follows_the_leader_in_order_once(brokers, fate):
+async def test_an_asyncio_producer_follows_the_leader_in_order_once(brokers, fate):
     """The same decisions on a loop."""
     first, second = brokers
-
-    async def work():
-        async with headrace.aio.Producer(**both(brokers), batch_records=10, linger_ms=0) as producer:
-            await producer.send_and_wait("t", b"0")
-            while first.arrived.acquire(blocking=False):
-                pass
-            first.hold.clear()
-            receipts = [await producer.send("t", value) for value in numbers(200)[1:]]
-            assert await asyncio.to_thread(first.arrived.acquire, timeout=WAIT)
-            await asyncio.to_thread(fate, first, second)
-            assert [(await receipt).offset for receipt in receipts] == list(range(1, 200))
-            first.hold.set()
-
-    asyncio.run(asyncio.wait_for(work(), WAIT))
+    async with headrace.aio.Producer(**both(brokers), batch_records=10, linger_ms=0) as producer:
+        await producer.send_and_wait("t", b"0")
+        while first.arrived.acquire(blocking=False):
+            pass
+        first.hold.clear()
+        receipts = [await producer.send("t", value) for value in numbers(200)[1:]]
+        assert await asyncio.to_thread(first.arrived.acquire, timeout=WAIT)
+        await asyncio.to_thread(fate, first, second)
+        assert [(await receipt).offset for receipt in receipts] == list(range(1, 200))
+        first.hold.set()
     assert values(second) == numbers(200)
 
 
@@ -115,23 +111,19 @@ def test_a_consumer_follows_the_leader_and_misses_nothing(brokers, fate):
 
 
 @FATES
-def test_an_asyncio_consumer_follows_the_leader_and_misses_nothing(brokers, fate):
+async def test_an_asyncio_consumer_follows_the_leader_and_misses_nothing(brokers, fate):
     first, second = brokers
     append(first, 0, 10)
-
-    async def work():
-        settings = {**both(brokers), "auto_offset_reset": "earliest", "fetch_wait_ms": 50}
-        async with headrace.aio.Consumer("t", **settings) as consumer:
-            seen = list(await consumer.poll(WAIT, max_records=10))
-            first.hold.clear()
-            await asyncio.to_thread(fate, first, second)
-            append(second, 10, 10)
-            while len(seen) < 20:
-                seen += await consumer.poll(WAIT)
-            first.hold.set()
-            assert [(record.offset, record.value) for record in seen] == list(enumerate(numbers(20)))
-
-    asyncio.run(asyncio.wait_for(work(), WAIT))
+    settings = {**both(brokers), "auto_offset_reset": "earliest", "fetch_wait_ms": 50}
+    async with headrace.aio.Consumer("t", **settings) as consumer:
+        seen = list(await consumer.poll(WAIT, max_records=10))
+        first.hold.clear()
+        await asyncio.to_thread(fate, first, second)
+        append(second, 10, 10)
+        while len(seen) < 20:
+            seen += await consumer.poll(WAIT)
+        first.hold.set()
+        assert [(record.offset, record.value) for record in seen] == list(enumerate(numbers(20)))
 
 
 def test_a_server_that_hangs_costs_a_client_no_more_than_a_try(brokers):

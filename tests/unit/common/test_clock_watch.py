@@ -206,33 +206,29 @@ class Process:
         self.following.cancel()
 
 
-def test_the_time_that_was_believed_outlives_all_processes() -> None:
+async def test_the_time_that_was_believed_outlives_all_processes() -> None:
     """A machine that comes back with a wrong clock is doubted by all that start on it, again and again, until told.
 
     What they wrote while they doubted is no evidence, nor is what was appended meanwhile.
     """
-
-    async def scenario() -> None:
-        memory, clock = MemoryMetastore(), ManualClock()
-        identity = await read_or_create(memory, "test", "id")
-        names = ("broker-1", "coordinator-a")
-        for off_ms, doubted in ((0, False), (HOUR, False), (30 * DAY, True), (HOUR, True)):
-            clock.set_wall(off_ms)
-            processes = [Process(name, memory, identity, clock) for name in names]
-            for process in processes:
-                await process.start()
-                process.clocks.note_newest_record(clock.now_ms())
-            for process in processes:
-                await process.write()
-                assert bool(process.clocks.look()) is doubted
-                assert process.gauge._value.get() == doubted
-            if off_ms == HOUR and doubted:
-                await trust_clock(memory, identity.keyspace.clock(OPERATOR), clock)
-                again = Process("broker-1", memory, identity, clock)
-                await again.start()
-                assert again.clocks.look() == ""
-                await again.stop()
-            for process in processes:
-                await process.stop()
-
-    asyncio.run(scenario())
+    memory, clock = MemoryMetastore(), ManualClock()
+    identity = await read_or_create(memory, "test", "id")
+    names = ("broker-1", "coordinator-a")
+    for off_ms, doubted in ((0, False), (HOUR, False), (30 * DAY, True), (HOUR, True)):
+        clock.set_wall(off_ms)
+        processes = [Process(name, memory, identity, clock) for name in names]
+        for process in processes:
+            await process.start()
+            process.clocks.note_newest_record(clock.now_ms())
+        for process in processes:
+            await process.write()
+            assert bool(process.clocks.look()) is doubted
+            assert process.gauge._value.get() == doubted
+        if off_ms == HOUR and doubted:
+            await trust_clock(memory, identity.keyspace.clock(OPERATOR), clock)
+            again = Process("broker-1", memory, identity, clock)
+            await again.start()
+            assert again.clocks.look() == ""
+            await again.stop()
+        for process in processes:
+            await process.stop()

@@ -1,6 +1,5 @@
 """The proof of a follower: good for one challenge, session and leader of one cluster; the secret shows up nowhere."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -34,31 +33,23 @@ def test_proof_is_good_for_what_it_was_made_for_only():
     assert not is_proven(IDENTITY, FOLLOWER, 1, challenge, b"")
 
 
-def test_every_process_reads_the_secret_that_the_first_one_made():
+async def test_every_process_reads_the_secret_that_the_first_one_made():
     """It is drawn once, is 32 bytes, and is not in the text form of the identity."""
-
-    async def scenario():
-        metastore = MemoryMetastore()
-        first = await read_or_create(metastore, "c", "id-1")
-        assert await read_or_create(metastore, "c", "id-2") == first
-        assert len(first.secret) == 32
-        assert repr(first.secret)[2:-1] not in repr(first)
-        assert (await read_or_create(metastore, "d", "id-1")).secret != first.secret
-
-    asyncio.run(scenario())
+    metastore = MemoryMetastore()
+    first = await read_or_create(metastore, "c", "id-1")
+    assert await read_or_create(metastore, "c", "id-2") == first
+    assert len(first.secret) == 32
+    assert repr(first.secret)[2:-1] not in repr(first)
+    assert (await read_or_create(metastore, "d", "id-1")).secret != first.secret
 
 
-def test_metadata_without_a_secret_is_refused():
+async def test_metadata_without_a_secret_is_refused():
     """An empty secret would be one that everybody has."""
-
-    async def scenario():
-        metastore = MemoryMetastore()
-        meta = metadata_pb2.ClusterMeta(cluster_id="id", generation=1, format_version=1)
-        await metastore.txn([], [Put(meta_key("c"), meta.SerializeToString())])
-        with pytest.raises(ForeignMetadataError, match="secret"):
-            await read_or_create(metastore, "c", "unused")
-
-    asyncio.run(scenario())
+    metastore = MemoryMetastore()
+    meta = metadata_pb2.ClusterMeta(cluster_id="id", generation=1, format_version=1)
+    await metastore.txn([], [Put(meta_key("c"), meta.SerializeToString())])
+    with pytest.raises(ForeignMetadataError, match="secret"):
+        await read_or_create(metastore, "c", "unused")
 
 
 def test_dumped_metadata_has_no_secret():

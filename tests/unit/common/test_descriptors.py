@@ -42,30 +42,26 @@ def test_shares_fit_into_the_limit(limit: int, transfers: int) -> None:
     assert min(shares) > 0
 
 
-def test_connections_beyond_the_limit_are_closed_and_later_ones_served() -> None:
+async def test_connections_beyond_the_limit_are_closed_and_later_ones_served() -> None:
     """A flood costs the listener its own places and nothing else; when it ends the next caller is let in."""
+    server = RpcServer(RpcLimits(max_connections=3))
+    address = await server.start("127.0.0.1:0")
+    port = int(address.rpartition(":")[2])
 
-    async def scenario() -> None:
-        server = RpcServer(RpcLimits(max_connections=3))
-        address = await server.start("127.0.0.1:0")
-        port = int(address.rpartition(":")[2])
+    def greeted(connection: socket.socket) -> bool:
+        connection.settimeout(20)
+        try:
+            return bool(connection.recv(9))
+        except ConnectionResetError:
+            return False
 
-        def greeted(connection: socket.socket) -> bool:
-            connection.settimeout(20)
-            try:
-                return bool(connection.recv(9))
-            except ConnectionResetError:
-                return False
-
-        flood = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
-        assert sum([await asyncio.to_thread(greeted, each) for each in flood]) == 3
-        for each in flood:
-            each.close()
-        async with asyncio.timeout(20):
-            while True:
-                with socket.create_connection(("127.0.0.1", port)) as connection:
-                    if await asyncio.to_thread(greeted, connection):
-                        break
-        await server.stop(0)
-
-    asyncio.run(scenario())
+    flood = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
+    assert sum([await asyncio.to_thread(greeted, each) for each in flood]) == 3
+    for each in flood:
+        each.close()
+    async with asyncio.timeout(20):
+        while True:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                if await asyncio.to_thread(greeted, connection):
+                    break
+    await server.stop(0)

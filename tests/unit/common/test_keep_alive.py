@@ -64,73 +64,61 @@ async def renewals(keep_alive, *lease_ids, timeout_s=10.0):
     return tasks
 
 
-def test_all_renewals_share_a_stream(service):
-    async def scenario():
-        keep_alive = KeepAliveStream(service)
-        tasks = await renewals(keep_alive, 1, 2, 3)
-        await asyncio.sleep(0)
-        (stream,) = service.streams
-        for _ in tasks:
-            stream.answer(await stream.take())
-        assert [(await task).TTL for task in tasks] == [1, 2, 3]
-        (again,) = await renewals(keep_alive, 4)
+async def test_all_renewals_share_a_stream(service):
+    keep_alive = KeepAliveStream(service)
+    tasks = await renewals(keep_alive, 1, 2, 3)
+    await asyncio.sleep(0)
+    (stream,) = service.streams
+    for _ in tasks:
         stream.answer(await stream.take())
-        assert (await again).TTL == 4
-        await keep_alive.close()
-        assert len(service.streams) == 1
-        assert stream.is_cancelled
-
-    run(scenario)
-
-
-def test_a_caller_that_gives_up_shifts_nobody_elses_answer(service):
-    async def scenario():
-        keep_alive = KeepAliveStream(service)
-        first, second = await renewals(keep_alive, 1, 2)
-        await asyncio.sleep(0)
-        first.cancel()
-        (stream,) = service.streams
-        for _ in range(2):
-            stream.answer(await stream.take())
-        assert (await second).TTL == 2
-        await keep_alive.close()
-
-    run(scenario)
+    assert [(await task).TTL for task in tasks] == [1, 2, 3]
+    (again,) = await renewals(keep_alive, 4)
+    stream.answer(await stream.take())
+    assert (await again).TTL == 4
+    await keep_alive.close()
+    assert len(service.streams) == 1
+    assert stream.is_cancelled
 
 
-def test_the_end_of_a_stream_is_no_answer_and_the_next_renewal_opens_another(service):
-    async def scenario():
-        keep_alive = KeepAliveStream(service)
-        tasks = await renewals(keep_alive, 1, 2)
-        await asyncio.sleep(0)
-        service.streams[0].answers.put_nowait(None)
-        for task in tasks:
-            with pytest.raises(NoKeepAliveError):
-                await task
-        (again,) = await renewals(keep_alive, 3)
-        await asyncio.sleep(0)
-        stream = service.streams[1]
+async def test_a_caller_that_gives_up_shifts_nobody_elses_answer(service):
+    keep_alive = KeepAliveStream(service)
+    first, second = await renewals(keep_alive, 1, 2)
+    await asyncio.sleep(0)
+    first.cancel()
+    (stream,) = service.streams
+    for _ in range(2):
         stream.answer(await stream.take())
-        assert (await again).TTL == 3
-        await keep_alive.close()
-
-    run(scenario)
+    assert (await second).TTL == 2
+    await keep_alive.close()
 
 
-def test_a_stream_that_stands_still_is_given_up_with_all_that_waits_on_it(service):
-    async def scenario():
-        keep_alive = KeepAliveStream(service)
-        (patient,) = await renewals(keep_alive, 1)
-        (hasty,) = await renewals(keep_alive, 2, timeout_s=0.01)
-        for task in (hasty, patient):
-            with pytest.raises(NoKeepAliveError):
-                await task
-        (again,) = await renewals(keep_alive, 3)
-        await asyncio.sleep(0)
-        assert service.streams[0].is_cancelled
-        stream = service.streams[1]
-        stream.answer(await stream.take())
-        assert (await again).TTL == 3
-        await keep_alive.close()
+async def test_the_end_of_a_stream_is_no_answer_and_the_next_renewal_opens_another(service):
+    keep_alive = KeepAliveStream(service)
+    tasks = await renewals(keep_alive, 1, 2)
+    await asyncio.sleep(0)
+    service.streams[0].answers.put_nowait(None)
+    for task in tasks:
+        with pytest.raises(NoKeepAliveError):
+            await task
+    (again,) = await renewals(keep_alive, 3)
+    await asyncio.sleep(0)
+    stream = service.streams[1]
+    stream.answer(await stream.take())
+    assert (await again).TTL == 3
+    await keep_alive.close()
 
-    run(scenario)
+
+async def test_a_stream_that_stands_still_is_given_up_with_all_that_waits_on_it(service):
+    keep_alive = KeepAliveStream(service)
+    (patient,) = await renewals(keep_alive, 1)
+    (hasty,) = await renewals(keep_alive, 2, timeout_s=0.01)
+    for task in (hasty, patient):
+        with pytest.raises(NoKeepAliveError):
+            await task
+    (again,) = await renewals(keep_alive, 3)
+    await asyncio.sleep(0)
+    assert service.streams[0].is_cancelled
+    stream = service.streams[1]
+    stream.answer(await stream.take())
+    assert (await again).TTL == 3
+    await keep_alive.close()

@@ -57,27 +57,23 @@ def test_a_loop_that_stands_still_is_not_alive_and_its_stack_is_logged():
     assert registry.get_sample_value("headrace_x_loop_stalls_total") == 1
 
 
-def test_a_beat_measures_how_late_the_loop_is():
+async def test_a_beat_measures_how_late_the_loop_is():
     """A loop that is kept busy for a while is that late, and its processor time is counted."""
     registry = CollectorRegistry()
     metrics = CommonMetrics("headrace_x", registry)
     beats: list[int] = []
+    done = asyncio.Event()
 
-    async def scenario() -> None:
-        done = asyncio.Event()
+    def on_beat() -> None:
+        beats.append(beat.count)
+        if beat.count == 3:
+            done.set()
 
-        def on_beat() -> None:
-            beats.append(beat.count)
-            if beat.count == 3:
-                done.set()
-
-        beat = LoopBeat(metrics, on_beat)
-        beat.INTERVAL_SECONDS = 0.001
-        beating = asyncio.create_task(beat.run())
-        await done.wait()
-        beating.cancel()
-
-    asyncio.run(scenario())
+    beat = LoopBeat(metrics, on_beat)
+    beat.INTERVAL_SECONDS = 0.001
+    beating = asyncio.create_task(beat.run())
+    await done.wait()
+    beating.cancel()
     assert beats == [1, 2, 3]
     assert registry.get_sample_value("headrace_x_loop_lag_seconds_count") == 3
     assert registry.get_sample_value("headrace_x_loop_cpu_seconds_total") > 0

@@ -49,46 +49,38 @@ class Context:
         return 10.0
 
 
-def test_a_measurement_serves_all_who_ask():
+async def test_a_measurement_serves_all_who_ask():
     """F19: whoever asks, and however often, the data disk has one fsync of theirs in five seconds."""
+    disk, clock = Disk(), Clock()
+    servicer = ProcessServicer(parts(disk, clock))
 
-    async def run():
-        disk, clock = Disk(), Clock()
-        servicer = ProcessServicer(parts(disk, clock))
+    async def ask(measure=True):
+        request = process_pb2.DescribeProcessRequest(measure_disk=measure)
+        return (await servicer.DescribeProcess(request, Context())).disk.fsync_us
 
-        async def ask(measure=True):
-            request = process_pb2.DescribeProcessRequest(measure_disk=measure)
-            return (await servicer.DescribeProcess(request, Context())).disk.fsync_us
-
-        assert await asyncio.gather(*(ask() for _ in range(20))) == [100] * 20
-        assert await ask(False) == 0
-        clock.monotonic += MEASURE_MS
-        assert await ask() == 200
-        assert disk.measured == 2
-
-    asyncio.run(run())
+    assert await asyncio.gather(*(ask() for _ in range(20))) == [100] * 20
+    assert await ask(False) == 0
+    clock.monotonic += MEASURE_MS
+    assert await ask() == 200
+    assert disk.measured == 2
 
 
-def test_the_level_is_changed_so_often_and_no_more():
+async def test_the_level_is_changed_so_often_and_no_more():
     """F18: one caller's changes are limited; each that is made is a line of the log."""
-
-    async def run():
-        server = RpcServer()
-        add_process_service(server, parts(Disk(), Clock()))
-        address = await server.start("127.0.0.1:0")
-        request = process_pb2.SetLogLevelRequest(level=log_level())
-        try:
-            async with grpc.aio.insecure_channel(address) as channel:
-                stub = process_pb2_grpc.ProcessServiceStub(channel)
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    for _ in range(1000):
-                        await stub.SetLogLevel(request, timeout=30)
-                error = from_rpc_error(caught.value)
-                assert isinstance(error, ThrottledError)
-                assert error.retry_after_ms
-                await stub.DescribeProcess(process_pb2.DescribeProcessRequest(), timeout=30)
-        finally:
-            await server.stop(0)
-
-    asyncio.run(run())
+    server = RpcServer()
+    add_process_service(server, parts(Disk(), Clock()))
+    address = await server.start("127.0.0.1:0")
+    request = process_pb2.SetLogLevelRequest(level=log_level())
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = process_pb2_grpc.ProcessServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                for _ in range(1000):
+                    await stub.SetLogLevel(request, timeout=30)
+            error = from_rpc_error(caught.value)
+            assert isinstance(error, ThrottledError)
+            assert error.retry_after_ms
+            await stub.DescribeProcess(process_pb2.DescribeProcessRequest(), timeout=30)
+    finally:
+        await server.stop(0)
     assert METHODS["/headrace.v1.ProcessService/SetLogLevel"].calls_per_minute / 60 * BURST_SECONDS < 100

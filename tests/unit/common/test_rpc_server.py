@@ -1,6 +1,6 @@
 """The gRPC server of a service: typed errors, deadlines, health, addresses."""
 
-import asyncio
+import contextlib
 import socket
 
 import grpc
@@ -40,128 +40,107 @@ class Cluster(cluster_pb2_grpc.ClusterServiceServicer):
         raise NotLeaderError("gone")
 
 
-def with_server(scenario):
-    async def run():
-        server = RpcServer()
-        server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
-        server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, Cluster(), "headrace.v1.ClusterService")
-        address = await server.start("127.0.0.1:0")
-        try:
-            async with grpc.aio.insecure_channel(address) as channel:
-                await scenario(server, channel)
-        finally:
-            await server.stop(0)
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def serving():
+    server = RpcServer()
+    server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
+    server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, Cluster(), "headrace.v1.ClusterService")
+    address = await server.start("127.0.0.1:0")
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield server, channel
+    finally:
+        await server.stop(0)
 
 
-def test_a_typed_error_reaches_the_caller_whole():
+@pytest.fixture
+def served():
+    """A server and a channel to it."""
+    return serving()
+
+
+async def test_a_typed_error_reaches_the_caller_whole(served):
     """Code, outcome and leader hint of an error raised by a handler arrive in the caller's exception."""
-
-    async def scenario(server, channel):
-        stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Produce(broker_pb2.ProduceRequest(), timeout=10)
-        error = from_rpc_error(caught.value)
-        assert isinstance(error, NotLeaderError)
-        assert error.outcome is Outcome.NOT_APPLIED
-        assert error.leader == LeaderHint(2, 7, "host:1")
-        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-
-    with_server(scenario)
+    _, channel = served
+    stub = broker_pb2_grpc.BrokerServiceStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Produce(broker_pb2.ProduceRequest(), timeout=10)
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, NotLeaderError)
+    assert error.outcome is Outcome.NOT_APPLIED
+    assert error.leader == LeaderHint(2, 7, "host:1")
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_an_unexpected_error_is_internal_unknown_and_keeps_its_text_to_itself():
+async def test_an_unexpected_error_is_internal_unknown_and_keeps_its_text_to_itself(served):
     """A bug answers INTERNAL with outcome UNKNOWN; its message, which may hold data, stays in the server's log."""
-
-    async def scenario(server, channel):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await broker_pb2_grpc.BrokerServiceStub(channel).Fetch(broker_pb2.FetchRequest(), timeout=10)
-        error = from_rpc_error(caught.value)
-        assert isinstance(error, InternalError)
-        assert error.outcome is Outcome.UNKNOWN
-        assert "secret" not in str(error)
-
-    with_server(scenario)
+    _, channel = served
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await broker_pb2_grpc.BrokerServiceStub(channel).Fetch(broker_pb2.FetchRequest(), timeout=10)
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, InternalError)
+    assert error.outcome is Outcome.UNKNOWN
+    assert "secret" not in str(error)
 
 
-def test_a_call_without_a_deadline_is_refused():
+async def test_a_call_without_a_deadline_is_refused(served):
     """No call may wait for ever: without a deadline it is refused, with one it is served."""
-
-    async def scenario(server, channel):
-        stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.ListOffsets(broker_pb2.ListOffsetsRequest())
-        assert isinstance(from_rpc_error(caught.value), DeadlineRequiredError)
-        await stub.ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=10)
-
-    with_server(scenario)
+    _, channel = served
+    stub = broker_pb2_grpc.BrokerServiceStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.ListOffsets(broker_pb2.ListOffsetsRequest())
+    assert isinstance(from_rpc_error(caught.value), DeadlineRequiredError)
+    await stub.ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=10)
 
 
-def test_a_stream_that_fails_ends_with_a_typed_error():
+async def test_a_stream_that_fails_ends_with_a_typed_error(served):
     """What was streamed before the error arrives, then the typed error."""
-
-    async def scenario(server, channel):
-        stream = cluster_pb2_grpc.ClusterServiceStub(channel).DumpMetadata(
-            cluster_pb2.DumpMetadataRequest(), timeout=10
-        )
-        assert (await stream.read()).key == "a"
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stream.read()
-        assert isinstance(from_rpc_error(caught.value), NotLeaderError)
-
-    with_server(scenario)
+    _, channel = served
+    stream = cluster_pb2_grpc.ClusterServiceStub(channel).DumpMetadata(cluster_pb2.DumpMetadataRequest(), timeout=10)
+    assert (await stream.read()).key == "a"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream.read()
+    assert isinstance(from_rpc_error(caught.value), NotLeaderError)
 
 
-def test_health_has_three_names_and_the_empty_one_follows_readiness():
+async def test_health_has_three_names_and_the_empty_one_follows_readiness(served):
     """Health is asked without a deadline too, as probes do."""
+    server, channel = served
+    stub = health_pb2_grpc.HealthStub(channel)
 
-    async def scenario(server, channel):
-        stub = health_pb2_grpc.HealthStub(channel)
+    async def status(name):
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
 
-        async def status(name):
-            return (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
-
-        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-        assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [
-            not_serving,
-            serving,
-            not_serving,
-            not_serving,
-        ]
-        server.health.release("readiness", "starting")
-        assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [
-            not_serving,
-            serving,
-            serving,
-            serving,
-        ]
-
-    with_server(scenario)
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [
+        not_serving,
+        serving,
+        not_serving,
+        not_serving,
+    ]
+    server.health.release("readiness", "starting")
+    assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [
+        not_serving,
+        serving,
+        serving,
+        serving,
+    ]
 
 
-def test_a_taken_address_is_one_clear_error():
+async def test_a_taken_address_is_one_clear_error():
     """A port in use is named, with its cause."""
-
-    async def run():
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", 0))
-            holder.listen()
-            address = f"127.0.0.1:{holder.getsockname()[1]}"
-            server = RpcServer()
-            with pytest.raises(AddressInUseError, match="in use") as caught:
-                await server.start(address)
-            assert address in str(caught.value)
-
-    asyncio.run(run())
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        server = RpcServer()
+        with pytest.raises(AddressInUseError, match="in use") as caught:
+            await server.start(address)
+        assert address in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["", "7170", "host", "host:", "host:seven", "host:70000", ":1"])
-def test_a_malformed_address_is_refused(address):
+async def test_a_malformed_address_is_refused(address):
     """Only host:port is an address to listen on."""
-
-    async def run():
-        with pytest.raises(SettingsError):
-            await RpcServer().start(address)
-
-    asyncio.run(run())
+    with pytest.raises(SettingsError):
+        await RpcServer().start(address)

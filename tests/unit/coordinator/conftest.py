@@ -146,6 +146,12 @@ async def make_parts():
 
 
 @pytest.fixture
+def parts():
+    """Fresh parts."""
+    return make_parts()
+
+
+@pytest.fixture
 def run_with_parts():
     """Run a coroutine function with fresh parts."""
 

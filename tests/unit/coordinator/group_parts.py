@@ -22,7 +22,7 @@ from headrace_server.clock_watch import ClockWatch
 from headrace_server.metastore.api import Delete, DeletePrefix, Put
 from headrace_server.metastore.view import PrefixView
 
-from tests.unit.coordinator.conftest import SECONDS, LossyMetastore
+from tests.unit.coordinator.conftest import SECONDS, LossyMetastore, make_parts
 
 GROUP = "group"
 SESSION_MS = 10_000
@@ -231,6 +231,13 @@ async def coordinators(parts, *names, partitions=4):
     finally:
         for coordinator in made:
             await coordinator.stop()
+
+
+@contextlib.asynccontextmanager
+async def pair_of_coordinators(partitions):
+    """The parts and two coordinators."""
+    async with make_parts() as parts, coordinators(parts, "a", "b", partitions=partitions) as (a, b):
+        yield parts, a, b
 
 
 async def error_of(call):

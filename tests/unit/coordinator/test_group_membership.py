@@ -26,10 +26,10 @@ from tests.unit.coordinator.conftest import SECONDS
 from tests.unit.coordinator.group_parts import (
     GROUP,
     Caller,
-    coordinators,
     delete_topic,
     error_of,
     make_topic,
+    pair_of_coordinators,
     settle,
     until,
 )
@@ -38,398 +38,330 @@ LOST, NEVER = "answer lost", "never arrived"
 
 
 @pytest.fixture
-def run(run_with_parts):
-    """Run a coroutine function with the parts and two coordinators."""
-
-    def start(scenario, partitions=4):
-        async def whole(parts):
-            async with coordinators(parts, "a", "b", partitions=partitions) as (a, b):
-                await scenario(parts, a, b)
-
-        run_with_parts(whole)
-
-    return start
+def pair(request):
+    return pair_of_coordinators(getattr(request, "param", 4))
 
 
-def test_partitions_go_over_only_when_they_were_given_up(run):
+async def test_partitions_go_over_only_when_they_were_given_up(pair):
     """A member joins: what it is to have stays with its owner until that says it gave it up, then it is granted."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        assert one.numbers == [0, 1, 2, 3]
-        await two.beat(b)
-        assert two.numbers == []
-        await one.beat(a, wait_ms=1_000)
-        assert sorted(n for _, n in one.may_own) == [0, 1]
-        await two.beat(b)
-        assert two.numbers == []
-        await one.turn(a)
-        await two.beat(b, wait_ms=1_000)
-        assert (one.numbers, two.numbers) == ([0, 1], [2, 3])
-        assert min(two.holds.values()) > max(one.holds.values())
-
-    run(scenario)
+    _, a, b = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    assert one.numbers == [0, 1, 2, 3]
+    await two.beat(b)
+    assert two.numbers == []
+    await one.beat(a, wait_ms=1_000)
+    assert sorted(n for _, n in one.may_own) == [0, 1]
+    await two.beat(b)
+    assert two.numbers == []
+    await one.turn(a)
+    await two.beat(b, wait_ms=1_000)
+    assert (one.numbers, two.numbers) == ([0, 1], [2, 3])
+    assert min(two.holds.values()) > max(one.holds.values())
 
 
 @pytest.mark.parametrize("faults", [[LOST], [NEVER], [LOST, NEVER], [NEVER, LOST]])
-def test_a_join_takes_effect_once_whatever_answers_are_lost(run, faults):
+async def test_a_join_takes_effect_once_whatever_answers_are_lost(pair, faults):
     """One member, one lease, one live key."""
-
-    async def scenario(parts, a, b):
-        a.metastore.faults = list(faults)
-        one = Caller(1)
-        await one.beat(a)
-        assert one.numbers == [0, 1, 2, 3]
-        assert list(a.group.members) == list(a.entry().live) == [one.id]
-        assert a.group.members[one.id].lease_id == a.entry().live[one.id].lease_id
-
-    run(scenario)
+    _, a, _ = pair
+    a.metastore.faults = list(faults)
+    one = Caller(1)
+    await one.beat(a)
+    assert one.numbers == [0, 1, 2, 3]
+    assert list(a.group.members) == list(a.entry().live) == [one.id]
+    assert a.group.members[one.id].lease_id == a.entry().live[one.id].lease_id
 
 
-def test_a_join_that_is_sent_again_elsewhere_is_the_same_join(run):
+async def test_a_join_that_is_sent_again_elsewhere_is_the_same_join(pair):
     """The second coordinator has not heard of the first join; the lease that it made for nothing is given back."""
-
-    async def scenario(parts, a, b):
-        await b.stand_still()
-        one, again = Caller(1), Caller(1)
-        await one.beat(a)
-        leases = parts.memory._leases
-        assert len(leases) == 1
-        joining = asyncio.create_task(again.beat(b))
-        await until(lambda: len(leases) == 2)
-        b.follow()
-        await joining
-        assert again.holds == one.holds
-        assert len(leases) == 1
-
-    run(scenario)
+    parts, a, b = pair
+    await b.stand_still()
+    one, again = Caller(1), Caller(1)
+    await one.beat(a)
+    leases = parts.memory._leases
+    assert len(leases) == 1
+    joining = asyncio.create_task(again.beat(b))
+    await until(lambda: len(leases) == 2)
+    b.follow()
+    await joining
+    assert again.holds == one.holds
+    assert len(leases) == 1
 
 
-def test_a_join_whose_lease_has_ended_does_not_stop_the_group(run):
+async def test_a_join_whose_lease_has_ended_does_not_stop_the_group(pair):
     """It is told that its session is over; those who wait beside it get in."""
+    parts, a, _ = pair
+    one, two = Caller(1), Caller(2)
 
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
+    async def end_lease(compares, operations):
+        for put in operations:
+            if isinstance(put, Put) and put.lease_id and one.id.hex() in put.key:
+                a.metastore.before_txn = None
+                await parts.memory.revoke_lease(put.lease_id)
 
-        async def end_lease(compares, operations):
-            for put in operations:
-                if isinstance(put, Put) and put.lease_id and one.id.hex() in put.key:
-                    a.metastore.before_txn = None
-                    await parts.memory.revoke_lease(put.lease_id)
-
-        a.metastore.before_txn = end_lease
-        ended, _ = await asyncio.gather(error_of(one.beat(a)), two.beat(a))
-        assert isinstance(ended, UnknownMemberError)
-        assert list(a.group.members) == [two.id]
-        assert not a.rounds._waiting
-
-    run(scenario)
+    a.metastore.before_txn = end_lease
+    ended, _ = await asyncio.gather(error_of(one.beat(a)), two.beat(a))
+    assert isinstance(ended, UnknownMemberError)
+    assert list(a.group.members) == [two.id]
+    assert not a.rounds._waiting
 
 
-def test_a_join_that_nobody_waits_for_does_not_happen(run):
+async def test_a_join_that_nobody_waits_for_does_not_happen(pair):
     """The caller gave up while etcd was away: no ghost holds partitions for a session's time."""
-
-    async def scenario(parts, a, b):
-        a.metastore.faults = [NEVER] * 100
-        one = Caller(1)
-        assert isinstance(await error_of(one.beat(a, seconds=0.2)), MetastoreUnavailableError)
-        a.metastore.faults = []
-        two = Caller(2)
-        await two.beat(a)
-        assert list(a.group.members) == [two.id]
-
-    run(scenario)
+    _, a, _ = pair
+    a.metastore.faults = [NEVER] * 100
+    one = Caller(1)
+    assert isinstance(await error_of(one.beat(a, seconds=0.2)), MetastoreUnavailableError)
+    a.metastore.faults = []
+    two = Caller(2)
+    await two.beat(a)
+    assert list(a.group.members) == [two.id]
 
 
-def test_a_member_may_join_again_under_its_id_once_its_session_is_over(run):
+async def test_a_member_may_join_again_under_its_id_once_its_session_is_over(pair):
     """Whether it was put out before or not: its keys are never deleted and put in one transaction."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        await parts.memory.revoke_lease(a.entry().live[one.id].lease_id)
-        await a.see()
-        await until(lambda: not a.entry().live)
-        assert one.id in a.group.members
-        again = Caller(1)
-        await again.beat(a)
-        assert again.numbers == [0, 1, 2, 3]
-        assert min(again.holds.values()) > max(one.holds.values())
-
-    run(scenario)
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    await parts.memory.revoke_lease(a.entry().live[one.id].lease_id)
+    await a.see()
+    await until(lambda: not a.entry().live)
+    assert one.id in a.group.members
+    again = Caller(1)
+    await again.beat(a)
+    assert again.numbers == [0, 1, 2, 3]
+    assert min(again.holds.values()) > max(one.holds.values())
 
 
-def test_a_lost_session_is_told_though_the_view_is_old(run):
+async def test_a_lost_session_is_told_though_the_view_is_old(pair):
     """Neither a heartbeat nor a repeated join is answered from memory (H73, H76)."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(b)
-        await b.stand_still()
-        await a.rounds.leave(GROUP, one.id, parts.deadline)  # Put out; its lease lives on.
-        await two.beat(a)
-        assert isinstance(await error_of(one.beat(b)), UnknownMemberError)
-        assert isinstance(await error_of(Caller(1).beat(b)), UnknownMemberError)
-        one.fields["instance_id"] = "i"  # Whether it was replaced this view does not say.
-        assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
-
-    run(scenario)
+    parts, a, b = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(b)
+    await b.stand_still()
+    await a.rounds.leave(GROUP, one.id, parts.deadline)  # Put out; its lease lives on.
+    await two.beat(a)
+    assert isinstance(await error_of(one.beat(b)), UnknownMemberError)
+    assert isinstance(await error_of(Caller(1).beat(b)), UnknownMemberError)
+    one.fields["instance_id"] = "i"  # Whether it was replaced this view does not say.
+    assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
 
 
-def test_a_dead_member_is_put_out_and_its_partitions_go_over(run):
+async def test_a_dead_member_is_put_out_and_its_partitions_go_over(pair):
     """Its lease is gone: the transaction compares that, and frees what it owned."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await settle(a, one, two)
-        await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
-        await until(lambda: two.id not in a.entry().live)
-        a.rounds.look(GROUP)
-        await until(lambda: two.id not in a.group.members)
-        await one.beat(a)
-        assert one.numbers == [0, 1, 2, 3]
-        assert isinstance(await error_of(two.beat(a)), UnknownMemberError)
-        assert parts.metric("group_evictions") == 1
-
-    run(scenario)
+    parts, a, _ = pair
+    one, two = Caller(1), Caller(2)
+    await settle(a, one, two)
+    await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
+    await until(lambda: two.id not in a.entry().live)
+    a.rounds.look(GROUP)
+    await until(lambda: two.id not in a.group.members)
+    await one.beat(a)
+    assert one.numbers == [0, 1, 2, 3]
+    assert isinstance(await error_of(two.beat(a)), UnknownMemberError)
+    assert parts.metric("group_evictions") == 1
 
 
-def test_nobody_is_fenced_by_a_coordinator_that_is_behind(run):
+async def test_nobody_is_fenced_by_a_coordinator_that_is_behind(pair):
     """The member was told at `a` what `b` has not seen yet: `b` waits, and says METASTORE_UNAVAILABLE if in vain."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        await b.see()
-        await b.stand_still()
-        await two.beat(a)
-        await one.turn(a)
-        late = asyncio.create_task(one.beat(b))
-        await asyncio.sleep(0)
-        b.follow()
-        await late
-        await b.stand_still()
-        await Caller(3).beat(a)
-        await one.turn(a)
-        assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
-
-    run(scenario)
+    _, a, b = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    await b.see()
+    await b.stand_still()
+    await two.beat(a)
+    await one.turn(a)
+    late = asyncio.create_task(one.beat(b))
+    await asyncio.sleep(0)
+    b.follow()
+    await late
+    await b.stand_still()
+    await Caller(3).beat(a)
+    await one.turn(a)
+    assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
 
 
-def test_what_a_late_heartbeat_says_of_another_epoch_frees_nothing(run):
+async def test_what_a_late_heartbeat_says_of_another_epoch_frees_nothing(pair):
     """I25: only what was said of the present assignment counts."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        epoch, revision = one.epoch, one.revision
-        await two.beat(a)
-        await one.beat(a)
-        late = Caller(1)
-        late.epoch, late.revision = epoch, revision
-        await late.beat(a, owned=[])
-        assert len(a.group.owned_by(one.id)) == 4
-        ahead = Caller(1)
-        ahead.epoch, ahead.revision = one.epoch + 1, one.revision
-        assert isinstance(await error_of(ahead.beat(a)), FencedMemberEpochError)
-
-    run(scenario)
+    _, a, _ = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    epoch, revision = one.epoch, one.revision
+    await two.beat(a)
+    await one.beat(a)
+    late = Caller(1)
+    late.epoch, late.revision = epoch, revision
+    await late.beat(a, owned=[])
+    assert len(a.group.owned_by(one.id)) == 4
+    ahead = Caller(1)
+    ahead.epoch, ahead.revision = one.epoch + 1, one.revision
+    assert isinstance(await error_of(ahead.beat(a)), FencedMemberEpochError)
 
 
-def test_a_static_member_takes_its_place_and_the_former_life_is_fenced(run):
+async def test_a_static_member_takes_its_place_and_the_former_life_is_fenced(pair):
     """H69: nothing moves; the old life is told FENCED_INSTANCE, also where its heartbeat is waiting."""
-
-    async def scenario(parts, a, b):
-        old, other = Caller(1, instance_id="i"), Caller(2)
-        await settle(a, old, other)
-        waiting = asyncio.create_task(error_of(old.beat(b, wait_ms=2_000)))
-        new = Caller(3, instance_id="i")
-        await new.beat(a)
-        assert new.numbers == old.numbers
-        assert min(new.holds.values()) > max(old.holds.values())
-        assert isinstance(await waiting, FencedInstanceError)
-        assert isinstance(await error_of(old.beat(a)), FencedInstanceError)
-        revision = other.revision
-        await other.beat(a)
-        assert other.revision == revision
-
-    run(scenario)
+    _, a, b = pair
+    old, other = Caller(1, instance_id="i"), Caller(2)
+    await settle(a, old, other)
+    waiting = asyncio.create_task(error_of(old.beat(b, wait_ms=2_000)))
+    new = Caller(3, instance_id="i")
+    await new.beat(a)
+    assert new.numbers == old.numbers
+    assert min(new.holds.values()) > max(old.holds.values())
+    assert isinstance(await waiting, FencedInstanceError)
+    assert isinstance(await error_of(old.beat(a)), FencedInstanceError)
+    revision = other.revision
+    await other.beat(a)
+    assert other.revision == revision
 
 
-def test_of_two_lives_that_join_at_once_one_stays(run):
+async def test_of_two_lives_that_join_at_once_one_stays(pair):
     """Both in one round: the one is replaced by the other and told so."""
-
-    async def scenario(parts, a, b):
-        answers = await asyncio.gather(
-            *(Caller(seed, instance_id="i").beat(a) for seed in (1, 2)), return_exceptions=True
-        )
-        fenced = [answer for answer in answers if isinstance(answer, FencedInstanceError)]
-        assert len(fenced) == len(a.group.members) == 1
-
-    run(scenario)
+    _, a, _ = pair
+    answers = await asyncio.gather(*(Caller(seed, instance_id="i").beat(a) for seed in (1, 2)), return_exceptions=True)
+    fenced = [answer for answer in answers if isinstance(answer, FencedInstanceError)]
+    assert len(fenced) == len(a.group.members) == 1
 
 
-def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given_it_up(run):
+async def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given_it_up(pair):
     """Its former life is over, so that nobody has to wait for it."""
-
-    async def scenario(parts, a, b):
-        old, other = Caller(1, instance_id="i"), Caller(2)
-        await old.beat(a)
-        await other.beat(a)
-        new = Caller(3, instance_id="i")
-        await new.beat(a)
-        await other.beat(a)
-        assert (len(new.holds), len(other.holds)) == (2, 2)
-
-    run(scenario)
+    _, a, _ = pair
+    old, other = Caller(1, instance_id="i"), Caller(2)
+    await old.beat(a)
+    await other.beat(a)
+    new = Caller(3, instance_id="i")
+    await new.beat(a)
+    await other.beat(a)
+    assert (len(new.holds), len(other.holds)) == (2, 2)
 
 
-def test_who_does_not_give_up_in_time_is_put_out(run):
+async def test_who_does_not_give_up_in_time_is_put_out(pair):
     """After the rebalance timeout, as the coordinator counts that puts it out."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        await two.beat(a)
-        await one.beat(a)
-        assert not a.keeper._needs_a_round(GROUP)
-        a.clock.advance(59_999)
-        await two.beat(a)
-        assert not a.keeper._needs_a_round(GROUP)
-        a.clock.advance(1)
-        assert a.keeper._needs_a_round(GROUP)
-        a.rounds.look(GROUP)
-        await until(lambda: one.id not in a.group.members)
-        await two.beat(a)
-        assert two.numbers == [0, 1, 2, 3]
-        assert isinstance(await error_of(one.beat(a)), UnknownMemberError)
-
-    run(scenario)
+    _, a, _ = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    await two.beat(a)
+    await one.beat(a)
+    assert not a.keeper._needs_a_round(GROUP)
+    a.clock.advance(59_999)
+    await two.beat(a)
+    assert not a.keeper._needs_a_round(GROUP)
+    a.clock.advance(1)
+    assert a.keeper._needs_a_round(GROUP)
+    a.rounds.look(GROUP)
+    await until(lambda: one.id not in a.group.members)
+    await two.beat(a)
+    assert two.numbers == [0, 1, 2, 3]
+    assert isinstance(await error_of(one.beat(a)), UnknownMemberError)
 
 
-def test_coordinators_clocks_may_be_days_apart(run):
+async def test_coordinators_clocks_may_be_days_apart(pair):
     """Each counts the rebalance timeout on its own monotonic clock; one that takes over begins to count anew."""
-
-    async def scenario(parts, a, b):
-        a.clock.set_wall(-86_400_000)
-        b.clock.set_wall(86_400_000)
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        await two.beat(a)
-        await one.beat(a)
-        assert not a.keeper._needs_a_round(GROUP)
-        a.clock.advance(50_000)
-        a.clock.set_wall(86_400_000)
-        await b.see()
-        await two.beat(b)
-        assert not a.keeper._needs_a_round(GROUP)
-        assert not b.keeper._needs_a_round(GROUP)
-        b.clock.set_wall(-100 * 86_400_000)
-        b.clock.advance(59_999)
-        assert not b.keeper._needs_a_round(GROUP)
-        b.clock.advance(1)
-        assert b.keeper._needs_a_round(GROUP)
-        b.rounds.look(GROUP)
-        await until(lambda: one.id not in b.group.members)
-
-    run(scenario)
+    _, a, b = pair
+    a.clock.set_wall(-86_400_000)
+    b.clock.set_wall(86_400_000)
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    await two.beat(a)
+    await one.beat(a)
+    assert not a.keeper._needs_a_round(GROUP)
+    a.clock.advance(50_000)
+    a.clock.set_wall(86_400_000)
+    await b.see()
+    await two.beat(b)
+    assert not a.keeper._needs_a_round(GROUP)
+    assert not b.keeper._needs_a_round(GROUP)
+    b.clock.set_wall(-100 * 86_400_000)
+    b.clock.advance(59_999)
+    assert not b.keeper._needs_a_round(GROUP)
+    b.clock.advance(1)
+    assert b.keeper._needs_a_round(GROUP)
+    b.rounds.look(GROUP)
+    await until(lambda: one.id not in b.group.members)
 
 
-def test_the_time_to_give_up_begins_anew_with_each_occasion(run):
+async def test_the_time_to_give_up_begins_anew_with_each_occasion(pair):
     """Who gave up in time has the whole time again when it is asked for something else."""
-
-    async def scenario(parts, a, b):
-        one, two, three = Caller(1), Caller(2), Caller(3)
-        await one.beat(a)
-        await two.beat(a)
-        assert not a.keeper._needs_a_round(GROUP)
-        a.clock.advance(50_000)
-        await settle(a, one, two)
-        await three.beat(a)
-        revoking = [m for m, member in a.group.members.items() if member.revoking_since_ms]
-        assert revoking
-        assert not a.keeper._needs_a_round(GROUP)
-        a.clock.advance(59_999)
-        assert not a.keeper._needs_a_round(GROUP)
-        a.clock.advance(1)
-        assert a.keeper._needs_a_round(GROUP)
-
-    run(scenario)
+    _, a, _ = pair
+    one, two, three = Caller(1), Caller(2), Caller(3)
+    await one.beat(a)
+    await two.beat(a)
+    assert not a.keeper._needs_a_round(GROUP)
+    a.clock.advance(50_000)
+    await settle(a, one, two)
+    await three.beat(a)
+    revoking = [m for m, member in a.group.members.items() if member.revoking_since_ms]
+    assert revoking
+    assert not a.keeper._needs_a_round(GROUP)
+    a.clock.advance(59_999)
+    assert not a.keeper._needs_a_round(GROUP)
+    a.clock.advance(1)
+    assert a.keeper._needs_a_round(GROUP)
 
 
-def test_what_a_coordinator_left_half_done_another_one_finds(run):
+async def test_what_a_coordinator_left_half_done_another_one_finds(pair):
     """The state is written, an assignment is not: with 128 operations a transaction that happens."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await settle(a, one, two)
-        await b.see()
-        assert not b.keeper._needs_a_round(GROUP)
-        told = a.entry().assignments[one.id]
-        await parts.memory.txn([], [Put(told.key, metadata_pb2.MemberAssignment(member_epoch=1).SerializeToString())])
-        state = a.group
-        await parts.memory.txn([], [Put(parts.keyspace.group(GROUP), encode_group(state))])
-        await b.see()
-        b.keeper._look_late(GROUP)
-        await until(lambda: not b.rounds._waiting)
-        await b.see()
-        assert b.entry().assignments[one.id].value == told.value
-        assert not b.keeper._needs_a_round(GROUP)
-
-    run(scenario)
+    parts, a, b = pair
+    one, two = Caller(1), Caller(2)
+    await settle(a, one, two)
+    await b.see()
+    assert not b.keeper._needs_a_round(GROUP)
+    told = a.entry().assignments[one.id]
+    await parts.memory.txn([], [Put(told.key, metadata_pb2.MemberAssignment(member_epoch=1).SerializeToString())])
+    state = a.group
+    await parts.memory.txn([], [Put(parts.keyspace.group(GROUP), encode_group(state))])
+    await b.see()
+    b.keeper._look_late(GROUP)
+    await until(lambda: not b.rounds._waiting)
+    await b.see()
+    assert b.entry().assignments[one.id].value == told.value
+    assert not b.keeper._needs_a_round(GROUP)
 
 
-def test_topics_that_come_grow_and_go_are_followed(run):
+async def test_topics_that_come_grow_and_go_are_followed(pair):
     """A pattern that matches nothing waits; a topic that appears is assigned; one deleted and made anew is another."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1, topics=[], topic_pattern="n[ab]*")
-        await one.beat(a)
-        assert one.holds == {}
-        na = await make_topic(parts, "na", 2)
-        assert a.keeper._needs_a_round(GROUP)
-        await one.beat(a, topic_pattern="n[ab]*")
-        a.rounds.look(GROUP)
-        await one.beat(a, wait_ms=2_000)
-        assert set(one.holds) == {(na, 0), (na, 1)}
-        await delete_topic(parts, na, "na")
-        fresh = await make_topic(parts, "na", 1)
-        a.rounds.look(GROUP)
-        await until(lambda: any(partition[0] == fresh for partition in a.group.owners))
-        await one.beat(a)
-        assert set(one.may_own) == {(fresh, 0)}
-        assert not a.keeper._needs_a_round(GROUP)
-
-    run(scenario)
+    parts, a, _ = pair
+    one = Caller(1, topics=[], topic_pattern="n[ab]*")
+    await one.beat(a)
+    assert one.holds == {}
+    na = await make_topic(parts, "na", 2)
+    assert a.keeper._needs_a_round(GROUP)
+    await one.beat(a, topic_pattern="n[ab]*")
+    a.rounds.look(GROUP)
+    await one.beat(a, wait_ms=2_000)
+    assert set(one.holds) == {(na, 0), (na, 1)}
+    await delete_topic(parts, na, "na")
+    fresh = await make_topic(parts, "na", 1)
+    a.rounds.look(GROUP)
+    await until(lambda: any(partition[0] == fresh for partition in a.group.owners))
+    await one.beat(a)
+    assert set(one.may_own) == {(fresh, 0)}
+    assert not a.keeper._needs_a_round(GROUP)
 
 
 @pytest.mark.parametrize("why", ["behind", "undecodable", "lost"])
-def test_a_topic_that_is_only_absent_keeps_its_owners(run, why):
+async def test_a_topic_that_is_only_absent_keeps_its_owners(pair, why):
     """H72: a view may be behind or unable to decode; what etcd does not say to be deleted is still there."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        await b.see()
-        key = parts.keyspace.topic("t")
-        match why:
-            case "behind":
-                b.rounds._topics = AbsentTopics()
-            case "undecodable":
-                written = await parts.memory.txn([], [Put(key, b"\xff of a later release")])
-                await parts.prefix_view.wait_for(written.revision, SECONDS)
-            case "lost":
-                written = await parts.memory.txn([], [Delete(key), Delete(parts.keyspace.topic_by_id(parts.topic_id))])
-                await parts.prefix_view.wait_for(written.revision, SECONDS)
-        before = b.entry().mod_revision
-        result = b.rounds._compute(b.entry(), b.group, {}, (), frozenset())
-        assert not result.changes(b.group)
-        assert len(result.group.owned_by(one.id)) == 4
-        await one.beat(b)
-        assert b.entry().mod_revision == before
-
-    run(scenario)
+    parts, a, b = pair
+    one = Caller(1)
+    await one.beat(a)
+    await b.see()
+    key = parts.keyspace.topic("t")
+    match why:
+        case "behind":
+            b.rounds._topics = AbsentTopics()
+        case "undecodable":
+            written = await parts.memory.txn([], [Put(key, b"\xff of a later release")])
+            await parts.prefix_view.wait_for(written.revision, SECONDS)
+        case "lost":
+            written = await parts.memory.txn([], [Delete(key), Delete(parts.keyspace.topic_by_id(parts.topic_id))])
+            await parts.prefix_view.wait_for(written.revision, SECONDS)
+    before = b.entry().mod_revision
+    result = b.rounds._compute(b.entry(), b.group, {}, (), frozenset())
+    assert not result.changes(b.group)
+    assert len(result.group.owned_by(one.id)) == 4
+    await one.beat(b)
+    assert b.entry().mod_revision == before
 
 
 class AbsentTopics:
@@ -441,83 +373,72 @@ class AbsentTopics:
         return {}
 
 
-def test_a_subscription_that_changes_is_given_up_first(run):
+async def test_a_subscription_that_changes_is_given_up_first(pair):
     """What it no longer wants stays its own until it says so, and then the state forgets the topic; no flapping."""
-
-    async def scenario(parts, a, b):
-        await make_topic(parts, "u", 2)
-        one = Caller(1, topics=["t", "u"])
-        await one.beat(a)
-        one.fields["topics"] = ["u"]
-        await one.beat(a)
-        assert (len(one.may_own), len(one.holds), len(a.group.owners)) == (2, 6, 6)
-        epoch = a.group.group_epoch
-        assert not a.keeper._needs_a_round(GROUP)
-        one.holds = dict(one.may_own)
-        await one.beat(a)
-        assert (len(a.group.owners), len(a.group.topics)) == (2, 1)
-        assert a.group.group_epoch == epoch
-        assert not a.keeper._needs_a_round(GROUP)
-
-    run(scenario)
+    parts, a, _ = pair
+    await make_topic(parts, "u", 2)
+    one = Caller(1, topics=["t", "u"])
+    await one.beat(a)
+    one.fields["topics"] = ["u"]
+    await one.beat(a)
+    assert (len(one.may_own), len(one.holds), len(a.group.owners)) == (2, 6, 6)
+    epoch = a.group.group_epoch
+    assert not a.keeper._needs_a_round(GROUP)
+    one.holds = dict(one.may_own)
+    await one.beat(a)
+    assert (len(a.group.owners), len(a.group.topics)) == (2, 1)
+    assert a.group.group_epoch == epoch
+    assert not a.keeper._needs_a_round(GROUP)
 
 
-def test_three_hundred_members_join_in_transactions_that_etcd_takes(run):
+@pytest.mark.parametrize("pair", [400], indirect=True)
+async def test_three_hundred_members_join_in_transactions_that_etcd_takes(pair):
     """All at once: rounds of what fits, then everybody is told, and everything is owned once."""
-
-    async def scenario(parts, a, b):
-        members = [Caller(seed) for seed in range(300)]
-        await asyncio.gather(*(member.beat(a) for member in members))
-        for _ in range(6):
-            await asyncio.gather(*(member.turn(a) for member in members))
-        owned = [partition for member in members for partition in member.holds]
-        assert len(owned) == len(set(owned)) == 400
-        assert max(len(member.holds) for member in members) == 2
-        assert all(len(operations) <= 128 and len(compares) <= 128 for compares, operations in a.metastore.sent)
-        await asyncio.gather(*(a.rounds.leave(GROUP, member.id, parts.deadline) for member in members))
-        assert not a.group.members
-        assert not a.entry().live
-
-    run(scenario, partitions=400)
+    parts, a, _ = pair
+    members = [Caller(seed) for seed in range(300)]
+    await asyncio.gather(*(member.beat(a) for member in members))
+    for _ in range(6):
+        await asyncio.gather(*(member.turn(a) for member in members))
+    owned = [partition for member in members for partition in member.holds]
+    assert len(owned) == len(set(owned)) == 400
+    assert max(len(member.holds) for member in members) == 2
+    assert all(len(operations) <= 128 and len(compares) <= 128 for compares, operations in a.metastore.sent)
+    await asyncio.gather(*(a.rounds.leave(GROUP, member.id, parts.deadline) for member in members))
+    assert not a.group.members
+    assert not a.entry().live
 
 
 @pytest.mark.parametrize("call", ["renew_lease", "grant_lease", "txn"])
-def test_where_etcd_is_silent_a_heartbeat_says_so_while_somebody_listens(run, call):
+async def test_where_etcd_is_silent_a_heartbeat_says_so_while_somebody_listens(pair, call):
     """However short the caller's time: `health()` is to name etcd, and not the coordinators."""
+    _, a, _ = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    asked = asyncio.Event()
 
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        asked = asyncio.Event()
+    async def never(*arguments):
+        asked.set()
+        await asyncio.Event().wait()
 
-        async def never(*arguments):
-            asked.set()
-            await asyncio.Event().wait()
-
-        setattr(a.metastore, call, never)
-        error = await error_of((one if call == "renew_lease" else two).beat(a, seconds=0.3))
-        assert isinstance(error, MetastoreUnavailableError)
-        assert asked.is_set()
-
-    run(scenario)
+    setattr(a.metastore, call, never)
+    error = await error_of((one if call == "renew_lease" else two).beat(a, seconds=0.3))
+    assert isinstance(error, MetastoreUnavailableError)
+    assert asked.is_set()
 
 
-def test_members_that_join_at_once_share_rounds(run):
+async def test_members_that_join_at_once_share_rounds(pair):
     """H68: joins, one by one or beside each other, are writes that begin a tenth of a second apart."""
-
-    async def scenario(parts, a, b):
-        a.rounds._round_seconds = ROUND_SECONDS
-        written, loop = [], asyncio.get_running_loop()
-        a.metastore.before_txn = lambda compares, operations: _note_state(parts, operations, written)
-        started = loop.time()
-        for seed in range(5):
-            await Caller(seed).beat(a)
-        await asyncio.gather(*(Caller(seed).beat(a) for seed in range(5, 40)))
-        assert len(a.group.members) == 40
-        assert len(written) >= 6
-        assert written[-1] - started >= (len(written) - 1) * ROUND_SECONDS
-
-    run(scenario)
+    parts, a, _ = pair
+    a.rounds._round_seconds = ROUND_SECONDS
+    written, loop = [], asyncio.get_running_loop()
+    a.metastore.before_txn = lambda compares, operations: _note_state(parts, operations, written)
+    started = loop.time()
+    for seed in range(5):
+        await Caller(seed).beat(a)
+    await asyncio.gather(*(Caller(seed).beat(a) for seed in range(5, 40)))
+    assert len(a.group.members) == 40
+    assert len(written) >= 6
+    assert written[-1] - started >= (len(written) - 1) * ROUND_SECONDS
 
 
 async def _note_state(parts, operations, written):
@@ -528,23 +449,20 @@ async def _note_state(parts, operations, written):
         written.append(asyncio.get_running_loop().time())
 
 
-def test_a_group_that_was_deleted_and_made_anew_goes_on_with_larger_epochs(run):
+async def test_a_group_that_was_deleted_and_made_anew_goes_on_with_larger_epochs(pair):
     """A store that keeps the largest token of a partition accepts the owners of the new group (I24, I28)."""
-
-    async def scenario(parts, a, b):
-        tokens = []
-        for seed in (1, 2, 3):
-            member = Caller(seed)
-            await member.beat(a)
-            tokens += [owner.assignment_epoch for owner in a.group.owners.values()][:1]
-            assert a.group.group_epoch >= a.groups.entry(GROUP).create_revision
-            await a.rounds.leave(GROUP, member.id, parts.deadline)
-            await a.offsets.delete_group(GROUP, parts.deadline)
-            assert a.groups.entry(GROUP).is_gone
-        assert tokens == sorted(set(tokens))
-        assert len(tokens) == 3
-
-    run(scenario)
+    parts, a, _ = pair
+    tokens = []
+    for seed in (1, 2, 3):
+        member = Caller(seed)
+        await member.beat(a)
+        tokens += [owner.assignment_epoch for owner in a.group.owners.values()][:1]
+        assert a.group.group_epoch >= a.groups.entry(GROUP).create_revision
+        await a.rounds.leave(GROUP, member.id, parts.deadline)
+        await a.offsets.delete_group(GROUP, parts.deadline)
+        assert a.groups.entry(GROUP).is_gone
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == 3
 
 
 def test_epochs_begin_above_those_of_earlier_generations():
@@ -553,72 +471,60 @@ def test_epochs_begin_above_those_of_earlier_generations():
     assert begin_epochs(Group(group_epoch=7, assignment_epoch=7), 2, 5).group_epoch == 7
 
 
-def test_a_group_takes_no_more_than_fits_into_its_key(run, monkeypatch):
+async def test_a_group_takes_no_more_than_fits_into_its_key(pair, monkeypatch):
     """A join or a larger subscription is refused with GROUP_TOO_LARGE; the members go on."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
-        assert isinstance(await error_of(Caller(2).beat(a)), GroupTooLargeError)
-        larger = [f"topic-{number}" for number in range(50)]
-        assert isinstance(await error_of(one.beat(a, topics=larger)), GroupTooLargeError)
-        await one.beat(a)
-        assert a.group.members[one.id].topics == ("t",)
-        assert len(parts.memory._leases) == 1
-
-    run(scenario)
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
+    assert isinstance(await error_of(Caller(2).beat(a)), GroupTooLargeError)
+    larger = [f"topic-{number}" for number in range(50)]
+    assert isinstance(await error_of(one.beat(a, topics=larger)), GroupTooLargeError)
+    await one.beat(a)
+    assert a.group.members[one.id].topics == ("t",)
+    assert len(parts.memory._leases) == 1
 
 
-def test_a_member_waits_for_news_no_longer_than_its_interval(run):
+async def test_a_member_waits_for_news_no_longer_than_its_interval(pair):
     """A long poll ends with the news, or after the interval of the answer: nobody renews the lease meanwhile."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1, session_timeout_ms=1_000)
-        answer = await one.beat(a)
-        assert answer.heartbeat_interval_ms == 250
-        assert answer.assignor == "uniform"
-        revision = one.revision
-        await one.beat(a, wait_ms=86_400_000)
-        assert one.revision == revision
-        waiting = asyncio.create_task(one.beat(a, wait_ms=250))
-        await Caller(2).beat(b)
-        await waiting
-        assert one.revision > revision
-
-    run(scenario)
+    _, a, b = pair
+    one = Caller(1, session_timeout_ms=1_000)
+    answer = await one.beat(a)
+    assert answer.heartbeat_interval_ms == 250
+    assert answer.assignor == "uniform"
+    revision = one.revision
+    await one.beat(a, wait_ms=86_400_000)
+    assert one.revision == revision
+    waiting = asyncio.create_task(one.beat(a, wait_ms=250))
+    await Caller(2).beat(b)
+    await waiting
+    assert one.revision > revision
 
 
-def test_members_that_joined_together_do_not_stay_in_step(run):
+async def test_members_that_joined_together_do_not_stay_in_step(pair):
     """Each is given its own part of the wait: a hundred heartbeats in one moment would wait for each other."""
-
-    async def scenario(parts, a, b):
-        long, short = Caller(1, session_timeout_ms=1_000), Caller(2, session_timeout_ms=1_000)
-        long.id, short.id = bytes(16), b"\xff" * 16
-        await settle(a, long, short)
-        waits = [asyncio.create_task(each.beat(a, wait_ms=250)) for each in (long, short)]
-        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        assert done == {waits[1]}
-        await waits[0]
-
-    run(scenario)
+    _, a, _ = pair
+    long, short = Caller(1, session_timeout_ms=1_000), Caller(2, session_timeout_ms=1_000)
+    long.id, short.id = bytes(16), b"\xff" * 16
+    await settle(a, long, short)
+    waits = [asyncio.create_task(each.beat(a, wait_ms=250)) for each in (long, short)]
+    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {waits[1]}
+    await waits[0]
 
 
-def test_leaving_twice_is_leaving(run):
+async def test_leaving_twice_is_leaving(pair):
     """And the lease is given back."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await settle(a, one, two)
-        request = groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=two.id)
-        await a.call("LeaveGroup", request)
-        await b.call("LeaveGroup", request)
-        await one.beat(a)
-        assert one.numbers == [0, 1, 2, 3]
-        assert len(parts.memory._leases) == 1
-        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="nobody", member_id=two.id))
-
-    run(scenario)
+    parts, a, b = pair
+    one, two = Caller(1), Caller(2)
+    await settle(a, one, two)
+    request = groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=two.id)
+    await a.call("LeaveGroup", request)
+    await b.call("LeaveGroup", request)
+    await one.beat(a)
+    assert one.numbers == [0, 1, 2, 3]
+    assert len(parts.memory._leases) == 1
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="nobody", member_id=two.id))
 
 
 @pytest.mark.parametrize(
@@ -641,38 +547,33 @@ def test_leaving_twice_is_leaving(run):
         ({"member_epoch": 7}, UnknownMemberError),
     ],
 )
-def test_bad_heartbeats_are_refused_and_leave_nothing(run, fields, error):
+async def test_bad_heartbeats_are_refused_and_leave_nothing(pair, fields, error):
     """Typed, with what is wrong; no key, no lease."""
-
-    async def scenario(parts, a, b):
-        request = {
-            "group_id": GROUP,
-            "member_id": b"m" * 16,
-            "topics": ["t"],
-            "session_timeout_ms": 1_000,
-            "rebalance_timeout_ms": 1_000,
-        }
-        refused = await error_of(a.call("Heartbeat", groups_pb2.HeartbeatRequest(**request | fields)))
-        assert type(refused) is error
-        assert refused.message
-        assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
-        assert not parts.memory._leases
-
-    run(scenario)
+    parts, a, _ = pair
+    request = {
+        "group_id": GROUP,
+        "member_id": b"m" * 16,
+        "topics": ["t"],
+        "session_timeout_ms": 1_000,
+        "rebalance_timeout_ms": 1_000,
+    }
+    refused = await error_of(a.call("Heartbeat", groups_pb2.HeartbeatRequest(**request | fields)))
+    assert type(refused) is error
+    assert refused.message
+    assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
+    assert not parts.memory._leases
 
 
-def test_a_violation_in_a_round_ends_the_coordinator(run, monkeypatch):
+async def test_a_violation_in_a_round_ends_the_coordinator(pair, monkeypatch):
     """Who waits is answered, and a core that is wrong decides nothing more."""
 
     def violate(*arguments, **fields):
         raise AssertionError("I24")
 
-    async def scenario(parts, a, b):
-        monkeypatch.setattr(group_rounds, "transition", violate)
-        ends = asyncio.create_task(a.rounds.run())
-        with pytest.raises(AssertionError, match="I24"):
-            await Caller(1).beat(a)
-        with pytest.raises(AssertionError, match="I24"):
-            await asyncio.wait_for(ends, SECONDS)
-
-    run(scenario)
+    _, a, _ = pair
+    monkeypatch.setattr(group_rounds, "transition", violate)
+    ends = asyncio.create_task(a.rounds.run())
+    with pytest.raises(AssertionError, match="I24"):
+        await Caller(1).beat(a)
+    with pytest.raises(AssertionError, match="I24"):
+        await asyncio.wait_for(ends, SECONDS)

@@ -30,10 +30,10 @@ from tests.unit.coordinator.group_parts import (
     RETENTION_MS,
     SESSION_MS,
     Caller,
-    coordinators,
     delete_topic,
     error_of,
     make_topic,
+    pair_of_coordinators,
     settle,
     until,
 )
@@ -42,448 +42,380 @@ LOST, NEVER = "answer lost", "never arrived"
 
 
 @pytest.fixture
-def run(run_with_parts):
-    """Run a coroutine function with the parts and two coordinators."""
-
-    def start(scenario, partitions=4):
-        async def whole(parts):
-            async with coordinators(parts, "a", "b", partitions=partitions) as (a, b):
-                await scenario(parts, a, b)
-
-        run_with_parts(whole)
-
-    return start
+def pair(request):
+    return pair_of_coordinators(getattr(request, "param", 4))
 
 
 @pytest.mark.parametrize("faults", [[], [LOST], [NEVER], [LOST, NEVER], [NEVER, LOST, LOST]])
-def test_a_commit_is_stored_whatever_answers_are_lost(run, faults):
+async def test_a_commit_is_stored_whatever_answers_are_lost(pair, faults):
     """With its leader epoch, its metadata, the time, and by whom."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        a.metastore.faults = list(faults)
-        assert await a.commit(one, {0: 5, 3: 7}, number=1) == {}
-        assert await a.committed() == {0: 5, 3: 7}
-        stored = a.entry().offsets[(parts.topic_id, 0)].message
-        assert (stored.leader_epoch, stored.metadata, stored.commit_number) == (3, "m", 1)
-        assert (stored.member_id, stored.member_epoch) == (one.id, one.epoch)
-        assert stored.committed_ms == a.clock.now_ms()
-
-    run(scenario)
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    a.metastore.faults = list(faults)
+    assert await a.commit(one, {0: 5, 3: 7}, number=1) == {}
+    assert await a.committed() == {0: 5, 3: 7}
+    stored = a.entry().offsets[(parts.topic_id, 0)].message
+    assert (stored.leader_epoch, stored.metadata, stored.commit_number) == (3, "m", 1)
+    assert (stored.member_id, stored.member_epoch) == (one.id, one.epoch)
+    assert stored.committed_ms == a.clock.now_ms()
 
 
-def test_a_former_owner_stores_nothing(run):
+async def test_a_former_owner_stores_nothing(pair):
     """I26: partition by partition, and the others of the same commit are stored."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await settle(a, one, two)
-        mine, foreign = one.numbers[0], two.numbers[0]
-        refused = await a.commit(one, {mine: 5, foreign: 6})
-        assert list(refused) == [foreign]
-        assert isinstance(refused[foreign], NotOwnerError)
-        assert refused[foreign].outcome is Outcome.NOT_APPLIED
-        assert await a.committed() == {mine: 5}
-
-    run(scenario)
+    _, a, _ = pair
+    one, two = Caller(1), Caller(2)
+    await settle(a, one, two)
+    mine, foreign = one.numbers[0], two.numbers[0]
+    refused = await a.commit(one, {mine: 5, foreign: 6})
+    assert list(refused) == [foreign]
+    assert isinstance(refused[foreign], NotOwnerError)
+    assert refused[foreign].outcome is Outcome.NOT_APPLIED
+    assert await a.committed() == {mine: 5}
 
 
-def test_the_epoch_of_a_commit_lies_between_the_grant_and_the_present(run):
+async def test_the_epoch_of_a_commit_lies_between_the_grant_and_the_present(pair):
     """Older than the grant: another tenure. Younger than the member: never given. In between: good (H62, H63)."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        granted = one.epoch
-        await two.beat(a)
-        await one.beat(a)
-        assert one.epoch > granted
-        assert await a.commit(one, {0: 5}, epoch=granted) == {}
-        assert isinstance((await a.commit(one, {0: 6}, epoch=granted - 1))[0], NotOwnerError)
-        assert isinstance(await error_of(a.commit(one, {0: 6}, epoch=one.epoch + 1)), FencedMemberEpochError)
-        await one.turn(a)
-        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
-        assert isinstance(await error_of(a.commit(one, {0: 6})), UnknownMemberError)
-        assert await a.committed() == {0: 5}
-
-    run(scenario)
+    _, a, _ = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    granted = one.epoch
+    await two.beat(a)
+    await one.beat(a)
+    assert one.epoch > granted
+    assert await a.commit(one, {0: 5}, epoch=granted) == {}
+    assert isinstance((await a.commit(one, {0: 6}, epoch=granted - 1))[0], NotOwnerError)
+    assert isinstance(await error_of(a.commit(one, {0: 6}, epoch=one.epoch + 1)), FencedMemberEpochError)
+    await one.turn(a)
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+    assert isinstance(await error_of(a.commit(one, {0: 6})), UnknownMemberError)
+    assert await a.committed() == {0: 5}
 
 
-def test_while_it_is_asked_to_give_up_a_member_may_still_commit(run):
+async def test_while_it_is_asked_to_give_up_a_member_may_still_commit(pair):
     """Until it has said that it gave up; then no more."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        await two.beat(a)
-        await one.beat(a)
-        asked = max(one.numbers)
-        assert await a.commit(one, {asked: 5}) == {}
-        await one.turn(a)
-        assert isinstance((await a.commit(one, {asked: 6}))[asked], NotOwnerError)
-        await two.beat(a)
-        assert (await a.committed(min_revision=two.revision))[asked] == 5  # I27
-
-    run(scenario)
+    _, a, _ = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    await two.beat(a)
+    await one.beat(a)
+    asked = max(one.numbers)
+    assert await a.commit(one, {asked: 5}) == {}
+    await one.turn(a)
+    assert isinstance((await a.commit(one, {asked: 6}))[asked], NotOwnerError)
+    await two.beat(a)
+    assert (await a.committed(min_revision=two.revision))[asked] == 5  # I27
 
 
-def test_a_good_commit_is_not_refused_by_a_view_that_is_behind(run):
+async def test_a_good_commit_is_not_refused_by_a_view_that_is_behind(pair):
     """H63: the member joined, or was given the partition, where this coordinator has not seen it yet."""
-
-    async def scenario(parts, a, b):
-        await b.stand_still()
-        one = Caller(1)
-        await one.beat(a)
-        commit = asyncio.create_task(b.commit(one, {0: 5}, number=1))
-        await asyncio.sleep(0)
-        b.follow()
-        assert await commit == {}
-        two = Caller(2)
-        await two.beat(a)
-        await b.see()
-        await b.stand_still()
-        await one.turn(a)
-        await two.beat(a)
-        commit = asyncio.create_task(b.commit(two, {two.numbers[0]: 8}))
-        await asyncio.sleep(0)
-        b.follow()
-        assert await commit == {}
-        assert await a.committed() == {0: 5, two.numbers[0]: 8}
-
-    run(scenario)
+    _, a, b = pair
+    await b.stand_still()
+    one = Caller(1)
+    await one.beat(a)
+    commit = asyncio.create_task(b.commit(one, {0: 5}, number=1))
+    await asyncio.sleep(0)
+    b.follow()
+    assert await commit == {}
+    two = Caller(2)
+    await two.beat(a)
+    await b.see()
+    await b.stand_still()
+    await one.turn(a)
+    await two.beat(a)
+    commit = asyncio.create_task(b.commit(two, {two.numbers[0]: 8}))
+    await asyncio.sleep(0)
+    b.follow()
+    assert await commit == {}
+    assert await a.committed() == {0: 5, two.numbers[0]: 8}
 
 
-def test_a_bad_commit_is_refused_though_the_view_still_shows_it_good(run):
+async def test_a_bad_commit_is_refused_though_the_view_still_shows_it_good(pair):
     """The transaction compares the assignment as it stands."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await one.beat(a)
-        await two.beat(a)
-        await b.see()
-        await b.stand_still()
-        await one.turn(a)
-        commit = asyncio.create_task(b.commit(one, {3: 5}))
-        await until(lambda: parts.metric("group_conflicts") > 0)
-        b.follow()
-        assert isinstance((await commit)[3], NotOwnerError)
-        assert await a.committed() == {}
-
-    run(scenario)
+    parts, a, b = pair
+    one, two = Caller(1), Caller(2)
+    await one.beat(a)
+    await two.beat(a)
+    await b.see()
+    await b.stand_still()
+    await one.turn(a)
+    commit = asyncio.create_task(b.commit(one, {3: 5}))
+    await until(lambda: parts.metric("group_conflicts") > 0)
+    b.follow()
+    assert isinstance((await commit)[3], NotOwnerError)
+    assert await a.committed() == {}
 
 
-def test_a_late_commit_does_not_undo_a_later_one(run):
+async def test_a_late_commit_does_not_undo_a_later_one(pair):
     """H64: whether it is late at the door, or was being tried again by a coordinator, and over two coordinators."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        await a.commit(one, {0: 5, 1: 5}, number=1)
-        await b.commit(one, {0: 9}, number=2)
-        assert await a.commit(one, {0: 5, 1: 5}, number=1) == {}
-        assert await a.committed() == {0: 9, 1: 5}
-        a.metastore.faults = [NEVER]
-        late = asyncio.create_task(a.commit(one, {0: 10}, number=3))
-        await until(lambda: not a.metastore.faults)
-        await b.commit(one, {0: 10}, number=3)
-        await b.commit(one, {0: 11}, number=4)
-        assert await late == {}
-        assert await a.committed() == {0: 11, 1: 5}
-        await a.commit(one, {0: 2}, number=5)  # The application has sought back.
-        assert await a.committed() == {0: 2, 1: 5}
-
-    run(scenario)
+    _, a, b = pair
+    one = Caller(1)
+    await one.beat(a)
+    await a.commit(one, {0: 5, 1: 5}, number=1)
+    await b.commit(one, {0: 9}, number=2)
+    assert await a.commit(one, {0: 5, 1: 5}, number=1) == {}
+    assert await a.committed() == {0: 9, 1: 5}
+    a.metastore.faults = [NEVER]
+    late = asyncio.create_task(a.commit(one, {0: 10}, number=3))
+    await until(lambda: not a.metastore.faults)
+    await b.commit(one, {0: 10}, number=3)
+    await b.commit(one, {0: 11}, number=4)
+    assert await late == {}
+    assert await a.committed() == {0: 11, 1: 5}
+    await a.commit(one, {0: 2}, number=5)  # The application has sought back.
+    assert await a.committed() == {0: 2, 1: 5}
 
 
-def test_commits_of_two_members_do_not_disturb_each_other(run):
+async def test_commits_of_two_members_do_not_disturb_each_other(pair):
     """Many at once, by both coordinators: each is one transaction for all of its partitions."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        await settle(a, one, two)
-        await b.see()
-        before = parts.metric("group_commits")
-        for number in range(1, 6):
-            await asyncio.gather(
-                *(c.commit(m, dict.fromkeys(m.numbers, number), number=number) for c, m in ((a, one), (b, two)))
-            )
-        await a.see()
-        assert await a.committed() == dict.fromkeys(range(4), 5)
-        assert parts.metric("group_commits") - before == 10
-
-    run(scenario)
+    parts, a, b = pair
+    one, two = Caller(1), Caller(2)
+    await settle(a, one, two)
+    await b.see()
+    before = parts.metric("group_commits")
+    for number in range(1, 6):
+        await asyncio.gather(
+            *(c.commit(m, dict.fromkeys(m.numbers, number), number=number) for c, m in ((a, one), (b, two)))
+        )
+    await a.see()
+    assert await a.committed() == dict.fromkeys(range(4), 5)
+    assert parts.metric("group_commits") - before == 10
 
 
-def test_a_commit_of_many_partitions_goes_in_transactions_that_etcd_takes(run):
+@pytest.mark.parametrize("pair", [130], indirect=True)
+async def test_a_commit_of_many_partitions_goes_in_transactions_that_etcd_takes(pair):
     """At most 60 a transaction; 130 are three."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        assert await a.commit(one, dict.fromkeys(range(130), 1), number=1) == {}
-        assert parts.metric("group_commits") == 3
-        assert len(await a.committed()) == 130
-        assert max(len(compares) for compares, _ in a.metastore.sent) == 61
-
-    run(scenario, partitions=130)
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    assert await a.commit(one, dict.fromkeys(range(130), 1), number=1) == {}
+    assert parts.metric("group_commits") == 3
+    assert len(await a.committed()) == 130
+    assert max(len(compares) for compares, _ in a.metastore.sent) == 61
 
 
-def test_an_outage_of_etcd_ends_in_an_unknown_outcome(run):
+async def test_an_outage_of_etcd_ends_in_an_unknown_outcome(pair):
     """Within the caller's time."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        a.metastore.faults = [NEVER] * 1_000
-        request = groups_pb2.CommitOffsetsRequest(group_id=GROUP, member_id=one.id, member_epoch=one.epoch)
-        request.topics.add(topic_id=parts.topic_id).partitions.add(partition=0, offset=1)
-        error = await error_of(a.call("CommitOffsets", request, 0.3))
-        assert isinstance(error, TimedOutError)
-        assert error.outcome is Outcome.UNKNOWN
-
-    run(scenario)
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    a.metastore.faults = [NEVER] * 1_000
+    request = groups_pb2.CommitOffsetsRequest(group_id=GROUP, member_id=one.id, member_epoch=one.epoch)
+    request.topics.add(topic_id=parts.topic_id).partitions.add(partition=0, offset=1)
+    error = await error_of(a.call("CommitOffsets", request, 0.3))
+    assert isinstance(error, TimedOutError)
+    assert error.outcome is Outcome.UNKNOWN
 
 
-def test_a_read_is_at_least_as_new_as_asked_for(run):
+async def test_a_read_is_at_least_as_new_as_asked_for(pair):
     """I27, H65: a coordinator that is behind waits, and says so rather than answering with what was."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        await b.see()
-        await b.stand_still()
-        await a.commit(one, {0: 5}, number=1)
-        revision = a.stored_at
-        assert revision > one.revision
-        await a.commit(one, {0: 5}, number=1)
-        assert a.stored_at == revision, "asked again, the answer was lost"
-        await a.commit(one, {3: 5}, number=2, epoch=0)
-        assert a.stored_at == 0, "nothing is stored of it"
-        request = groups_pb2.FetchOffsetsRequest(group_id=GROUP, min_revision=revision)
-        assert isinstance(await error_of(b.call("FetchOffsets", request, 0.2)), TimedOutError)
-        reading = asyncio.create_task(b.committed(min_revision=revision))
-        await asyncio.sleep(0)
-        b.follow()
-        assert await reading == {0: 5}
-        asked = groups_pb2.FetchOffsetsRequest(group_id=GROUP)
-        asked.topics.add(topic_id=parts.topic_id, partitions=[0, 2])
-        (topic,) = (await b.call("FetchOffsets", asked)).topics
-        assert [(each.partition, each.offset, each.leader_epoch) for each in topic.partitions] == [
-            (0, 5, 3),
-            (2, -1, -1),
-        ]
-
-    run(scenario)
+    parts, a, b = pair
+    one = Caller(1)
+    await one.beat(a)
+    await b.see()
+    await b.stand_still()
+    await a.commit(one, {0: 5}, number=1)
+    revision = a.stored_at
+    assert revision > one.revision
+    await a.commit(one, {0: 5}, number=1)
+    assert a.stored_at == revision, "asked again, the answer was lost"
+    await a.commit(one, {3: 5}, number=2, epoch=0)
+    assert a.stored_at == 0, "nothing is stored of it"
+    request = groups_pb2.FetchOffsetsRequest(group_id=GROUP, min_revision=revision)
+    assert isinstance(await error_of(b.call("FetchOffsets", request, 0.2)), TimedOutError)
+    reading = asyncio.create_task(b.committed(min_revision=revision))
+    await asyncio.sleep(0)
+    b.follow()
+    assert await reading == {0: 5}
+    asked = groups_pb2.FetchOffsetsRequest(group_id=GROUP)
+    asked.topics.add(topic_id=parts.topic_id, partitions=[0, 2])
+    (topic,) = (await b.call("FetchOffsets", asked)).topics
+    assert [(each.partition, each.offset, each.leader_epoch) for each in topic.partitions] == [
+        (0, 5, 3),
+        (2, -1, -1),
+    ]
 
 
-def test_an_administrator_sets_offsets_of_groups_without_members_only(run):
+async def test_an_administrator_sets_offsets_of_groups_without_members_only(pair):
     """Set, moved, removed by -1; refused while somebody is there, also where the view does not show it yet."""
-
-    async def scenario(parts, a, b):
-        assert await a.commit(None, {0: 5, 1: 6}) == {}
-        assert await a.commit(None, {0: 2, 1: -1}) == {}
-        assert await a.committed() == {0: 2}
-        await b.see()
-        await b.stand_still()
-        one = Caller(1)
-        await one.beat(a)
-        assert isinstance(await error_of(a.commit(None, {0: 9})), GroupNotEmptyError)
-        late = asyncio.create_task(error_of(b.commit(None, {0: 9})))
-        await until(lambda: parts.metric("group_conflicts") > 0)
-        b.follow()
-        assert isinstance(await late, GroupNotEmptyError)
-        assert await a.committed() == {0: 2}
-
-    run(scenario)
+    parts, a, b = pair
+    assert await a.commit(None, {0: 5, 1: 6}) == {}
+    assert await a.commit(None, {0: 2, 1: -1}) == {}
+    assert await a.committed() == {0: 2}
+    await b.see()
+    await b.stand_still()
+    one = Caller(1)
+    await one.beat(a)
+    assert isinstance(await error_of(a.commit(None, {0: 9})), GroupNotEmptyError)
+    late = asyncio.create_task(error_of(b.commit(None, {0: 9})))
+    await until(lambda: parts.metric("group_conflicts") > 0)
+    b.follow()
+    assert isinstance(await late, GroupNotEmptyError)
+    assert await a.committed() == {0: 2}
 
 
-def test_bad_commits_are_refused_one_by_one_or_as_a_whole(run):
+async def test_bad_commits_are_refused_one_by_one_or_as_a_whole(pair):
     """Unknown topics, partitions that are not there, negative offsets, too much metadata, a partition twice."""
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
 
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
+    async def refusal(member, topic, **fields):
+        request = groups_pb2.CommitOffsetsRequest(group_id=GROUP)
+        if member:
+            request.member_id, request.member_epoch = member.id, member.epoch
+        request.topics.add(**topic).partitions.add(**({"partition": 0, "offset": 1} | fields))
+        (place,) = (await a.call("CommitOffsets", request)).topics[0].partitions
+        return type(from_detail(place.error)) if place.HasField("error") else None
 
-        async def refusal(member, topic, **fields):
-            request = groups_pb2.CommitOffsetsRequest(group_id=GROUP)
-            if member:
-                request.member_id, request.member_epoch = member.id, member.epoch
-            request.topics.add(**topic).partitions.add(**({"partition": 0, "offset": 1} | fields))
-            (place,) = (await a.call("CommitOffsets", request)).topics[0].partitions
-            return type(from_detail(place.error)) if place.HasField("error") else None
-
-        here = {"topic_id": parts.topic_id}
-        assert await refusal(one, {"topic_id": b"x" * 16}) is UnknownTopicIdError
-        assert await refusal(one, {"name": "nothing"}) is UnknownTopicError
-        assert await refusal(one, {"name": "t"}) is None
-        assert await refusal(one, here, partition=4) is NotOwnerError
-        assert await refusal(one, here, partition=-1) is NotOwnerError
-        assert await refusal(one, here, offset=-1) is InvalidRequestError
-        assert await refusal(one, here, metadata="m" * 4_097) is InvalidRequestError
-        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
-        assert await refusal(None, {"topic_id": b"x" * 16}) is UnknownTopicIdError
-        assert await refusal(None, here, partition=4) is InvalidRequestError
-        assert await refusal(None, here, offset=-2) is InvalidRequestError
-        twice = groups_pb2.CommitOffsetsRequest(group_id=GROUP)
-        for _ in range(2):
-            twice.topics.add(**here).partitions.add(partition=0, offset=1)
-        assert isinstance(await error_of(a.call("CommitOffsets", twice)), InvalidRequestError)
-
-    run(scenario)
+    here = {"topic_id": parts.topic_id}
+    assert await refusal(one, {"topic_id": b"x" * 16}) is UnknownTopicIdError
+    assert await refusal(one, {"name": "nothing"}) is UnknownTopicError
+    assert await refusal(one, {"name": "t"}) is None
+    assert await refusal(one, here, partition=4) is NotOwnerError
+    assert await refusal(one, here, partition=-1) is NotOwnerError
+    assert await refusal(one, here, offset=-1) is InvalidRequestError
+    assert await refusal(one, here, metadata="m" * 4_097) is InvalidRequestError
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+    assert await refusal(None, {"topic_id": b"x" * 16}) is UnknownTopicIdError
+    assert await refusal(None, here, partition=4) is InvalidRequestError
+    assert await refusal(None, here, offset=-2) is InvalidRequestError
+    twice = groups_pb2.CommitOffsetsRequest(group_id=GROUP)
+    for _ in range(2):
+        twice.topics.add(**here).partitions.add(partition=0, offset=1)
+    assert isinstance(await error_of(a.call("CommitOffsets", twice)), InvalidRequestError)
 
 
-def test_an_offset_beyond_the_end_is_stored_as_it_is(run):
+async def test_an_offset_beyond_the_end_is_stored_as_it_is(pair):
     """Coordinators know no logs: who reads from there is told OFFSET_OUT_OF_RANGE."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        assert await a.commit(one, {0: (1 << 63) - 1}) == {}
-        assert await a.committed() == {0: (1 << 63) - 1}
-
-    run(scenario)
+    _, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    assert await a.commit(one, {0: (1 << 63) - 1}) == {}
+    assert await a.committed() == {0: (1 << 63) - 1}
 
 
-def test_a_topic_that_is_deleted_takes_its_offsets_along(run):
+async def test_a_topic_that_is_deleted_takes_its_offsets_along(pair):
     """Never used for the new topic of that name; removed at the next look, in a transaction that compares."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        await a.commit(one, {0: 5})
-        await a.keeper.expire()
-        assert await a.committed() == {0: 5}
-        a.keeper._gone = lambda entry: {parts.topic_id}
-        await a.keeper.expire()
-        key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
-        assert (await parts.memory.get(key)).key_value is not None
-        await delete_topic(parts, parts.topic_id)
-        fresh = await make_topic(parts)
-        assert isinstance((await a.commit(one, {0: 6}, topic_id=fresh))[0], NotOwnerError)
-        del a.keeper._gone
-        await a.keeper.expire()
-        await a.see()
-        await until(lambda: not a.entry().offsets)
-        late = await a.commit(one, {0: 6})
-        assert set(map(type, late.values())) <= {UnknownTopicIdError}
-
-    run(scenario)
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    await a.commit(one, {0: 5})
+    await a.keeper.expire()
+    assert await a.committed() == {0: 5}
+    a.keeper._gone = lambda entry: {parts.topic_id}
+    await a.keeper.expire()
+    key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
+    assert (await parts.memory.get(key)).key_value is not None
+    await delete_topic(parts, parts.topic_id)
+    fresh = await make_topic(parts)
+    assert isinstance((await a.commit(one, {0: 6}, topic_id=fresh))[0], NotOwnerError)
+    del a.keeper._gone
+    await a.keeper.expire()
+    await a.see()
+    await until(lambda: not a.entry().offsets)
+    late = await a.commit(one, {0: 6})
+    assert set(map(type, late.values())) <= {UnknownTopicIdError}
 
 
 @pytest.mark.parametrize("keys", [["topic"], ["topic", "tid"]])
-def test_offsets_of_a_topic_that_is_only_absent_stay(run, keys):
+async def test_offsets_of_a_topic_that_is_only_absent_stay(pair, keys):
     """H26: keys that an etcd lacks are no evidence; it may be a backup of before the topic was made."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        await a.commit(one, {0: 5})
-        names = {"topic": parts.keyspace.topic("t"), "tid": parts.keyspace.topic_by_id(parts.topic_id)}
-        gone = await parts.memory.txn([], [Delete(names[key]) for key in keys])
-        await parts.prefix_view.wait_for(gone.revision, SECONDS)
-        await a.keeper.expire()
-        assert await a.offsets.forget_topics(GROUP, [parts.topic_id]) == 1
-        key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
-        assert (await parts.memory.get(key)).key_value is not None
-
-    run(scenario)
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    await a.commit(one, {0: 5})
+    names = {"topic": parts.keyspace.topic("t"), "tid": parts.keyspace.topic_by_id(parts.topic_id)}
+    gone = await parts.memory.txn([], [Delete(names[key]) for key in keys])
+    await parts.prefix_view.wait_for(gone.revision, SECONDS)
+    await a.keeper.expire()
+    assert await a.offsets.forget_topics(GROUP, [parts.topic_id]) == 1
+    key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
+    assert (await parts.memory.get(key)).key_value is not None
 
 
-def test_offsets_of_a_group_expire_when_it_was_empty_for_the_retention_time(run):
+async def test_offsets_of_a_group_expire_when_it_was_empty_for_the_retention_time(pair):
     """H70: counted from when the last member left, or from the last offsets that an administrator set."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        await a.commit(one, {0: 5})
-        a.clock.advance(10 * RETENTION_MS)
-        await a.keeper.expire()
-        assert await a.committed() == {0: 5}
-        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
-        await a.keeper.expire()
-        a.clock.advance(RETENTION_MS - 1)
-        await a.keeper.expire()
-        assert await a.committed() == {0: 5}
-        await a.commit(None, {1: 6})
-        await a.keeper.expire()
-        a.clock.advance(RETENTION_MS - 1)
-        await a.keeper.expire()
-        assert await a.committed() == {0: 5, 1: 6}
-        a.clock.advance(1)
-        await a.keeper.expire()
-        assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
-        assert a.groups.groups == {}
-
-    run(scenario)
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    await a.commit(one, {0: 5})
+    a.clock.advance(10 * RETENTION_MS)
+    await a.keeper.expire()
+    assert await a.committed() == {0: 5}
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+    await a.keeper.expire()
+    a.clock.advance(RETENTION_MS - 1)
+    await a.keeper.expire()
+    assert await a.committed() == {0: 5}
+    await a.commit(None, {1: 6})
+    await a.keeper.expire()
+    a.clock.advance(RETENTION_MS - 1)
+    await a.keeper.expire()
+    assert await a.committed() == {0: 5, 1: 6}
+    a.clock.advance(1)
+    await a.keeper.expire()
+    assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
+    assert a.groups.groups == {}
 
 
-def test_a_wall_clock_that_is_wrong_removes_no_group(run):
+async def test_a_wall_clock_that_is_wrong_removes_no_group(pair):
     """H70: the coordinator that removes it has itself seen it without members for an hour, too.
 
     By less than a day, that is: beyond that it does not believe its clock.
     """
-
-    async def scenario(parts, a, b):
-        await a.commit(None, {0: 5})
-        a.clock.set_wall(20 * RETENTION_MS)
-        await a.keeper.expire()
-        a.clock.advance(RETENTION_MS - 1)
-        await a.keeper.expire()
-        assert await a.committed() == {0: 5}
-        a.clock.advance(1)
-        await a.keeper.expire()
-        assert a.groups.groups == {}
-
-    run(scenario)
+    _, a, _ = pair
+    await a.commit(None, {0: 5})
+    a.clock.set_wall(20 * RETENTION_MS)
+    await a.keeper.expire()
+    a.clock.advance(RETENTION_MS - 1)
+    await a.keeper.expire()
+    assert await a.committed() == {0: 5}
+    a.clock.advance(1)
+    await a.keeper.expire()
+    assert a.groups.groups == {}
 
 
-def test_no_group_expires_while_the_clock_is_in_doubt(run):
+async def test_no_group_expires_while_the_clock_is_in_doubt(pair):
     """H70, H43: not for an hour, but until the clock is right again or somebody says that it is."""
-
-    async def scenario(parts, a, b):
-        await a.commit(None, {0: 5})
-        a.clock.set_wall(1_000 * RETENTION_MS)
-        for _ in range(50):
-            await a.keeper.expire()
-            a.clock.advance(RETENTION_MS)
-        assert await a.committed() == {0: 5}
-        a.clock_watch.note(OPERATOR, a.clock.now_ms(), doubtful=False)
+    _, a, _ = pair
+    await a.commit(None, {0: 5})
+    a.clock.set_wall(1_000 * RETENTION_MS)
+    for _ in range(50):
         await a.keeper.expire()
-        assert a.groups.groups == {}
+        a.clock.advance(RETENTION_MS)
+    assert await a.committed() == {0: 5}
+    a.clock_watch.note(OPERATOR, a.clock.now_ms(), doubtful=False)
+    await a.keeper.expire()
+    assert a.groups.groups == {}
 
-    run(scenario)
 
-
-def test_partitions_that_were_added_are_told_from_those_with_which_the_group_began(run):
+async def test_partitions_that_were_added_are_told_from_those_with_which_the_group_began(pair):
     """So that `latest` skips nothing of them: while members read, and where none did when they were added."""
+    parts, a, b = pair
+    one, two = Caller(1), Caller(2)
+    fetch = groups_pb2.FetchOffsetsRequest(group_id=GROUP)
+    fetch.topics.add(topic_id=parts.topic_id, partitions=range(8))
 
-    async def scenario(parts, a, b):
-        one, two = Caller(1), Caller(2)
-        fetch = groups_pb2.FetchOffsetsRequest(group_id=GROUP)
-        fetch.topics.add(topic_id=parts.topic_id, partitions=range(8))
+    async def added(coordinator, member):
+        fetch.min_revision = member.revision
+        (topic,) = (await coordinator.call("FetchOffsets", fetch)).topics
+        return [each.partition for each in topic.partitions if each.is_added]
 
-        async def added(coordinator, member):
-            fetch.min_revision = member.revision
-            (topic,) = (await coordinator.call("FetchOffsets", fetch)).topics
-            return [each.partition for each in topic.partitions if each.is_added]
-
-        await one.beat(a)
-        assert await added(a, one) == [4, 5, 6, 7]  # Those that are not there.
-        await grow(parts, 6)
-        a.rounds.look(GROUP)
-        await until(lambda: len(a.group.target) == 6)
-        await one.beat(a)
-        assert await added(a, one) == [4, 5, 6, 7]
-        await a.commit(one, {4: 1})
-        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
-        await grow(parts, 8)
-        await b.see()
-        await two.beat(b)
-        assert two.numbers == list(range(8))
-        assert await added(b, two) == [5, 6, 7]
-
-    run(scenario)
+    await one.beat(a)
+    assert await added(a, one) == [4, 5, 6, 7]  # Those that are not there.
+    await grow(parts, 6)
+    a.rounds.look(GROUP)
+    await until(lambda: len(a.group.target) == 6)
+    await one.beat(a)
+    assert await added(a, one) == [4, 5, 6, 7]
+    await a.commit(one, {4: 1})
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+    await grow(parts, 8)
+    await b.see()
+    await two.beat(b)
+    assert two.numbers == list(range(8))
+    assert await added(b, two) == [5, 6, 7]
 
 
 async def grow(parts, partitions):
@@ -501,190 +433,171 @@ async def reset(coordinator, parts, offset, epoch):
     await coordinator.call("CommitOffsets", request)
 
 
-def test_a_reset_that_raced_with_a_member_is_refused(run):
+async def test_a_reset_that_raced_with_a_member_is_refused(pair):
     """Though the group is empty again: members came and went since the administrator looked, and read on."""
+    parts, a, b = pair
+    await reset(a, parts, 3, 0)
+    seen = (await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))).group_epoch
+    await reset(a, parts, 4, seen)
+    await b.see()
+    one = Caller(1)
 
-    async def scenario(parts, a, b):
-        await reset(a, parts, 3, 0)
-        seen = (await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))).group_epoch
-        await reset(a, parts, 4, seen)
-        await b.see()
-        one = Caller(1)
+    async def come_and_go(compares, operations):
+        a.metastore.before_txn = None
+        await one.beat(b)
+        await b.commit(one, {0: 9})
+        await b.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
 
-        async def come_and_go(compares, operations):
-            a.metastore.before_txn = None
-            await one.beat(b)
-            await b.commit(one, {0: 9})
-            await b.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
-
-        a.metastore.before_txn = come_and_go
-        error = await error_of(reset(a, parts, 5, seen))
-        assert isinstance(error, ConflictError)
-        assert not error.retriable
-        assert isinstance(await error_of(reset(b, parts, 5, 0)), ConflictError)
-        assert await b.committed() == {0: 9}
-        delete = groups_pb2.DeleteGroupsRequest(group_ids=[GROUP], expected_group_epochs={GROUP: seen})
-        (result,) = (await b.call("DeleteGroups", delete)).groups
-        assert isinstance(from_detail(result.error), ConflictError)
-        delete.expected_group_epochs[GROUP] = b.group.group_epoch
-        (result,) = (await b.call("DeleteGroups", delete)).groups
-        assert not result.HasField("error")
-        assert b.groups.groups == {}
-
-    run(scenario)
+    a.metastore.before_txn = come_and_go
+    error = await error_of(reset(a, parts, 5, seen))
+    assert isinstance(error, ConflictError)
+    assert not error.retriable
+    assert isinstance(await error_of(reset(b, parts, 5, 0)), ConflictError)
+    assert await b.committed() == {0: 9}
+    delete = groups_pb2.DeleteGroupsRequest(group_ids=[GROUP], expected_group_epochs={GROUP: seen})
+    (result,) = (await b.call("DeleteGroups", delete)).groups
+    assert isinstance(from_detail(result.error), ConflictError)
+    delete.expected_group_epochs[GROUP] = b.group.group_epoch
+    (result,) = (await b.call("DeleteGroups", delete)).groups
+    assert not result.HasField("error")
+    assert b.groups.groups == {}
 
 
-def test_a_group_that_was_in_use_again_is_not_expired(run):
+async def test_a_group_that_was_in_use_again_is_not_expired(pair):
     """A member came and went between the look and the deletion: the compare fails, and its age is looked at again."""
+    parts, a, b = pair
+    await a.commit(None, {0: 5})
+    await b.see()
+    since_ms = a.group.empty_since_ms
+    a.clock.advance(RETENTION_MS)
+    b.clock.advance(RETENTION_MS)
 
-    async def scenario(parts, a, b):
-        await a.commit(None, {0: 5})
-        await b.see()
-        since_ms = a.group.empty_since_ms
-        a.clock.advance(RETENTION_MS)
-        b.clock.advance(RETENTION_MS)
+    async def come_and_go(compares, operations):
+        a.metastore.before_txn = None
+        one = Caller(1)
+        await one.beat(b)
+        await b.commit(one, {0: 9})
+        await b.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
 
-        async def come_and_go(compares, operations):
-            a.metastore.before_txn = None
-            one = Caller(1)
-            await one.beat(b)
-            await b.commit(one, {0: 9})
-            await b.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
-
-        a.metastore.before_txn = come_and_go
-        error = await error_of(a.offsets.delete_group(GROUP, parts.deadline, empty_since_ms=since_ms))
-        assert isinstance(error, GroupNotEmptyError)
-        assert await b.committed() == {0: 9}
-
-    run(scenario)
+    a.metastore.before_txn = come_and_go
+    error = await error_of(a.offsets.delete_group(GROUP, parts.deadline, empty_since_ms=since_ms))
+    assert isinstance(error, GroupNotEmptyError)
+    assert await b.committed() == {0: 9}
 
 
 @pytest.mark.parametrize("faults", [[], [LOST], [NEVER]])
-def test_groups_without_members_are_deleted_with_all_their_keys(run, faults):
+@pytest.mark.parametrize("pair", [130], indirect=True)
+async def test_groups_without_members_are_deleted_with_all_their_keys(pair, faults):
     """Several transactions where there are many offsets; with members it is refused; an unknown one is named."""
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    await a.commit(one, dict.fromkeys(range(130), 1))
 
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a)
-        await a.commit(one, dict.fromkeys(range(130), 1))
+    async def delete(*group_ids):
+        answer = await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=group_ids))
+        return [type(from_detail(each.error)) if each.HasField("error") else None for each in answer.groups]
 
-        async def delete(*group_ids):
-            answer = await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=group_ids))
-            return [type(from_detail(each.error)) if each.HasField("error") else None for each in answer.groups]
-
-        assert await delete(GROUP, "nobody", "a/b") == [GroupNotEmptyError, UnknownGroupError, InvalidRequestError]
-        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
-        a.metastore.faults = list(faults)
-        assert await delete(GROUP) == [None]
-        assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
-
-    run(scenario, partitions=130)
+    assert await delete(GROUP, "nobody", "a/b") == [GroupNotEmptyError, UnknownGroupError, InvalidRequestError]
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+    a.metastore.faults = list(faults)
+    assert await delete(GROUP) == [None]
+    assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
 
 
-def test_groups_are_listed_and_described(run):
+async def test_groups_are_listed_and_described(pair):
     """Members, what each owns since when and is to own, offsets, what nobody owns; an unknown one is named."""
-
-    async def scenario(parts, a, b):
-        one, two = Caller(1, client_id="c", host="h", instance_id="i", rack="r"), Caller(2)
-        await one.beat(a)
-        await two.beat(a)
-        await a.commit(one, {0: 5})
-        described = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))
-        assert described.listing.state == groups_pb2.GROUP_STATE_REBALANCING
-        by_id = {member.member_id: member for member in described.members}
-        first = by_id[one.id]
-        assert (first.client_id, first.host, first.instance_id, first.rack) == ("c", "h", "i", "r")
-        assert (first.live, first.session_timeout_ms, list(first.topics)) == (True, SESSION_MS, ["t"])
-        assert [len(topic.partitions) for topic in first.owned] == [4]
-        assert [len(topic.partitions) for topic in first.target] == [2]
-        assert not by_id[two.id].owned
-        assert described.offsets[0].partitions[0].offset == 5
-        assert described.offsets[0].name == "t"
-        await settle(a, one, two)
-        await a.commit(None, {0: 1}, group_id="empty")
-        (empty, stable) = (await a.call("ListGroups", groups_pb2.ListGroupsRequest())).groups
-        assert (empty.group_id, empty.state) == ("empty", groups_pb2.GROUP_STATE_EMPTY)
-        assert (stable.state, stable.members, stable.partitions) == (groups_pb2.GROUP_STATE_STABLE, 2, 4)
-        unknown = groups_pb2.DescribeGroupRequest(group_id="nobody")
-        assert isinstance(await error_of(a.call("DescribeGroup", unknown)), UnknownGroupError)
-
-    run(scenario)
+    _, a, _ = pair
+    one, two = Caller(1, client_id="c", host="h", instance_id="i", rack="r"), Caller(2)
+    await one.beat(a)
+    await two.beat(a)
+    await a.commit(one, {0: 5})
+    described = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))
+    assert described.listing.state == groups_pb2.GROUP_STATE_REBALANCING
+    by_id = {member.member_id: member for member in described.members}
+    first = by_id[one.id]
+    assert (first.client_id, first.host, first.instance_id, first.rack) == ("c", "h", "i", "r")
+    assert (first.live, first.session_timeout_ms, list(first.topics)) == (True, SESSION_MS, ["t"])
+    assert [len(topic.partitions) for topic in first.owned] == [4]
+    assert [len(topic.partitions) for topic in first.target] == [2]
+    assert not by_id[two.id].owned
+    assert described.offsets[0].partitions[0].offset == 5
+    assert described.offsets[0].name == "t"
+    await settle(a, one, two)
+    await a.commit(None, {0: 1}, group_id="empty")
+    (empty, stable) = (await a.call("ListGroups", groups_pb2.ListGroupsRequest())).groups
+    assert (empty.group_id, empty.state) == ("empty", groups_pb2.GROUP_STATE_EMPTY)
+    assert (stable.state, stable.members, stable.partitions) == (groups_pb2.GROUP_STATE_STABLE, 2, 4)
+    unknown = groups_pb2.DescribeGroupRequest(group_id="nobody")
+    assert isinstance(await error_of(a.call("DescribeGroup", unknown)), UnknownGroupError)
 
 
-def test_readers_without_a_group_report_where_they_stand(run):
+async def test_readers_without_a_group_report_where_they_stand(pair):
     """Listed where asked for, described, forgotten with the lease; never under the name of a group."""
+    parts, a, b = pair
 
-    async def scenario(parts, a, b):
-        def report(**fields):
-            request = groups_pb2.ReportPositionsRequest(**{"reader_id": "reader", "expire_ms": 5_000} | fields)
-            request.topics.add(topic_id=parts.topic_id, name="t").partitions.add(partition=1, offset=7)
-            return a.call("ReportPositions", request)
+    def report(**fields):
+        request = groups_pb2.ReportPositionsRequest(**{"reader_id": "reader", "expire_ms": 5_000} | fields)
+        request.topics.add(topic_id=parts.topic_id, name="t").partitions.add(partition=1, offset=7)
+        return a.call("ReportPositions", request)
 
-        await report()
-        await until(lambda: "reader" in a.groups.positions)
-        await report()
-        assert len(parts.memory._leases) == 1
-        assert not (await a.call("ListGroups", groups_pb2.ListGroupsRequest())).groups
-        (listed,) = (await a.call("ListGroups", groups_pb2.ListGroupsRequest(observed=True))).groups
-        assert (listed.group_id, listed.state, listed.partitions) == ("reader", groups_pb2.GROUP_STATE_OBSERVED, 1)
-        described = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id="reader"))
-        assert [(each.partition, each.offset) for each in described.offsets[0].partitions] == [(1, 7)]
-        await parts.memory.revoke_lease(a.groups.positions["reader"].lease_id)
-        await until(lambda: "reader" not in a.groups.positions)
-        await Caller(1).beat(a)
-        assert isinstance(await error_of(report(reader_id=GROUP)), ConflictError)
-        await b.stand_still()
-        await Caller(2).beat(a, group_id="other")
-        hidden = groups_pb2.ReportPositionsRequest(reader_id="other", expire_ms=5_000)
-        assert isinstance(await error_of(b.call("ReportPositions", hidden)), ConflictError)
-        assert isinstance(await error_of(report(expire_ms=1)), InvalidRequestError)
-        assert isinstance(await error_of(report(reader_id="a/b")), InvalidRequestError)
-
-    run(scenario)
+    await report()
+    await until(lambda: "reader" in a.groups.positions)
+    await report()
+    assert len(parts.memory._leases) == 1
+    assert not (await a.call("ListGroups", groups_pb2.ListGroupsRequest())).groups
+    (listed,) = (await a.call("ListGroups", groups_pb2.ListGroupsRequest(observed=True))).groups
+    assert (listed.group_id, listed.state, listed.partitions) == ("reader", groups_pb2.GROUP_STATE_OBSERVED, 1)
+    described = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id="reader"))
+    assert [(each.partition, each.offset) for each in described.offsets[0].partitions] == [(1, 7)]
+    await parts.memory.revoke_lease(a.groups.positions["reader"].lease_id)
+    await until(lambda: "reader" not in a.groups.positions)
+    await Caller(1).beat(a)
+    assert isinstance(await error_of(report(reader_id=GROUP)), ConflictError)
+    await b.stand_still()
+    await Caller(2).beat(a, group_id="other")
+    hidden = groups_pb2.ReportPositionsRequest(reader_id="other", expire_ms=5_000)
+    assert isinstance(await error_of(b.call("ReportPositions", hidden)), ConflictError)
+    assert isinstance(await error_of(report(expire_ms=1)), InvalidRequestError)
+    assert isinstance(await error_of(report(reader_id="a/b")), InvalidRequestError)
 
 
-def test_what_was_reported_or_deleted_is_seen_at_another_coordinator(run):
+async def test_what_was_reported_or_deleted_is_seen_at_another_coordinator(pair):
     """Answers of changes carry a revision; a list or a description at least as new waits for it."""
-
-    async def scenario(parts, a, b):
-        one = Caller(1)
-        await one.beat(a, group_id="left")
-        await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="left", member_id=one.id))
-        await b.see()
-        await b.stand_still()
-        report = groups_pb2.ReportPositionsRequest(reader_id="reader", expire_ms=5_000)
-        reported = await a.call("ReportPositions", report)
-        deleted = await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=["left"]))
-        assert deleted.revision > reported.revision > 0
-        described = groups_pb2.DescribeGroupRequest(group_id="reader", min_revision=reported.revision)
-        assert isinstance(await error_of(b.call("DescribeGroup", described, 0.2)), TimedOutError)
-        listing = groups_pb2.ListGroupsRequest(observed=True, min_revision=deleted.revision)
-        reading = asyncio.create_task(b.call("ListGroups", listing))
-        await asyncio.sleep(0)
-        b.follow()
-        assert [each.group_id for each in (await reading).groups] == ["reader"]
-        assert (await b.call("DescribeGroup", described)).listing.group_id == "reader"
-
-    run(scenario)
+    _, a, b = pair
+    one = Caller(1)
+    await one.beat(a, group_id="left")
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="left", member_id=one.id))
+    await b.see()
+    await b.stand_still()
+    report = groups_pb2.ReportPositionsRequest(reader_id="reader", expire_ms=5_000)
+    reported = await a.call("ReportPositions", report)
+    deleted = await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=["left"]))
+    assert deleted.revision > reported.revision > 0
+    described = groups_pb2.DescribeGroupRequest(group_id="reader", min_revision=reported.revision)
+    assert isinstance(await error_of(b.call("DescribeGroup", described, 0.2)), TimedOutError)
+    listing = groups_pb2.ListGroupsRequest(observed=True, min_revision=deleted.revision)
+    reading = asyncio.create_task(b.call("ListGroups", listing))
+    await asyncio.sleep(0)
+    b.follow()
+    assert [each.group_id for each in (await reading).groups] == ["reader"]
+    assert (await b.call("DescribeGroup", described)).listing.group_id == "reader"
 
 
-def test_the_keeper_puts_out_dead_members_and_sees_topics_by_itself(run):
+async def test_the_keeper_puts_out_dead_members_and_sees_topics_by_itself(pair):
     """At once where the group is at home, a moment later elsewhere; and it stops its rounds when it is stopped."""
-
-    async def scenario(parts, a, b):
-        keeping = asyncio.create_task(a.keeper.run())
-        one, two = Caller(1), Caller(2)
-        await settle(a, one, two)
-        await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
-        answer = await one.beat(a, wait_ms=SESSION_MS)
-        assert len(one.holds) == 4
-        assert answer.member_epoch == one.epoch
-        one.fields["topics"] = ["t", "u"]
-        await one.beat(a)
-        await make_topic(parts, "u", 1)
-        await until(lambda: len(a.group.owners) == 5)
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        assert not a.rounds._waiting
-
-    run(scenario)
+    parts, a, _ = pair
+    keeping = asyncio.create_task(a.keeper.run())
+    one, two = Caller(1), Caller(2)
+    await settle(a, one, two)
+    await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
+    answer = await one.beat(a, wait_ms=SESSION_MS)
+    assert len(one.holds) == 4
+    assert answer.member_epoch == one.epoch
+    one.fields["topics"] = ["t", "u"]
+    await one.beat(a)
+    await make_topic(parts, "u", 1)
+    await until(lambda: len(a.group.owners) == 5)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert not a.rounds._waiting

@@ -108,34 +108,31 @@ def test_at_the_limit_of_bytes_only_what_adds_is_refused(source, before, after, 
             full.check_growth("an offset", before, after)
 
 
-def test_groups_that_are_known_commit_while_another_caller_has_filled_the_share(run_with_parts):
+async def test_groups_that_are_known_commit_while_another_caller_has_filled_the_share(parts):
     """Offsets that are there are overwritten, partition by partition; a first one, a longer text and a join are not."""
     from tests.unit.coordinator.group_parts import Caller, coordinators, error_of
 
-    async def scenario(parts):
-        async with coordinators(parts, "a") as (coordinator,):
-            assert await coordinator.commit(None, {0: 1, 1: 1}) == {}
-            await coordinator.see()
-            coordinator.limits._bounds = replace(coordinator.bounds, key_bytes=1)
-            refused = await coordinator.commit(None, {0: 2, 1: 2, 2: 2})
-            assert {number: type(error) for number, error in refused.items()} == {2: MetadataLimitError}
-            assert await coordinator.committed(coordinator.stored_at) == {0: 2, 1: 2}
-            request = groups_pb2.CommitOffsetsRequest(group_id="group")
-            topic = request.topics.add(topic_id=parts.topic_id)
-            topic.partitions.add(partition=0, offset=3, metadata="x" * 65)
-            topic.partitions.add(partition=1, offset=-1)
-            answer = await coordinator.call("CommitOffsets", request)
-            assert [each.HasField("error") for each in answer.topics[0].partitions] == [True, False]
-            assert await coordinator.committed(answer.revision) == {0: 2}
-            assert isinstance(await error_of(Caller(1).beat(coordinator)), MetadataLimitError)
-            limit = [MemberStatus("a", used_bytes=70 * MIB, quota_bytes=100 * MIB)]
-            coordinator.limits.look_at(limit)
-            assert isinstance(await error_of(coordinator.commit(None, {0: 3})), MetadataLimitError)
-
-    run_with_parts(scenario)
+    async with coordinators(parts, "a") as (coordinator,):
+        assert await coordinator.commit(None, {0: 1, 1: 1}) == {}
+        await coordinator.see()
+        coordinator.limits._bounds = replace(coordinator.bounds, key_bytes=1)
+        refused = await coordinator.commit(None, {0: 2, 1: 2, 2: 2})
+        assert {number: type(error) for number, error in refused.items()} == {2: MetadataLimitError}
+        assert await coordinator.committed(coordinator.stored_at) == {0: 2, 1: 2}
+        request = groups_pb2.CommitOffsetsRequest(group_id="group")
+        topic = request.topics.add(topic_id=parts.topic_id)
+        topic.partitions.add(partition=0, offset=3, metadata="x" * 65)
+        topic.partitions.add(partition=1, offset=-1)
+        answer = await coordinator.call("CommitOffsets", request)
+        assert [each.HasField("error") for each in answer.topics[0].partitions] == [True, False]
+        assert await coordinator.committed(answer.revision) == {0: 2}
+        assert isinstance(await error_of(Caller(1).beat(coordinator)), MetadataLimitError)
+        limit = [MemberStatus("a", used_bytes=70 * MIB, quota_bytes=100 * MIB)]
+        coordinator.limits.look_at(limit)
+        assert isinstance(await error_of(coordinator.commit(None, {0: 3})), MetadataLimitError)
 
 
-def test_a_member_subscribes_to_no_more_and_a_reader_reports_no_more_at_the_limit(run_with_parts):
+async def test_a_member_subscribes_to_no_more_and_a_reader_reports_no_more_at_the_limit(parts):
     """Both go on as they are: a heartbeat with the same names, a report with higher offsets."""
     from tests.unit.coordinator.group_parts import Caller, coordinators, error_of
 
@@ -144,21 +141,18 @@ def test_a_member_subscribes_to_no_more_and_a_reader_reports_no_more_at_the_limi
         topic.partitions.extend(groups_pb2.PartitionOffset(partition=p, offset=offset) for p in range(partitions))
         return groups_pb2.ReportPositionsRequest(reader_id="reader", topics=[topic], expire_ms=60_000)
 
-    async def scenario(parts):
-        async with coordinators(parts, "a") as (coordinator,):
-            member = Caller(1)
-            await member.turn(coordinator)
-            await coordinator.call("ReportPositions", report(1, 10))
-            await coordinator.see()
-            coordinator.limits._bounds = replace(coordinator.bounds, key_bytes=1)
-            await member.turn(coordinator)
-            await member.beat(coordinator, topics=["t", "u"])
-            long = [f"{number:03}" + "x" * 100 for number in range(3)]
-            assert isinstance(await error_of(member.beat(coordinator, topics=long)), MetadataLimitError)
-            await coordinator.call("ReportPositions", report(1 << 40, 10))
-            assert isinstance(await error_of(coordinator.call("ReportPositions", report(1, 11))), MetadataLimitError)
-
-    run_with_parts(scenario)
+    async with coordinators(parts, "a") as (coordinator,):
+        member = Caller(1)
+        await member.turn(coordinator)
+        await coordinator.call("ReportPositions", report(1, 10))
+        await coordinator.see()
+        coordinator.limits._bounds = replace(coordinator.bounds, key_bytes=1)
+        await member.turn(coordinator)
+        await member.beat(coordinator, topics=["t", "u"])
+        long = [f"{number:03}" + "x" * 100 for number in range(3)]
+        assert isinstance(await error_of(member.beat(coordinator, topics=long)), MetadataLimitError)
+        await coordinator.call("ReportPositions", report(1 << 40, 10))
+        assert isinstance(await error_of(coordinator.call("ReportPositions", report(1, 11))), MetadataLimitError)
 
 
 @pytest.mark.parametrize(
@@ -197,26 +191,24 @@ def test_a_member_cannot_fill_etcd_with_names():
         read_member(request)
 
 
-def test_a_reader_cannot_fill_etcd_with_positions(run_with_parts):
+async def test_a_reader_cannot_fill_etcd_with_positions(parts):
     """A report has topics that can exist, and a bounded size; nothing is stored of one that has not."""
     from tests.unit.coordinator.group_parts import Coordinator
 
-    async def scenario(parts):
-        coordinator = await Coordinator(parts, "a").start()
-        topic = groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="clicks")
-        topic.partitions.extend(groups_pb2.PartitionOffset(partition=0, offset=1) for _ in range(1))
-        bad = [
-            groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="x" * 1_300_000, partitions=topic.partitions),
-            groups_pb2.TopicOffsets(topic_id=b"t" * 1_000, name="clicks", partitions=topic.partitions),
-        ]
-        many = [
-            groups_pb2.TopicOffsets(topic_id=b"t" * 16, name=f"{number:05}" + "x" * 240, partitions=topic.partitions)
-            for number in range(MAX_POSITIONS_BYTES // 250)
-        ]
-        for topics in ([bad[0]], [bad[1]], many):
-            request = groups_pb2.ReportPositionsRequest(reader_id="r", topics=topics, expire_ms=60_000)
-            with pytest.raises(InvalidRequestError):
-                await coordinator.servicer.ReportPositions.__wrapped__(coordinator.servicer, request, None)
-        assert await parts.keys("position/") == []
-
-    run_with_parts(scenario)
+    coordinator = await Coordinator(parts, "a").start()
+    topic = groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="clicks")
+    topic.partitions.extend(groups_pb2.PartitionOffset(partition=0, offset=1) for _ in range(1))
+    bad = [
+        groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="x" * 1_300_000, partitions=topic.partitions),
+        groups_pb2.TopicOffsets(topic_id=b"t" * 1_000, name="clicks", partitions=topic.partitions),
+    ]
+    many = [
+        groups_pb2.TopicOffsets(topic_id=b"t" * 16, name=f"{number:05}" + "x" * 240, partitions=topic.partitions)
+        for number in range(MAX_POSITIONS_BYTES // 250)
+    ]
+    for topics in ([bad[0]], [bad[1]], many):
+        request = groups_pb2.ReportPositionsRequest(reader_id="r", topics=topics, expire_ms=60_000)
+        with pytest.raises(InvalidRequestError):
+            await coordinator.servicer.ReportPositions.__wrapped__(coordinator.servicer, request, None)
+    await coordinator.stop()
+    assert await parts.keys("position/") == []

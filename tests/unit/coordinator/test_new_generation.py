@@ -171,29 +171,22 @@ def test_an_inventory_is_read_as_it_was_written(tmp_path):
             read_inventory(path)
 
 
-def test_who_works_in_a_generation_that_has_ended_ends(run_with_parts):
+async def test_who_works_in_a_generation_that_has_ended_ends(parts):
     """Also where the key was there before, and where it comes while the view is watched."""
-
-    async def scenario(parts):
-        watching = asyncio.create_task(watch_generation(parts.view))
-        await parts.metastore.txn([], [Put(parts.keyspace.ended(), b"")])
-        with pytest.raises(MetastoreRolledBackError, match="has ended: etcd was restored"):
-            await watching
-        with pytest.raises(MetastoreRolledBackError, match="Start this process again"):
-            await watch_generation(parts.view)
-
-    run_with_parts(scenario)
+    watching = asyncio.create_task(watch_generation(parts.view))
+    await parts.metastore.txn([], [Put(parts.keyspace.ended(), b"")])
+    with pytest.raises(MetastoreRolledBackError, match="has ended: etcd was restored"):
+        await watching
+    with pytest.raises(MetastoreRolledBackError, match="Start this process again"):
+        await watch_generation(parts.view)
 
 
-def test_processes_of_the_new_generation_measure_their_clocks_by_the_operators():
-    async def scenario():
-        memory = MemoryMetastore()
-        before = await read_or_create(memory, "c", "id")
-        assert list(await begin_in(memory, "c", [], (), 1_000, apply=True))
-        after = await read_or_create(memory, "c", "id")
-        assert after.generation == before.generation + 1
-        stored = (await memory.get(after.keyspace.clock(OPERATOR))).key_value
-        assert stored is not None
-        assert metadata_pb2.ProcessClock.FromString(stored.value).believed_ms == 1_000
-
-    asyncio.run(scenario())
+async def test_processes_of_the_new_generation_measure_their_clocks_by_the_operators():
+    memory = MemoryMetastore()
+    before = await read_or_create(memory, "c", "id")
+    assert list(await begin_in(memory, "c", [], (), 1_000, apply=True))
+    after = await read_or_create(memory, "c", "id")
+    assert after.generation == before.generation + 1
+    stored = (await memory.get(after.keyspace.clock(OPERATOR))).key_value
+    assert stored is not None
+    assert metadata_pb2.ProcessClock.FromString(stored.value).believed_ms == 1_000

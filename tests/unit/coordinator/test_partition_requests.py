@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from headrace.v1 import cluster_pb2, errors_pb2, topics_pb2
 from headrace.wire.errors import (
@@ -22,6 +24,8 @@ from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.clock import SystemClock
 from headrace_server.metastore.api import CreateRevisionIs, Put
 from headrace_server.partition_state import change, encode, leave
+
+from tests.unit.coordinator.conftest import make_parts
 
 LOST, NEVER = "answer lost", "never arrived"
 SECONDS = 20
@@ -84,224 +88,189 @@ class Administration:
         return await self.brokers.drain(request, SECONDS)
 
 
+@contextlib.asynccontextmanager
+async def administered():
+    async with make_parts() as parts:
+        yield await Administration(parts).start(2), parts
+
+
 @pytest.fixture
-def run(run_with_parts):
-    """Run a coroutine function with an administration and its parts."""
-
-    def start(scenario, partitions=2):
-        async def whole(parts):
-            return await scenario(await Administration(parts).start(partitions), parts)
-
-        return run_with_parts(whole)
-
-    return start
+def administration():
+    """An administration and its parts."""
+    return administered()
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER], [NEVER, LOST]])
-def test_a_move_begins_once_whatever_answers_are_lost(run, faults):
+async def test_a_move_begins_once_whatever_answers_are_lost(administration, faults):
     """The key says where replicas go; the answer what it says; the added broker's session is compared (I12)."""
-
-    async def scenario(admin, parts):
-        parts.metastore.faults = list(faults)
-        (answer,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
-        assert not answer.HasField("error")
-        assert (answer.name, answer.partition, answer.unchanged) == ("t", 0, False)
-        assert (list(answer.replicas), answer.leader_id, answer.leader_epoch) == ([4, 2, 1, 3], 1, 0)
-        state = admin.state()
-        assert (state.adding, state.removing, state.copy_bytes_per_second) == ((4,), (3,), 1_000)
-        assert state.partition_epoch == 1
-        compares, _ = parts.metastore.sent[0]
-        assert CreateRevisionIs(parts.keyspace.live(4), admin.epochs[4]) in compares
-        (listed,) = admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
-        assert (listed.name, listed.partition, list(listed.adding), list(listed.removing)) == ("t", 0, [4], [3])
-        assert (list(listed.in_sync_replicas), listed.leader_id, listed.copy_bytes_per_second) == ([2, 1, 3], 1, 1_000)
-
-    run(scenario)
+    admin, parts = administration
+    parts.metastore.faults = list(faults)
+    (answer,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
+    assert not answer.HasField("error")
+    assert (answer.name, answer.partition, answer.unchanged) == ("t", 0, False)
+    assert (list(answer.replicas), answer.leader_id, answer.leader_epoch) == ([4, 2, 1, 3], 1, 0)
+    state = admin.state()
+    assert (state.adding, state.removing, state.copy_bytes_per_second) == ((4,), (3,), 1_000)
+    assert state.partition_epoch == 1
+    compares, _ = parts.metastore.sent[0]
+    assert CreateRevisionIs(parts.keyspace.live(4), admin.epochs[4]) in compares
+    (listed,) = admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
+    assert (listed.name, listed.partition, list(listed.adding), list(listed.removing)) == ("t", 0, [4], [3])
+    assert (list(listed.in_sync_replicas), listed.leader_id, listed.copy_bytes_per_second) == ([2, 1, 3], 1, 1_000)
 
 
-def test_a_move_is_unchanged_throttled_and_cancelled(run):
+async def test_a_move_is_unchanged_throttled_and_cancelled(administration):
     """Each call says whether it changed anything."""
-
-    async def scenario(admin, parts):
-        await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
-        (same,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
-        (faster,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=9_000)
-        assert (same.unchanged, faster.unchanged, admin.state().copy_bytes_per_second) == (True, False, 9_000)
-        (cancelled,) = await admin.reassign((0, {"cancel": True}))
-        (again,) = await admin.reassign((0, {"cancel": True}))
-        assert (cancelled.unchanged, again.unchanged) == (False, True)
-        assert set(admin.state().replicas) == {1, 2, 3}
-        assert not admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
-
-    run(scenario)
+    admin, _ = administration
+    await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
+    (same,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
+    (faster,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=9_000)
+    assert (same.unchanged, faster.unchanged, admin.state().copy_bytes_per_second) == (True, False, 9_000)
+    (cancelled,) = await admin.reassign((0, {"cancel": True}))
+    (again,) = await admin.reassign((0, {"cancel": True}))
+    assert (cancelled.unchanged, again.unchanged) == (False, True)
+    assert set(admin.state().replicas) == {1, 2, 3}
+    assert not admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
 
 
-def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leader_wrote(run):
+async def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leader_wrote(administration):
     """The leader shrinks in between: the shrunk set stays shrunk, and the move begins."""
+    admin, parts = administration
 
-    async def scenario(admin, parts):
-        async def race(compares, success):
-            parts.metastore.before_txn = None
-            await admin.put(leave(admin.state(), [3]))
+    async def race(compares, success):
+        parts.metastore.before_txn = None
+        await admin.put(leave(admin.state(), [3]))
 
-        parts.metastore.before_txn = race
-        (answer,) = await admin.reassign((0, {"replicas": [1, 2, 4]}))
-        assert not answer.HasField("error")
-        state = admin.state()
-        assert [entry.broker_id for entry in state.in_sync] == [1, 2]
-        assert (state.adding, state.partition_epoch) == ((4,), 2)
-
-    run(scenario)
+    parts.metastore.before_txn = race
+    (answer,) = await admin.reassign((0, {"replicas": [1, 2, 4]}))
+    assert not answer.HasField("error")
+    state = admin.state()
+    assert [entry.broker_id for entry in state.in_sync] == [1, 2]
+    assert (state.adding, state.partition_epoch) == ((4,), 2)
 
 
-def test_a_lost_write_that_the_leader_built_upon_was_made(run):
+async def test_a_lost_write_that_the_leader_built_upon_was_made(administration):
     """The move stands, although the key went on: the answer does not say that there was nothing to change."""
+    admin, parts = administration
+    parts.metastore.faults = [LOST]
 
-    async def scenario(admin, parts):
-        parts.metastore.faults = [LOST]
+    async def build_upon(key):
+        parts.metastore.get = parts.memory.get
+        await admin.put(leave(admin.state(), [2]))
+        return await parts.memory.get(key)
 
-        async def build_upon(key):
-            parts.metastore.get = parts.memory.get
-            await admin.put(leave(admin.state(), [2]))
-            return await parts.memory.get(key)
+    async def next_read(compares, success):
+        parts.metastore.before_txn = None
+        parts.metastore.get = build_upon
 
-        async def next_read(compares, success):
-            parts.metastore.before_txn = None
-            parts.metastore.get = build_upon
-
-        parts.metastore.before_txn = next_read
-        (answer,) = await admin.reassign((0, {"replicas": [1, 2, 4]}))
-        assert not answer.HasField("error")
-        assert not answer.unchanged
-        assert admin.state().adding == (4,)
-        assert [entry.broker_id for entry in admin.state().in_sync] == [1, 3]
-
-    run(scenario)
+    parts.metastore.before_txn = next_read
+    (answer,) = await admin.reassign((0, {"replicas": [1, 2, 4]}))
+    assert not answer.HasField("error")
+    assert not answer.unchanged
+    assert admin.state().adding == (4,)
+    assert [entry.broker_id for entry in admin.state().in_sync] == [1, 3]
 
 
-def test_a_partition_that_is_not_visible_cannot_be_moved(run):
+async def test_a_partition_that_is_not_visible_cannot_be_moved(administration):
     """The remains of a growth that died are not the topic's."""
-
-    async def scenario(admin, parts):
-        await admin.put(admin.state(), 5)
-        (answer,) = await admin.reassign((5, {"replicas": [1, 2, 4]}))
-        assert ErrorCode(answer.error.code).name == "UNKNOWN_PARTITION"
-
-    run(scenario)
+    admin, _ = administration
+    await admin.put(admin.state(), 5)
+    (answer,) = await admin.reassign((5, {"replicas": [1, 2, 4]}))
+    assert ErrorCode(answer.error.code).name == "UNKNOWN_PARTITION"
 
 
-def test_bad_moves_are_refused_one_by_one(run):
+async def test_bad_moves_are_refused_one_by_one(administration):
     """An error a partition, beside the others; what can be done is done."""
-
-    async def scenario(admin, parts):
-        answers = await admin.reassign(
-            (0, {"replicas": [1, 9]}),
-            (1, {"replicas": [1, 2, 4]}),
-            (1, {"replicas": [1, 2]}),
-            (7, {"replicas": [1, 2]}),
-            (0, {"replicas": [1], "topic": "other"}),
-            (0, {"replicas": [1], "topic": "other", "cancel": True}),
-        )
-        codes = [ErrorCode(answer.error.code).name if answer.HasField("error") else "" for answer in answers]
-        assert codes == ["UNKNOWN_BROKER", "", "INVALID_REQUEST", "UNKNOWN_PARTITION", "UNKNOWN_TOPIC", "UNKNOWN_TOPIC"]
-        assert admin.state(0).partition_epoch == 0
-        assert admin.state(1).adding == (4,)
-        with pytest.raises(InvalidRequestError, match="negative"):
-            await admin.reassign(rate=-1)
-
-    run(scenario)
+    admin, _ = administration
+    answers = await admin.reassign(
+        (0, {"replicas": [1, 9]}),
+        (1, {"replicas": [1, 2, 4]}),
+        (1, {"replicas": [1, 2]}),
+        (7, {"replicas": [1, 2]}),
+        (0, {"replicas": [1], "topic": "other"}),
+        (0, {"replicas": [1], "topic": "other", "cancel": True}),
+    )
+    codes = [ErrorCode(answer.error.code).name if answer.HasField("error") else "" for answer in answers]
+    assert codes == ["UNKNOWN_BROKER", "", "INVALID_REQUEST", "UNKNOWN_PARTITION", "UNKNOWN_TOPIC", "UNKNOWN_TOPIC"]
+    assert admin.state(0).partition_epoch == 0
+    assert admin.state(1).adding == (4,)
+    with pytest.raises(InvalidRequestError, match="negative"):
+        await admin.reassign(rate=-1)
 
 
-def test_validate_only_changes_nothing(run):
+async def test_validate_only_changes_nothing(administration):
     """Of a move and of an election: the answer says what would be."""
-
-    async def scenario(admin, parts):
-        (move,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), validate_only=True)
-        assert (list(move.replicas), move.unchanged) == ([4, 2, 1, 3], False)
-        await admin.put(change(admin.state(), leader=admin.state().in_sync[1], in_sync=admin.state().in_sync))
-        (election,) = await admin.elect(PREFERRED, 0, validate_only=True)
-        assert (election.leader_id, election.unchanged) == (1, False)
-        assert parts.metastore.sent == []
-        assert parts.metric("unclean_elections") == 0
-
-    run(scenario)
+    admin, parts = administration
+    (move,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), validate_only=True)
+    assert (list(move.replicas), move.unchanged) == ([4, 2, 1, 3], False)
+    await admin.put(change(admin.state(), leader=admin.state().in_sync[1], in_sync=admin.state().in_sync))
+    (election,) = await admin.elect(PREFERRED, 0, validate_only=True)
+    assert (election.leader_id, election.unchanged) == (1, False)
+    assert parts.metastore.sent == []
+    assert parts.metric("unclean_elections") == 0
 
 
-def test_the_topic_says_how_many_replicas_its_partitions_have(run):
+async def test_the_topic_says_how_many_replicas_its_partitions_have(administration):
     """Once all are to have equally many, and not before."""
+    admin, parts = administration
 
-    async def scenario(admin, parts):
-        async def replication_factor():
-            return (await parts.store.find(topics_pb2.TopicRef(name="t"), parts.deadline)).message.replication_factor
+    async def replication_factor():
+        return (await parts.store.find(topics_pb2.TopicRef(name="t"), parts.deadline)).message.replication_factor
 
-        await admin.reassign((0, {"replicas": [1, 2]}))
-        assert await replication_factor() == 3
-        await admin.reassign((0, {"replicas": [1]}), (1, {"replicas": [1, 2]}))
-        assert await replication_factor() == 3
-        await admin.reassign((0, {"replicas": [2, 1]}))
-        assert await replication_factor() == 2
-
-    run(scenario)
+    await admin.reassign((0, {"replicas": [1, 2]}))
+    assert await replication_factor() == 3
+    await admin.reassign((0, {"replicas": [1]}), (1, {"replicas": [1, 2]}))
+    assert await replication_factor() == 3
+    await admin.reassign((0, {"replicas": [2, 1]}))
+    assert await replication_factor() == 2
 
 
-def test_preferred_leaders_lead_again(run):
+async def test_preferred_leaders_lead_again(administration):
     """The named partitions or all; who leads already is unchanged."""
-
-    async def scenario(admin, parts):
-        for number in (0, 1):
-            state = admin.state(number)
-            await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync), number)
-        async with parts.leaders():
-            (named,) = await admin.elect(PREFERRED, 0)
-            assert (named.leader_id, named.leader_epoch, named.unchanged) == (1, 2, False)
-            every = await admin.elect(PREFERRED, topics=[])
-        assert [(answer.partition, answer.leader_id, answer.unchanged) for answer in every] == [
-            (0, 1, True),
-            (1, 1, False),
-        ]
-
-    run(scenario)
+    admin, parts = administration
+    for number in (0, 1):
+        state = admin.state(number)
+        await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync), number)
+    async with parts.leaders():
+        (named,) = await admin.elect(PREFERRED, 0)
+        assert (named.leader_id, named.leader_epoch, named.unchanged) == (1, 2, False)
+        every = await admin.elect(PREFERRED, topics=[])
+    assert [(answer.partition, answer.leader_id, answer.unchanged) for answer in every] == [
+        (0, 1, True),
+        (1, 1, False),
+    ]
 
 
-def test_a_leader_that_leads_on_is_an_error_of_that_partition(run):
+async def test_a_leader_that_leads_on_is_an_error_of_that_partition(administration):
     """H24: its successor did not reach the log end in time; nothing has changed, and the answer says so."""
-
-    async def scenario(admin, parts):
-        state = admin.state()
-        await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync))
-        async with parts.leaders(yield_leadership=False):
-            first, second = await admin.elect(PREFERRED)
-        assert ErrorCode(first.error.code).name == "TIMED_OUT"
-        assert first.error.outcome == errors_pb2.OUTCOME_NOT_APPLIED
-        assert second.unchanged
-        assert admin.state().leader.broker_id == 2
-
-    run(scenario)
+    admin, parts = administration
+    state = admin.state()
+    await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync))
+    async with parts.leaders(yield_leadership=False):
+        first, second = await admin.elect(PREFERRED)
+    assert ErrorCode(first.error.code).name == "TIMED_OUT"
+    assert first.error.outcome == errors_pb2.OUTCOME_NOT_APPLIED
+    assert second.unchanged
+    assert admin.state().leader.broker_id == 2
 
 
-def test_a_dead_leader_hands_over_nothing(run):
+async def test_a_dead_leader_hands_over_nothing(administration):
     """The key still names it: electing in its place is the controller's."""
-
-    async def scenario(admin, parts):
-        await parts.unregister(1)
-        answers = await admin.elect(PREFERRED)
-        assert {ErrorCode(answer.error.code).name for answer in answers} == {"LEADER_NOT_AVAILABLE"}
-        assert admin.state().partition_epoch == 0
-
-    run(scenario)
+    admin, parts = administration
+    await parts.unregister(1)
+    answers = await admin.elect(PREFERRED)
+    assert {ErrorCode(answer.error.code).name for answer in answers} == {"LEADER_NOT_AVAILABLE"}
+    assert admin.state().partition_epoch == 0
 
 
-def test_without_a_leader_there_is_none_to_prefer(run):
+async def test_without_a_leader_there_is_none_to_prefer(administration):
     """The controller elects; the administrator is told so."""
-
-    async def scenario(admin, parts):
-        await admin.put(change(admin.state(), leader=None, in_sync=admin.state().in_sync))
-        answers = await admin.elect(PREFERRED)
-        assert [ErrorCode(answer.error.code).name for answer in answers if answer.HasField("error")] == [
-            "LEADER_NOT_AVAILABLE"
-        ]
-
-    run(scenario)
+    admin, _ = administration
+    await admin.put(change(admin.state(), leader=None, in_sync=admin.state().in_sync))
+    answers = await admin.elect(PREFERRED)
+    assert [ErrorCode(answer.error.code).name for answer in answers if answer.HasField("error")] == [
+        "LEADER_NOT_AVAILABLE"
+    ]
 
 
 async def lose_the_in_sync(admin, parts):
@@ -314,140 +283,116 @@ async def lose_the_in_sync(admin, parts):
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER]])
-def test_an_unclean_election_happens_once_and_says_so(run, faults):
+async def test_an_unclean_election_happens_once_and_says_so(administration, faults):
     """H21: the epoch rises by one, the key says unclean, nobody else counts any more, it is counted."""
-
-    async def scenario(admin, parts):
-        await lose_the_in_sync(admin, parts)
-        before = admin.state()
-        parts.metastore.faults = list(faults)
-        (answer,) = await admin.elect(UNCLEAN, 0)
-        assert not answer.HasField("error")
-        state = admin.state()
-        assert (answer.leader_id, answer.leader_epoch) == (3, before.leader_epoch + 1)
-        assert (state.leader.broker_id, state.leader.broker_epoch) == (3, admin.epochs[3])
-        assert (state.unclean, state.unclean_epoch, state.eligible_leaders) == (True, answer.leader_epoch, ())
-        assert [entry.broker_id for entry in state.in_sync] == [3]
-        assert parts.metric("unclean_elections") == 1
-
-    run(scenario)
+    admin, parts = administration
+    await lose_the_in_sync(admin, parts)
+    before = admin.state()
+    parts.metastore.faults = list(faults)
+    (answer,) = await admin.elect(UNCLEAN, 0)
+    assert not answer.HasField("error")
+    state = admin.state()
+    assert (answer.leader_id, answer.leader_epoch) == (3, before.leader_epoch + 1)
+    assert (state.leader.broker_id, state.leader.broker_epoch) == (3, admin.epochs[3])
+    assert (state.unclean, state.unclean_epoch, state.eligible_leaders) == (True, answer.leader_epoch, ())
+    assert [entry.broker_id for entry in state.in_sync] == [3]
+    assert parts.metric("unclean_elections") == 1
 
 
-def test_an_unclean_election_loses_against_the_return_of_a_complete_replica(run):
+async def test_an_unclean_election_loses_against_the_return_of_a_complete_replica(administration):
     """The write compares that nobody came back: then the clean one is elected, not this one."""
+    admin, parts = administration
+    await lose_the_in_sync(admin, parts)
 
-    async def scenario(admin, parts):
-        await lose_the_in_sync(admin, parts)
+    async def race(compares, success):
+        parts.metastore.before_txn = None
+        await parts.register(1, resumes=admin.epochs[1], clean=True)
 
-        async def race(compares, success):
-            parts.metastore.before_txn = None
-            await parts.register(1, resumes=admin.epochs[1], clean=True)
-
-        parts.metastore.before_txn = race
-        (answer,) = await admin.elect(UNCLEAN, 0)
-        assert ErrorCode(answer.error.code).name == "INVALID_REQUEST"
-        assert "broker 1 holds every committed record" in answer.error.message
-        assert admin.state().leader is None
-
-    run(scenario)
+    parts.metastore.before_txn = race
+    (answer,) = await admin.elect(UNCLEAN, 0)
+    assert ErrorCode(answer.error.code).name == "INVALID_REQUEST"
+    assert "broker 1 holds every committed record" in answer.error.message
+    assert admin.state().leader is None
 
 
-def test_an_unclean_election_may_choose_a_member_that_came_back_without_its_data(run):
+async def test_an_unclean_election_may_choose_a_member_that_came_back_without_its_data(administration):
     """Its session is in doubt, so it counts for nothing, and stands in nobody's way; a dry run changes nothing."""
-
-    async def scenario(admin, parts):
-        await lose_the_in_sync(admin, parts)
-        epoch = await parts.register(1, resumes=admin.epochs[1], clean=False)
-        (dry,) = await admin.elect(UNCLEAN, 0, broker_id=1, validate_only=True)
-        assert (dry.leader_id, admin.state().leader, parts.metric("unclean_elections")) == (1, None, 0)
-        (answer,) = await admin.elect(UNCLEAN, 0, broker_id=1)
-        assert not answer.HasField("error")
-        assert (admin.state().leader.broker_id, admin.state().leader.broker_epoch) == (1, epoch)
-
-    run(scenario)
+    admin, parts = administration
+    await lose_the_in_sync(admin, parts)
+    epoch = await parts.register(1, resumes=admin.epochs[1], clean=False)
+    (dry,) = await admin.elect(UNCLEAN, 0, broker_id=1, validate_only=True)
+    assert (dry.leader_id, admin.state().leader, parts.metric("unclean_elections")) == (1, None, 0)
+    (answer,) = await admin.elect(UNCLEAN, 0, broker_id=1)
+    assert not answer.HasField("error")
+    assert (admin.state().leader.broker_id, admin.state().leader.broker_epoch) == (1, epoch)
 
 
-def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(run):
+async def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(administration):
     """Somebody complete lives, the broker is no replica, is not registered, or nothing is named."""
-
-    async def scenario(admin, parts):
-        healthy = await admin.elect(UNCLEAN)
-        assert {ErrorCode(answer.error.code).name for answer in healthy} == {"INVALID_REQUEST"}
-        await lose_the_in_sync(admin, parts)
-        (stranger,) = await admin.elect(UNCLEAN, 0, broker_id=4)
-        (absent,) = await admin.elect(UNCLEAN, 0, broker_id=1)
-        assert "no replica" in stranger.error.message
-        assert ErrorCode(absent.error.code).name == "UNKNOWN_BROKER"
-        await parts.unregister(3)
-        (nobody,) = await admin.elect(UNCLEAN, 0)
-        assert ErrorCode(nobody.error.code).name == "LEADER_NOT_AVAILABLE"
-        for bad in ({"type": UNCLEAN, "topics": []}, {"type": 0}, {"type": PREFERRED, "broker_id": 1}):
-            with pytest.raises(InvalidRequestError):
-                await admin.elect(UNCLEAN, 0, **bad)
-        assert parts.metastore.sent == []
-
-    run(scenario)
+    admin, parts = administration
+    healthy = await admin.elect(UNCLEAN)
+    assert {ErrorCode(answer.error.code).name for answer in healthy} == {"INVALID_REQUEST"}
+    await lose_the_in_sync(admin, parts)
+    (stranger,) = await admin.elect(UNCLEAN, 0, broker_id=4)
+    (absent,) = await admin.elect(UNCLEAN, 0, broker_id=1)
+    assert "no replica" in stranger.error.message
+    assert ErrorCode(absent.error.code).name == "UNKNOWN_BROKER"
+    await parts.unregister(3)
+    (nobody,) = await admin.elect(UNCLEAN, 0)
+    assert ErrorCode(nobody.error.code).name == "LEADER_NOT_AVAILABLE"
+    for bad in ({"type": UNCLEAN, "topics": []}, {"type": 0}, {"type": PREFERRED, "broker_id": 1}):
+        with pytest.raises(InvalidRequestError):
+            await admin.elect(UNCLEAN, 0, **bad)
+    assert parts.metastore.sent == []
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST]])
-def test_a_broker_is_drained_and_undrained(run, faults):
+async def test_a_broker_is_drained_and_undrained(administration, faults):
     """The key stands as long as the word does; the answer counts what it leads."""
-
-    async def scenario(admin, parts):
-        parts.metastore.faults = list(faults)
-        answer = await admin.drain(1)
-        assert (answer.leaders, answer.unchanged) == (2, False)
-        assert parts.view.is_draining(1)
-        assert 1 not in parts.store.candidates()
-        assert (await admin.drain(1)).unchanged
-        parts.metastore.faults = list(faults)
-        assert not (await admin.drain(1, False)).unchanged
-        assert (await admin.drain(1, False)).unchanged
-        assert not parts.view.is_draining(1)
-
-    run(scenario)
+    admin, parts = administration
+    parts.metastore.faults = list(faults)
+    answer = await admin.drain(1)
+    assert (answer.leaders, answer.unchanged) == (2, False)
+    assert parts.view.is_draining(1)
+    assert 1 not in parts.store.candidates()
+    assert (await admin.drain(1)).unchanged
+    parts.metastore.faults = list(faults)
+    assert not (await admin.drain(1, False)).unchanged
+    assert (await admin.drain(1, False)).unchanged
+    assert not parts.view.is_draining(1)
 
 
-def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_stopped(run):
+async def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_stopped(administration):
     """A key on a lease goes with the lease; what an administrator asks for then stands without one."""
-
-    async def scenario(admin, parts):
-        lease = await parts.memory.grant_lease(60_000)
-        await parts.memory.txn([], [Put(parts.keyspace.drained(1), b"", lease.lease_id)])
-        assert not (await admin.drain(1)).unchanged
-        assert (await admin.drain(1)).unchanged
-        await parts.memory.revoke_lease(lease.lease_id)
-        assert (await parts.memory.get(parts.keyspace.drained(1))).key_value is not None
-
-    run(scenario)
+    admin, parts = administration
+    lease = await parts.memory.grant_lease(60_000)
+    await parts.memory.txn([], [Put(parts.keyspace.drained(1), b"", lease.lease_id)])
+    assert not (await admin.drain(1)).unchanged
+    assert (await admin.drain(1)).unchanged
+    await parts.memory.revoke_lease(lease.lease_id)
+    assert (await parts.memory.get(parts.keyspace.drained(1))).key_value is not None
 
 
-def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undrained(run):
+async def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undrained(administration):
     """Whoever was there once may come back; a mistyped number is refused."""
-
-    async def scenario(admin, parts):
-        await parts.memory.txn([], [Put(parts.keyspace.session(7), b"")])
-        assert not (await admin.drain(7)).unchanged
-        assert not (await admin.drain(7, False)).unchanged
-        await parts.memory.txn([], [Put(parts.keyspace.drained(9), b"")])
-        assert not (await admin.drain(9, False)).unchanged
-        with pytest.raises(UnknownBrokerError, match="broker 8 was never registered"):
-            await admin.drain(8)
-        with pytest.raises(InvalidRequestError):
-            await admin.drain(-1)
-
-    run(scenario)
+    admin, parts = administration
+    await parts.memory.txn([], [Put(parts.keyspace.session(7), b"")])
+    assert not (await admin.drain(7)).unchanged
+    assert not (await admin.drain(7, False)).unchanged
+    await parts.memory.txn([], [Put(parts.keyspace.drained(9), b"")])
+    assert not (await admin.drain(9, False)).unchanged
+    with pytest.raises(UnknownBrokerError, match="broker 8 was never registered"):
+        await admin.drain(8)
+    with pytest.raises(InvalidRequestError):
+        await admin.drain(-1)
 
 
-def test_without_etcd_nothing_is_known_to_be_done(run):
+async def test_without_etcd_nothing_is_known_to_be_done(administration):
     """The outcome says whether something may have happened."""
-
-    async def scenario(admin, parts):
-        parts.metastore.faults = [NEVER] * 100
-        request = cluster_pb2.DrainBrokerRequest(broker_id=1, drain=True)
-        with pytest.raises(MetastoreUnavailableError) as failure:
-            await admin.brokers.drain(request, 0.3)
-        assert failure.value.outcome is Outcome.UNKNOWN
-        assert parts.metric("unknown_writes") >= 1
-
-    run(scenario)
+    admin, parts = administration
+    parts.metastore.faults = [NEVER] * 100
+    request = cluster_pb2.DrainBrokerRequest(broker_id=1, drain=True)
+    with pytest.raises(MetastoreUnavailableError) as failure:
+        await admin.brokers.drain(request, 0.3)
+    assert failure.value.outcome is Outcome.UNKNOWN
+    assert parts.metric("unknown_writes") >= 1

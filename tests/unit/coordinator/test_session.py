@@ -48,35 +48,27 @@ async def put_other(parts, address):
     await parts.metastore.txn([], [Put(parts.keyspace.coordinator("a"), value, lease.lease_id)])
 
 
-def test_second_process_with_an_id_in_use_ends_with_a_sentence(run_with_parts, clock):
+async def test_second_process_with_an_id_in_use_ends_with_a_sentence(parts, clock):
     """It waits as long as a dead process could keep the id, three times over, and leaves the first one registered."""
-
-    async def scenario(parts):
-        await put_other(parts, "other:7170")
-        with pytest.raises(InvalidConfigError, match="coordinator id a is registered by the process at other:7170"):
-            await make_session(parts, clock, "own:7170").run()
-        assert clock.monotonic_ms() >= 3 * TTL_MS
-        found = (await parts.metastore.get(parts.keyspace.coordinator("a"))).key_value
-        assert metadata_pb2.CoordinatorLive.FromString(found.value).address == "other:7170"
-
-    run_with_parts(scenario)
+    await put_other(parts, "other:7170")
+    with pytest.raises(InvalidConfigError, match="coordinator id a is registered by the process at other:7170"):
+        await make_session(parts, clock, "own:7170").run()
+    assert clock.monotonic_ms() >= 3 * TTL_MS
+    found = (await parts.metastore.get(parts.keyspace.coordinator("a"))).key_value
+    assert metadata_pb2.CoordinatorLive.FromString(found.value).address == "other:7170"
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_restarted_process_registers(run_with_parts, clock, released):
+async def test_restarted_process_registers(parts, clock, released):
     """At once where the registration has its own address, which it could bind; else when the other one is gone."""
-
-    async def scenario(parts):
-        await put_other(parts, "other:7170" if released else "own:7170")
-        session = make_session(parts, clock, "own:7170")
-        running = asyncio.create_task(session.run())
-        if released:
-            await parts.metastore.txn([], [Delete(parts.keyspace.coordinator("a"))])
-        await parts.shows(lambda: "a" in parts.view.coordinators and session.lease_id)
-        assert parts.view.coordinators["a"].live.address == "own:7170"
-        assert clock.monotonic_ms() < TTL_MS
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await session.end()
-
-    run_with_parts(scenario)
+    await put_other(parts, "other:7170" if released else "own:7170")
+    session = make_session(parts, clock, "own:7170")
+    running = asyncio.create_task(session.run())
+    if released:
+        await parts.metastore.txn([], [Delete(parts.keyspace.coordinator("a"))])
+    await parts.shows(lambda: "a" in parts.view.coordinators and session.lease_id)
+    assert parts.view.coordinators["a"].live.address == "own:7170"
+    assert clock.monotonic_ms() < TTL_MS
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await session.end()

@@ -37,267 +37,207 @@ def by_name(name):
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [NEVER, NEVER, LOST], [LOST, NEVER]])
-def test_a_small_topic_is_created_once_whatever_answers_are_lost(run_with_parts, faults):
+async def test_a_small_topic_is_created_once_whatever_answers_are_lost(parts, faults):
     """One topic, complete, and the answer names the id that stands in etcd."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        parts.metastore.faults = list(faults)
-        created = await create(parts)
-        assert len(await parts.keys("topic/")) == len(await parts.keys("tid/")) == 1
-        assert len(await parts.keys("part/")) == 3
-        found = await parts.store.find(by_name("t"), parts.deadline)
-        assert found.message.topic_id == created.topic_id
-        assert parts.metric("topics_created") == 1
-        assert parts.metric("unknown_writes") == len(faults)
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    parts.metastore.faults = list(faults)
+    created = await create(parts)
+    assert len(await parts.keys("topic/")) == len(await parts.keys("tid/")) == 1
+    assert len(await parts.keys("part/")) == 3
+    found = await parts.store.find(by_name("t"), parts.deadline)
+    assert found.message.topic_id == created.topic_id
+    assert parts.metric("topics_created") == 1
+    assert parts.metric("unknown_writes") == len(faults)
 
 
 @pytest.mark.parametrize("lost_at", range(5))
 @pytest.mark.parametrize("fault", [NEVER, LOST])
-def test_a_large_topic_is_created_once_whatever_answer_is_lost(run_with_parts, lost_at, fault):
+async def test_a_large_topic_is_created_once_whatever_answer_is_lost(parts, lost_at, fault):
     """At each of the five transactions: visible once and whole; only invisible remains of the other attempt stay."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        parts.metastore.faults = [None] * lost_at + [fault]
-        created = await create(parts, partitions=300)
-        await parts.prefix_view.wait_for(created.revision, 10)
-        assert list(parts.view.topics) == ["t"]
-        assert len(parts.view.partitions(created.topic_id)) == 300
-        assert parts.view.topics["t"].topic_id == created.topic_id
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    parts.metastore.faults = [None] * lost_at + [fault]
+    created = await create(parts, partitions=300)
+    await parts.prefix_view.wait_for(created.revision, 10)
+    assert list(parts.view.topics) == ["t"]
+    assert len(parts.view.partitions(created.topic_id)) == 300
+    assert parts.view.topics["t"].topic_id == created.topic_id
 
 
-def test_every_attempt_draws_its_own_id(run_with_parts):
+async def test_every_attempt_draws_its_own_id(parts):
     """A late attempt can bring back nothing that was deleted meanwhile: no id is sent twice."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        parts.metastore.faults = [NEVER, NEVER]
-        await create(parts)
-        ids = [
-            metadata_pb2.Topic.FromString(operation.value).topic_id
-            for _, success in parts.metastore.sent
-            for operation in success
-            if isinstance(operation, Put) and "/topic/" in operation.key
-        ]
-        assert len(ids) == len(set(ids)) == 3
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    parts.metastore.faults = [NEVER, NEVER]
+    await create(parts)
+    ids = [
+        metadata_pb2.Topic.FromString(operation.value).topic_id
+        for _, success in parts.metastore.sent
+        for operation in success
+        if isinstance(operation, Put) and "/topic/" in operation.key
+    ]
+    assert len(ids) == len(set(ids)) == 3
 
 
-def test_the_name_of_another_is_a_definite_refusal(run_with_parts):
+async def test_the_name_of_another_is_a_definite_refusal(parts):
     """TOPIC_ALREADY_EXISTS, also where an own attempt went unanswered before."""
-
-    async def scenario(parts):
-        await parts.register(1)
+    await parts.register(1)
+    await create(parts)
+    parts.metastore.faults = [NEVER]
+    with pytest.raises(TopicAlreadyExistsError) as failure:
         await create(parts)
-        parts.metastore.faults = [NEVER]
-        with pytest.raises(TopicAlreadyExistsError) as failure:
-            await create(parts)
-        assert failure.value.outcome is Outcome.NOT_APPLIED
-
-    run_with_parts(scenario)
+    assert failure.value.outcome is Outcome.NOT_APPLIED
 
 
-def test_no_transaction_exceeds_what_etcd_takes(run_with_parts):
+async def test_no_transaction_exceeds_what_etcd_takes(parts):
     """At most 128 compares and 128 operations, with as many brokers as partitions."""
-
-    async def scenario(parts):
-        for broker_id in range(140):
-            await parts.register(broker_id)
-        parts.metastore.sent.clear()
-        await create(parts, partitions=140)
-        await create(parts, "u", partitions=126)
-        assert len(parts.metastore.sent) > 3
-        assert max(max(len(compares), len(success)) for compares, success in parts.metastore.sent) <= 128
-
-    run_with_parts(scenario)
+    for broker_id in range(140):
+        await parts.register(broker_id)
+    parts.metastore.sent.clear()
+    await create(parts, partitions=140)
+    await create(parts, "u", partitions=126)
+    assert len(parts.metastore.sent) > 3
+    assert max(max(len(compares), len(success)) for compares, success in parts.metastore.sent) <= 128
 
 
 @pytest.mark.parametrize(("partitions", "before"), [(3, 1), (300, 1), (300, 2), (300, 3)])
-def test_a_broker_that_restarts_meanwhile_is_named_in_its_new_session(run_with_parts, partitions, before):
+async def test_a_broker_that_restarts_meanwhile_is_named_in_its_new_session(parts, partitions, before):
     """The compare on the registration fails, and the next attempt names the session of the fresh view (I12)."""
+    await parts.register(1)
+    epochs = []
 
-    async def scenario(parts):
-        await parts.register(1)
-        epochs = []
+    async def bounce(compares, success):
+        if len(parts.metastore.sent) == before:
+            epochs.append(await parts.register(1))
 
-        async def bounce(compares, success):
-            if len(parts.metastore.sent) == before:
-                epochs.append(await parts.register(1))
-
-        parts.metastore.before_txn = bounce
-        created = await create(parts, partitions=partitions)
-        await parts.prefix_view.wait_for(created.revision, 10)
-        leaders = {partition.state.leader for partition in parts.view.partitions(created.topic_id)}
-        assert {leader.broker_epoch for leader in leaders} == {epochs[0]}
-
-    run_with_parts(scenario)
+    parts.metastore.before_txn = bounce
+    created = await create(parts, partitions=partitions)
+    await parts.prefix_view.wait_for(created.revision, 10)
+    leaders = {partition.state.leader for partition in parts.view.partitions(created.topic_id)}
+    assert {leader.broker_epoch for leader in leaders} == {epochs[0]}
 
 
-def test_a_broker_that_is_gone_meanwhile_is_replaced(run_with_parts):
+async def test_a_broker_that_is_gone_meanwhile_is_replaced(parts):
     """Placed again on those that live; NOT_ENOUGH_BROKERS where none does."""
+    await parts.register(1)
+    await parts.register(2)
+    gone = []
 
-    async def scenario(parts):
-        await parts.register(1)
-        await parts.register(2)
-        gone = []
+    async def leave(compares, success):
+        if not gone:
+            gone.append(1)
+            await parts.unregister(1)
 
-        async def leave(compares, success):
-            if not gone:
-                gone.append(1)
-                await parts.unregister(1)
-
-        parts.metastore.before_txn = leave
-        created = await create(parts)
-        assert created.placement.assignments == ((2,), (2,), (2,))
-        await parts.unregister(2)
-        with pytest.raises(NotEnoughBrokersError):
-            await create(parts, "u")
-
-    run_with_parts(scenario)
+    parts.metastore.before_txn = leave
+    created = await create(parts)
+    assert created.placement.assignments == ((2,), (2,), (2,))
+    await parts.unregister(2)
+    with pytest.raises(NotEnoughBrokersError):
+        await create(parts, "u")
 
 
-def test_an_outage_ends_at_the_deadline_with_the_outcome_unknown(run_with_parts):
+async def test_an_outage_ends_at_the_deadline_with_the_outcome_unknown(parts):
     """Every answer lost until the deadline: METASTORE_UNAVAILABLE and UNKNOWN, never NOT_APPLIED."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        parts.metastore.faults = [NEVER] * 1_000
-        topic = checked()
-        placement = place_new_topic(topic, parts.store.candidates())
-        with pytest.raises(MetastoreUnavailableError) as failure:
-            await parts.store.create(topic, placement, asyncio.get_running_loop().time() + 0.3)
-        assert failure.value.outcome is Outcome.UNKNOWN
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    parts.metastore.faults = [NEVER] * 1_000
+    topic = checked()
+    placement = place_new_topic(topic, parts.store.candidates())
+    with pytest.raises(MetastoreUnavailableError) as failure:
+        await parts.store.create(topic, placement, asyncio.get_running_loop().time() + 0.3)
+    assert failure.value.outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER]])
 @pytest.mark.parametrize("total", [5, 400])
-def test_growing_settles_lost_answers(run_with_parts, faults, total):
+async def test_growing_settles_lost_answers(parts, faults, total):
     """The new number once, all partitions there, the old ones untouched."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        created = await create(parts)
-        before = {key: (await parts.memory.get(key)).key_value for key in await parts.keys("part/")}
-        found = await parts.store.find(by_name("t"), parts.deadline)
-        placement = place_new_topic(checked(partitions=total - 3), parts.store.candidates())
-        parts.metastore.faults = list(faults)
-        revision, _ = await parts.store.grow(found, total, [], placement, parts.deadline)
-        await parts.prefix_view.wait_for(revision, 10)
-        assert len(parts.view.partitions(created.topic_id)) == total
-        for key, value in before.items():
-            assert (await parts.memory.get(key)).key_value == value
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    created = await create(parts)
+    before = {key: (await parts.memory.get(key)).key_value for key in await parts.keys("part/")}
+    found = await parts.store.find(by_name("t"), parts.deadline)
+    placement = place_new_topic(checked(partitions=total - 3), parts.store.candidates())
+    parts.metastore.faults = list(faults)
+    revision, _ = await parts.store.grow(found, total, [], placement, parts.deadline)
+    await parts.prefix_view.wait_for(revision, 10)
+    assert len(parts.view.partitions(created.topic_id)) == total
+    for key, value in before.items():
+        assert (await parts.memory.get(key)).key_value == value
 
 
-def test_growing_against_another_growth_is_a_conflict(run_with_parts):
+async def test_growing_against_another_growth_is_a_conflict(parts):
     """Another coordinator added partitions in between: CONFLICT, definite."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        await create(parts)
-        found = await parts.store.find(by_name("t"), parts.deadline)
-        one = place_new_topic(checked(partitions=1), parts.store.candidates())
-        await parts.store.grow(found, 4, [], one, parts.deadline)
-        with pytest.raises(ConflictError) as failure:
-            await parts.store.grow(found, 6, [], place_new_topic(checked(), parts.store.candidates()), parts.deadline)
-        assert failure.value.outcome is Outcome.NOT_APPLIED
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    await create(parts)
+    found = await parts.store.find(by_name("t"), parts.deadline)
+    one = place_new_topic(checked(partitions=1), parts.store.candidates())
+    await parts.store.grow(found, 4, [], one, parts.deadline)
+    with pytest.raises(ConflictError) as failure:
+        await parts.store.grow(found, 6, [], place_new_topic(checked(), parts.store.candidates()), parts.deadline)
+    assert failure.value.outcome is Outcome.NOT_APPLIED
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER]])
-def test_deleting_settles_lost_answers(run_with_parts, faults):
+async def test_deleting_settles_lost_answers(parts, faults):
     """Nothing is left, and the caller is told that it is deleted."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        created = await create(parts)
-        parts.metastore.faults = list(faults)
-        message, _ = await parts.store.delete(by_name("t"), parts.deadline)
-        assert message.topic_id == created.topic_id
-        assert await parts.keys("topic/") == await parts.keys("tid/") == await parts.keys("part/") == []
-        with pytest.raises(UnknownTopicError):
-            await parts.store.delete(by_name("t"), parts.deadline)
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    created = await create(parts)
+    parts.metastore.faults = list(faults)
+    message, _ = await parts.store.delete(by_name("t"), parts.deadline)
+    assert message.topic_id == created.topic_id
+    assert await parts.keys("topic/") == await parts.keys("tid/") == await parts.keys("part/") == []
+    with pytest.raises(UnknownTopicError):
+        await parts.store.delete(by_name("t"), parts.deadline)
 
 
-def test_deleting_by_name_does_not_hit_a_successor(run_with_parts):
+async def test_deleting_by_name_does_not_hit_a_successor(parts):
     """The answer of the deletion is lost, another topic takes the name: it stays (H26)."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        created = await create(parts)
-        await parts.prefix_view.wait_for(created.revision, 10)
-        parts.metastore.faults = [LOST]
-        successor = metadata_pb2.Topic(name="t", topic_id=secrets.token_bytes(16), partitions=1, replication_factor=1)
-        deleting = asyncio.create_task(parts.store.delete(by_name("t"), parts.deadline))
-        await parts.shows(lambda: not parts.view.topics)
-        value = successor.SerializeToString()
-        await parts.memory.txn(
-            [], [Put(parts.keyspace.topic("t"), value), Put(parts.keyspace.topic_by_id(successor.topic_id), value)]
-        )
-        message, _ = await deleting
-        assert message.topic_id != successor.topic_id
-        assert (await parts.store.find(by_name("t"), parts.deadline)).message == successor
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    created = await create(parts)
+    await parts.prefix_view.wait_for(created.revision, 10)
+    parts.metastore.faults = [LOST]
+    successor = metadata_pb2.Topic(name="t", topic_id=secrets.token_bytes(16), partitions=1, replication_factor=1)
+    deleting = asyncio.create_task(parts.store.delete(by_name("t"), parts.deadline))
+    await parts.shows(lambda: not parts.view.topics)
+    value = successor.SerializeToString()
+    await parts.memory.txn(
+        [], [Put(parts.keyspace.topic("t"), value), Put(parts.keyspace.topic_by_id(successor.topic_id), value)]
+    )
+    message, _ = await deleting
+    assert message.topic_id != successor.topic_id
+    assert (await parts.store.find(by_name("t"), parts.deadline)).message == successor
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST]])
-def test_two_changes_of_settings_do_not_undo_each_other(run_with_parts, faults):
+async def test_two_changes_of_settings_do_not_undo_each_other(parts, faults):
     """Each is merged into what stands there when it is written."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        await create(parts, configs={"retention_ms": "5"})
-        parts.metastore.faults = list(faults)
-        async with asyncio.TaskGroup() as tasks:
-            for changes in ({"retention_bytes": "7"}, {"segment_ms": "9000"}):
-                tasks.create_task(
-                    parts.store.configure(
-                        by_name("t"), lambda topic, changes=changes: altered_configs(topic, changes, []), parts.deadline
-                    )
+    await parts.register(1)
+    await create(parts, configs={"retention_ms": "5"})
+    parts.metastore.faults = list(faults)
+    async with asyncio.TaskGroup() as tasks:
+        for changes in ({"retention_bytes": "7"}, {"segment_ms": "9000"}):
+            tasks.create_task(
+                parts.store.configure(
+                    by_name("t"), lambda topic, changes=changes: altered_configs(topic, changes, []), parts.deadline
                 )
-        found = await parts.store.find(by_name("t"), parts.deadline)
-        assert dict(found.message.configs) == {"retention_ms": "5", "retention_bytes": "7", "segment_ms": "9000"}
+            )
+    found = await parts.store.find(by_name("t"), parts.deadline)
+    assert dict(found.message.configs) == {"retention_ms": "5", "retention_bytes": "7", "segment_ms": "9000"}
 
-    run_with_parts(scenario)
 
-
-def test_a_topic_in_creation_says_no_partition(run_with_parts):
+async def test_a_topic_in_creation_says_no_partition(parts):
     """`tid/` begins with 0 partitions, so that whoever clears it away can tell; it ends with all."""
-
-    async def scenario(parts):
-        await parts.register(1)
-        created = await create(parts, partitions=300)
-        (reserved,) = parts.metastore.sent[0][1]
-        assert reserved.key == parts.keyspace.topic_by_id(created.topic_id)
-        assert metadata_pb2.Topic.FromString(reserved.value).partitions == 0
-        found = await parts.store.find(by_name("t"), parts.deadline)
-        assert found.message.partitions == 300
-
-    run_with_parts(scenario)
+    await parts.register(1)
+    created = await create(parts, partitions=300)
+    (reserved,) = parts.metastore.sent[0][1]
+    assert reserved.key == parts.keyspace.topic_by_id(created.topic_id)
+    assert metadata_pb2.Topic.FromString(reserved.value).partitions == 0
+    found = await parts.store.find(by_name("t"), parts.deadline)
+    assert found.message.partitions == 300
 
 
-def test_a_reserved_topic_is_not_found(run_with_parts):
+async def test_a_reserved_topic_is_not_found(parts):
     """`tid/` alone is no topic: neither by name nor by id."""
-
-    async def scenario(parts):
-        half = metadata_pb2.Topic(name="half", topic_id=bytes(16))
-        await parts.memory.txn([], [Put(parts.keyspace.topic_by_id(half.topic_id), half.SerializeToString())])
-        for reference in (by_name("half"), topics_pb2.TopicRef(topic_id=half.topic_id)):
-            with pytest.raises((UnknownTopicError, Exception), match="there is no topic"):
-                await parts.store.find(reference, parts.deadline)
-        await parts.memory.txn([], [Delete(parts.keyspace.topic_by_id(half.topic_id))])
-
-    run_with_parts(scenario)
+    half = metadata_pb2.Topic(name="half", topic_id=bytes(16))
+    await parts.memory.txn([], [Put(parts.keyspace.topic_by_id(half.topic_id), half.SerializeToString())])
+    for reference in (by_name("half"), topics_pb2.TopicRef(topic_id=half.topic_id)):
+        with pytest.raises((UnknownTopicError, Exception), match="there is no topic"):
+            await parts.store.find(reference, parts.deadline)
+    await parts.memory.txn([], [Delete(parts.keyspace.topic_by_id(half.topic_id))])
