@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from _pytest.nodeid import NodeId
 
 pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
 
@@ -38,15 +39,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
 
-    So do all tests of the Spark session and of its cluster, and those of a module that share what a fixture makes.
+    So do all tests of the Spark session and of its cluster, and those of a module that share what a fixture makes. The
+    group is said at the end of the id, where pytest-xdist looks: what its mark writes pytest 9.2 does not read.
     """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
     for item in items:
         definitions = item._fixtureinfo.name2fixturedefs
         group = next((group for shared, group in _GROUPS.items() if shared in definitions), "")
         if not group and any(each[-1].scope == "module" for each in definitions.values()):
             group = item.path.stem
         if group:
-            item.add_marker(pytest.mark.xdist_group(group))
+            item._id = NodeId.parse(f"{item.nodeid}@{group}")
+            assert item.nodeid.endswith(f"@{group}")
 
 
 @pytest.fixture(scope="session", autouse=True)
