@@ -12,12 +12,21 @@ from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Put
 from headrace_server.metastore.view import PrefixView
+from headrace_server.methods import METHODS
 from headrace_server.partition_state import PartitionState, Replica, encode
+from headrace_server.requests import RequestReader
 
 from tests.unit.coordinator.conftest import make_parts
 
 TOPIC = TopicId(bytes(range(16)))
 NOW_MS = ManualClock().now_ms()
+READER = RequestReader(
+    "ListOffsets",
+    METHODS["/headrace.v1.BrokerService/ListOffsets"],
+    broker_pb2.ListOffsetsRequest.FromString,
+    broker_pb2.ListOffsetsRequest.DESCRIPTOR,
+)
+"""Raises where a broker refuses the request."""
 
 
 class Leaders:
@@ -29,6 +38,7 @@ class Leaders:
         self.asked = []
 
     async def ask(self, address, request):
+        READER.read(request.SerializeToString())
         self.asked.append(address)
         response = broker_pb2.ListOffsetsResponse()
         for topic in request.topics:

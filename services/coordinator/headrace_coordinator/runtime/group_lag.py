@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 
 import grpc
 import structlog
@@ -181,22 +181,23 @@ class GroupLag:
 
 
 def _request(asked: Sequence[tuple[TopicPartition, int]]) -> broker_pb2.ListOffsetsRequest:
-    """Both questions for each entry, in the order of `asked`."""
+    """Both questions for each entry, in the order of `asked`, which is sorted: brokers refuse a topic named twice."""
     request = broker_pb2.ListOffsetsRequest(client_id=CLIENT_ID)
-    for (topic_id, number), offset in asked:
+    for topic_id, entries in groupby(asked, key=lambda entry: entry[0][0]):
         topic = request.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
-        for spec in _QUESTIONS:
-            topic.partitions.add(partition=number, spec=spec, offset=offset)
+        for (_, number), offset in entries:
+            for spec in _QUESTIONS:
+                topic.partitions.add(partition=number, spec=spec, offset=offset)
     return request
 
 
 def _take_in(
     response: broker_pb2.ListOffsetsResponse, asked: Sequence[tuple[TopicPartition, int]], answers: _Answers
 ) -> None:
-    for (partition, offset), topic in zip(asked, response.topics, strict=False):
-        if len(topic.partitions) != len(_QUESTIONS):
-            continue
-        record, latest = topic.partitions
+    results = [result for topic in response.topics for result in topic.partitions]
+    if len(results) != len(_QUESTIONS) * len(asked):
+        return
+    for (partition, offset), record, latest in zip(asked, results[::2], results[1::2], strict=True):
         if not record.HasField("error") and not latest.HasField("error"):
             answers.ends[partition] = latest.offset
             answers.records[(partition, offset)] = (record.offset, record.timestamp_ms)
