@@ -182,8 +182,8 @@ class Coordinator:
         rounds: Any = controller._partitions
         decide = rounds.changes
 
-        def changes() -> Any:
-            decided = decide()
+        async def changes() -> Any:
+            decided = await decide()
             for _, found in decided:
                 self.world.count(f"controller: {found.step.value}")
                 if found.after.unclean and not found.before.unclean:

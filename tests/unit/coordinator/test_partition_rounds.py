@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from headrace_coordinator.core.control import Step
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
 from headrace_coordinator.runtime.partition_rounds import PartitionRounds
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import change, encode
+from headrace_server.rpc import ITEMS_PER_TURN
 
 SECONDS = 20
 
@@ -22,14 +25,17 @@ class Looking:
     async def start(self):
         for broker_id in (1, 2, 3):
             await self.parts.register(broker_id)
-        topic = check_new_topic(TopicSpec("t", assignments=((1, 2, 3),) * 2), TopicDefaults(), 3)
+        self.topic_id = await self.create("t", 2)
+        self.rounds.begin()
+        assert await self.rounds.changes() == []
+        return self
+
+    async def create(self, name, partitions):
+        topic = check_new_topic(TopicSpec(name, assignments=((1, 2, 3),) * partitions), TopicDefaults(), 3)
         placement = place_new_topic(topic, self.parts.store.candidates())
         created = await self.parts.store.create(topic, placement, self.parts.deadline)
         await self.parts.prefix_view.wait_for(created.revision, SECONDS)
-        self.topic_id = created.topic_id
-        self.rounds.begin()
-        assert self.rounds.changes() == []
-        return self
+        return created.topic_id
 
     def key(self, number):
         return self.parts.keyspace.partition(self.topic_id, number)
@@ -41,8 +47,8 @@ class Looking:
         result = await self.parts.memory.txn([], [Put(key, value)])
         await self.parts.prefix_view.wait_for(result.revision, SECONDS)
 
-    def steps(self):
-        return [(change.partition, change.step) for _, change in self.rounds.changes()]
+    async def steps(self):
+        return [(change.partition, change.step) for _, change in await self.rounds.changes()]
 
 
 @pytest.fixture
@@ -61,14 +67,31 @@ def test_a_key_is_looked_at_when_it_changed(run):
 
     async def scenario(looking, parts):
         await parts.unregister(3)
-        assert looking.steps() == []
+        assert await looking.steps() == []
         looking.rounds.begin()
-        assert looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
+        assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
         prefix = parts.keyspace.prefix
         assert not looking.rounds.note([f"{prefix}group/g/state", f"{prefix}pid", f"{prefix}part/odd/1"])
-        assert looking.steps() == []
+        assert await looking.steps() == []
         assert looking.rounds.note([looking.key(1)])
-        assert looking.steps() == [(1, Step.SWEEP)]
+        assert await looking.steps() == [(1, Step.SWEEP)]
+
+    run(scenario)
+
+
+def test_a_look_at_many_partitions_lets_others_run(run):
+    """What changes meanwhile is seen by the next look."""
+
+    async def scenario(looking, parts):
+        await looking.create("wide", 2 * ITEMS_PER_TURN)
+        looking.rounds.begin()
+        look = asyncio.create_task(looking.rounds.changes())
+        await asyncio.sleep(0)
+        assert not look.done()
+        await parts.unregister(3)
+        assert looking.rounds.note([parts.keyspace.live(3)])
+        assert await look == []
+        assert len(await looking.steps()) == 2 + 2 * ITEMS_PER_TURN
 
     run(scenario)
 
@@ -79,9 +102,9 @@ def test_brokers_topics_and_words_concern_every_partition(run, family):
 
     async def scenario(looking, parts):
         await looking.put(parts.keyspace.drained(1))
-        assert looking.steps() == []
+        assert await looking.steps() == []
         assert looking.rounds.note([parts.keyspace.prefix + family])
-        assert looking.steps() == [(0, Step.RELIEVE), (1, Step.RELIEVE)]
+        assert await looking.steps() == [(0, Step.RELIEVE), (1, Step.RELIEVE)]
 
     run(scenario)
 
@@ -92,14 +115,14 @@ def test_what_was_written_is_not_written_again_before_the_view_shows_it(run):
     async def scenario(looking, parts):
         await parts.unregister(3)
         looking.rounds.begin()
-        (_, first), (_, second) = looking.rounds.changes()
+        (_, first), (_, second) = await looking.rounds.changes()
         looking.rounds.note_again(first, written=True)
         looking.rounds.note_again(second, written=False)
-        assert looking.steps() == [(1, Step.SWEEP)]
+        assert await looking.steps() == [(1, Step.SWEEP)]
         await looking.put(looking.key(0), encode(first.after))
         await parts.unregister(2)
         looking.rounds.note([parts.keyspace.live(2)])
-        assert looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
+        assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
 
     run(scenario)
 
@@ -114,11 +137,11 @@ def test_a_round_of_preferred_leaders_is_one_look(run):
 
         await looking.put(looking.key(0), led_by_second(0))
         looking.rounds.note_rebalance()
-        assert looking.steps() == [(0, Step.PREFER)]
+        assert await looking.steps() == [(0, Step.PREFER)]
         looking.rounds.note([looking.key(0)])
-        assert looking.steps() == [(0, Step.PREFER)]
+        assert await looking.steps() == [(0, Step.PREFER)]
         await looking.put(looking.key(1), led_by_second(1))
         looking.rounds.note([looking.key(1)])
-        assert looking.steps() == []
+        assert await looking.steps() == []
 
     run(scenario)

@@ -28,6 +28,7 @@ from headrace_server.metastore.api import (
     VersionIs,
 )
 from headrace_server.partition_state import encode
+from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.core.control import PartitionChange, Step
 from headrace_coordinator.core.orphans import Orphan
@@ -136,10 +137,11 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 while self._is_elected(lease_id, epoch):
                     await self._wait_for_work()
-                    for key, change in self._partitions.changes():
+                    for index, (key, change) in enumerate(await self._partitions.changes()):
+                        await let_others_run(index)
                         if key not in working:
                             working[key] = tasks.create_task(self._write_partition(key, change, epoch, working))
-                    for key, orphan in self._orphans.ripe().items():
+                    for key, orphan in (await self._orphans.ripe()).items():
                         if key not in working:
                             working[key] = tasks.create_task(self._clear(key, orphan, epoch, working))
                     forgotten = self._keyspace.deleted_topic_prefix()

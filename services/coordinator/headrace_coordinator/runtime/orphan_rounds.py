@@ -12,6 +12,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import PartitionKey, TopicIdKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import CreateRevisionIs, Metastore
+from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.core import topic_writes
 from headrace_coordinator.core.orphans import Orphan, TopicIdEntry, find_orphans, nameless_topics, ripe_orphans
@@ -50,25 +51,35 @@ class OrphanRounds:
         self._seen.clear()
         self._look_ms = self._clock.monotonic_ms()
 
-    def ripe(self) -> dict[str, Orphan]:
-        """Give, by the key that stands for it, what may be cleared now."""
+    async def ripe(self) -> dict[str, Orphan]:
+        """Give, by the key that stands for it, what may be cleared now.
+
+        All of it is of one revision of the view, however often others have the event loop in between.
+        """
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._look_ms or self._view.undecodable:
             return {}  # A topic that this release cannot read is no orphan.
         self._look_ms = now_ms + self.interval_ms
         source, keyspace = self._view.source, self._keyspace
+        visible = {topic.topic_id: topic.partitions for topic in self._view.topics.values()}
+        deleted = frozenset(self._view.deleted)
+        topic_ids, states = source.items(keyspace.topic_by_id_prefix()), source.items(keyspace.partition_prefix())
         entries: dict[TopicId, TopicIdEntry] = {}
-        for key_value in source.items(keyspace.topic_by_id_prefix()):
+        for index, key_value in enumerate(topic_ids):
+            await let_others_run(index)
             parsed = keyspace.parse(key_value.key)
             if isinstance(parsed, TopicIdKey):
                 stored = keyspace.decode_value(key_value.key, key_value.value)
                 if not isinstance(stored, metadata_pb2.Topic):
                     return {}
                 entries[parsed.topic_id] = TopicIdEntry(key_value.mod_revision, stored.partitions)
-        parsed_keys = (keyspace.parse(key_value.key) for key_value in source.items(keyspace.partition_prefix()))
-        partitions = [(key.topic_id, key.partition) for key in parsed_keys if isinstance(key, PartitionKey)]
-        visible = {topic.topic_id: topic.partitions for topic in self._view.topics.values()}
-        found = find_orphans(visible, entries, partitions, self._view.deleted)
+        partitions: list[tuple[TopicId, int]] = []
+        for index, key_value in enumerate(states):
+            await let_others_run(index)
+            key = keyspace.parse(key_value.key)
+            if isinstance(key, PartitionKey):
+                partitions.append((key.topic_id, key.partition))
+        found = find_orphans(visible, entries, partitions, deleted)
         for topic_id in nameless_topics(visible, entries):
             if topic_id not in self._nameless:
                 log.error("topic_without_name", topic_id=topic_id.hex(), action=NEXT_STEP)
@@ -86,7 +97,8 @@ class OrphanRounds:
         """
         key = self._keyspace.topic_by_id(orphan.topic_id)
         value = self._view.source.get(key) if orphan.visible else None
-        assert not orphan.visible or value is not None, "a visible topic has its tid key"
+        if orphan.visible and value is None:
+            return  # The topic was deleted after the look.
         write = topic_writes.clear_orphan(
             self._keyspace,
             orphan.topic_id,

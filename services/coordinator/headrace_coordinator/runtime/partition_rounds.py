@@ -14,6 +14,7 @@ from headrace.wire.ids import TopicId
 from headrace_server.keys import PartitionKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState
+from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.core.control import PartitionChange, Step, change_partition, is_under_replicated
 from headrace_coordinator.core.election import Session, sessions_of
@@ -99,19 +100,20 @@ class PartitionRounds:
             for number in range(topic.partitions)
         )
 
-    def changes(self) -> list[tuple[str, PartitionChange]]:
+    async def changes(self) -> list[tuple[str, PartitionChange]]:
         """Say, by key, what the partitions to be looked at are to become; those without a leader come first.
 
-        A partition whose last write the view does not show yet waits until it does.
+        A partition whose last write the view does not show yet waits until it does. Others have the event loop in
+        between: what is noted meanwhile is for the next look, and a write compares the version that was looked at.
         """
         if self._look_at_all:
             self._look_at_everything()
         looked_at, self._look_at = self._look_at, {}
-        found = [
-            (key, change)
-            for key, (topic_id, number) in looked_at.items()
-            if (change := self._change(key, topic_id, number)) is not None
-        ]
+        found: list[tuple[str, PartitionChange]] = []
+        for index, (key, (topic_id, number)) in enumerate(looked_at.items()):
+            await let_others_run(index)
+            if (change := self._change(key, topic_id, number)) is not None:
+                found.append((key, change))
         found.sort(key=lambda entry: entry[1].step not in URGENT)
         self._metrics.offline_partitions.set(len(self._offline))
         self._metrics.under_replicated_partitions.set(len(self._under_replicated))
