@@ -1,9 +1,11 @@
 """`python -m tests.security.beside`: what an honest client feels of each attack, on a real cluster.
 
 A producer sends a record at a time, `RATE` a second, and waits for its acknowledgement; a consumer reads them. For each
-attack there are `ROUNDS` rounds: some seconds without it, then as long beside it, from a process of its own that does
-nothing else. A row has the medians of the rounds' p99 from send to acknowledgement and from send to the consumer's
-hands. Nothing is judged: on a machine with few cores the attacker's own work counts, too.
+attack there are `ROUNDS` rounds of some seconds each: alone; beside the attack, from a process of its own that does
+nothing else and has another address than the client; and beside a process that only burns as much processor time as the
+attacker did, because on a machine with few cores that alone makes a client wait. A row has the medians of the rounds'
+p99 from send to acknowledgement and from send to the consumer's hands. `ratio` is attacked to burning: what the attack
+costs in the server. Nothing is judged.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from multiprocessing.synchronize import Event
 
 import grpc
 import headrace
+import psutil
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
 from headrace.wire.transfer import PREFACE, REQUEST_HEAD
@@ -38,6 +41,7 @@ SECONDS = 2.0
 PRODUCE, FETCH = "/headrace.v1.BrokerService/Produce", "/headrace.v1.BrokerService/Fetch"
 WORLD = World("attacked", b"", 500, (), "")
 NEW_IDS = itertools.count(1)
+SPAWN = multiprocessing.get_context("spawn")
 
 Addresses = dict[str, str]
 Burst = Callable[[], None]
@@ -97,7 +101,7 @@ def transfer(addresses: Addresses) -> Burst:
     request = b"\x2a\x00" * (MIB // 2)
 
     def burst() -> None:
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
+        with socket.create_connection((host, int(port)), timeout=30, source_address=("127.0.0.2", 0)) as connection:
             connection.sendall(PREFACE + REQUEST_HEAD.pack(len(request)) + request)
             connection.recv(1 << 16)
 
@@ -172,6 +176,16 @@ def attack(name: str, addresses: Addresses, started: Event) -> None:
             burst()
 
 
+def burn(share: float, started: Event) -> None:
+    """A process that keeps one core busy for this share of the time, until it is killed."""
+    started.set()
+    while True:
+        until = time.thread_time() + share / 100
+        while time.thread_time() < until:
+            pass
+        time.sleep((1 - share) / 100)
+
+
 class Honest:
     """A producer and a consumer of one topic."""
 
@@ -205,6 +219,26 @@ class Honest:
             sent.append(time.monotonic() - started)
         return p99(sent), p99(self._read)
 
+    def work_beside(self, target: Callable[..., None], *arguments: object) -> tuple[float, float, float]:
+        """`work` beside a process of that target; the share of a core that it took, too."""
+        started = SPAWN.Event()
+        process = SPAWN.Process(target=target, args=(*arguments, started), daemon=True)
+        process.start()
+        started.wait(60)
+        stranger, begun = psutil.Process(process.pid), time.monotonic()
+        before = sum(stranger.cpu_times()[:2])
+        found = self.work(SECONDS)
+        share = (sum(stranger.cpu_times()[:2]) - before) / (time.monotonic() - begun)
+        process.kill()
+        process.join()
+        return *found, min(1.0, share)
+
+
+def free_port() -> int:
+    """Of the kernel's choice, at every address."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+        return int(listener.getsockname()[1])
+
 
 def p99(seconds: list[float]) -> float:
     """In ms; by the nearest rank."""
@@ -214,36 +248,38 @@ def p99(seconds: list[float]) -> float:
 def main() -> None:
     """Print the table."""
     only = sys.argv[1] if len(sys.argv) > 1 else ""
-    settings = {"transfer_listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0", "max_waiting_fetches": 256}
-    spawn = multiprocessing.get_context("spawn")
+    port, transfer_port = free_port(), free_port()
+    settings = {
+        "listen": f"[::]:{port}",
+        "advertised_address": f"[::1]:{port}",
+        "transfer_listen": f"127.0.0.1:{transfer_port}",
+        "transfer_advertised_address": f"127.0.0.1:{transfer_port}",
+        "metrics_listen": "127.0.0.1:0",
+        "max_waiting_fetches": 256,
+    }
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as cluster:
         cluster.wait_until_healthy()
         witness = Witness(cluster)
-        addresses = {name: witness.address(name) for name in ("client", "internal", "transfer", "metrics")}
-        addresses["coordinator"] = witness.address("coordinator")
+        addresses = {name: witness.address(name) for name in ("coordinator", "transfer")}
+        addresses["client"] = f"127.0.0.1:{port}"
         honest = Honest(witness)
         honest.work(SECONDS)
         heads = f"p99 in ms, medians of {ROUNDS} rounds", "acknowledged: alone", "read: alone"
-        print("{:36} {:>20} beside  ratio {:>16} beside  ratio".format(*heads))
+        print("{:36} {:>20} burning attacked  ratio {:>16} burning attacked  ratio    CPU".format(*heads))
         for name, _ in attacks():
             if only not in name:
                 continue
             rounds = []
             for _ in range(ROUNDS):
                 alone = honest.work(SECONDS)
-                started = spawn.Event()
-                attacker = spawn.Process(target=attack, args=(name, addresses, started), daemon=True)
-                attacker.start()
-                started.wait(60)
-                rounds.append((*alone, *honest.work(SECONDS)))
-                attacker.kill()
-                attacker.join()
-            sent, read, sent_beside, read_beside = (statistics.median(each) for each in zip(*rounds, strict=True))
-            print(
-                f"{name:36} {sent:20.1f} {sent_beside:6.1f} {sent_beside / sent:6.1f}"
-                f" {read:16.1f} {read_beside:6.1f} {read_beside / read:6.1f}",
-                flush=True,
-            )
+                *attacked, share = honest.work_beside(attack, name, addresses)
+                *burning, _ = honest.work_beside(burn, share)
+                rounds.append((*alone, *burning, *attacked, share))
+            medians = [statistics.median(each) for each in zip(*rounds, strict=True)]
+            sent, read, sent_burning, read_burning, sent_attacked, read_attacked, share = medians
+            acknowledged = f"{sent:20.1f} {sent_burning:7.1f} {sent_attacked:8.1f} {sent_attacked / sent_burning:6.1f}"
+            reads = f"{read:16.1f} {read_burning:7.1f} {read_attacked:8.1f} {read_attacked / read_burning:6.1f}"
+            print(f"{name:36} {acknowledged} {reads} {share:6.0%}", flush=True)
 
 
 if __name__ == "__main__":
