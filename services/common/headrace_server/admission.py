@@ -136,7 +136,7 @@ class Admission(grpc.GenericRpcHandler):
         yield first
         while (data := await context.read()) is not grpc.aio.EOF:
             try:
-                request = served.reader.read(data)
+                request = served.reader.read(data, peer_host(context.peer()))
             except HeadraceError as error:
                 await self._refuse(served, context, error)
                 return
@@ -160,7 +160,7 @@ class Admission(grpc.GenericRpcHandler):
             data = await self._arrivals.read(context, place, late_bytes=served.row.late_bytes)
             if data is grpc.aio.EOF:
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
-            return served.reader.read(data)
+            return served.reader.read(data, peer)
         except NotArrivedError as late:
             await self._refuse(served, context, _not_arrived(served.name, late))
         except HeadraceError as error:

@@ -2,7 +2,8 @@
 
 Bytes are limited before anything is parsed; then the elements of all repeated fields are counted, which protobuf does
 in C, before anybody walks over them in Python; and no topic may be named twice where a handler does something for each
-name. Pure; used by `admission` and by the transfer port.
+name. Parsing itself costs up to 20 ms a mebibyte: a caller whose large requests are refused has `REFUSED_BYTES` of them
+a second, and further large ones are not parsed. Used by `admission` and by the transfer port.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from google.protobuf.message import DecodeError
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import InvalidRequestError
 
-from headrace_server.methods import Method
+from headrace_server.methods import MIB, Method
+from headrace_server.places import Rates
+
+LARGE_BYTES = MIB // 16
+"""Up to this a request is parsed in about a millisecond, whatever it holds."""
+REFUSED_BYTES = MIB // 4
 
 Counter = Callable[[Any, int], int]
 """Returns how many elements the repeated fields of a message have in all; stops counting above the second argument."""
@@ -32,12 +38,14 @@ class RequestReader:
         self._type_name = request_type.name
         self._count = item_counter(request_type)
         self._topics = _topic_names(request_type)
+        self._refused = Rates()
 
-    def read(self, data: bytes) -> Any:
-        """Parse one request.
+    def read(self, data: bytes, peer: str) -> Any:
+        """Parse one request of `peer`.
 
         Raises:
             InvalidRequestError: it is too large, names too much or a topic twice, or is no such message.
+            ThrottledError: it is large, and too much of what the peer sent before was refused.
         """
         method = self._method
         if len(data) > method.max_bytes:
@@ -45,6 +53,17 @@ class RequestReader:
                 f"the request has {len(data)} bytes, and {self.name} takes at most {method.max_bytes}",
                 action="Send several smaller requests.",
             )
+        if len(data) <= LARGE_BYTES:
+            return self._read(data)
+        refused = f"refused requests of {self.name}"
+        self._refused.check(peer, refused, REFUSED_BYTES, "bytes")
+        try:
+            return self._read(data)
+        except InvalidRequestError:
+            self._refused.charge(peer, refused, len(data))
+            raise
+
+    def _read(self, data: bytes) -> Any:
         try:
             request = self._parse(data)
         except DecodeError as error:
@@ -53,9 +72,10 @@ class RequestReader:
                 action="Send the message that the proto of this method names.",
             ) from error
         message = request.message if type(request) is Envelope else request
-        if self._count(message, method.max_items) > method.max_items:
+        max_items = self._method.max_items
+        if self._count(message, max_items) > max_items:
             raise InvalidRequestError(
-                f"the request names more than {method.max_items} items, the limit of {self.name}",
+                f"the request names more than {max_items} items, the limit of {self.name}",
                 action="Send several smaller requests.",
             )
         if self._topics is not None:

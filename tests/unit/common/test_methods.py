@@ -49,7 +49,7 @@ def test_a_request_over_its_bytes_is_refused_unparsed(path):
         raise AssertionError("parsed")
 
     with pytest.raises(InvalidRequestError, match="bytes, and"):
-        reader(path, never).read(bytes(METHODS[path].max_bytes + 1))
+        reader(path, never).read(bytes(METHODS[path].max_bytes + 1), "a")
 
 
 def floods():
@@ -70,14 +70,14 @@ def test_empty_elements_are_counted_and_refused(path, flood):
     """Empty sub-messages are items: a flood of them is refused before it is walked."""
     parse = parse_produce_request if path.endswith("/Produce") else None
     with pytest.raises(InvalidRequestError, match=r"items|fields"):
-        reader(path, parse).read(flood)
+        reader(path, parse).read(flood, "a")
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a", b"\x22\x05ab"])
 def test_what_is_no_message_is_refused_with_a_sentence(data):
     """Bytes that protobuf cannot parse are the caller's mistake."""
     with pytest.raises(InvalidRequestError, match=f"the request of {len(data)} bytes is no FetchRequest"):
-        reader("/headrace.v1.BrokerService/Fetch").read(data)
+        reader("/headrace.v1.BrokerService/Fetch").read(data, "a")
 
 
 def test_items_are_counted_at_every_depth():
@@ -120,7 +120,7 @@ def test_counting_stops_above_the_limit():
 def test_a_topic_named_twice_is_refused(path, request_message):
     """What a handler does for a topic it does once a request."""
     with pytest.raises(InvalidRequestError, match="twice"):
-        reader(path).read(request_message.SerializeToString())
+        reader(path).read(request_message.SerializeToString(), "a")
 
 
 def test_a_request_at_its_limits_is_read():
@@ -129,7 +129,7 @@ def test_a_request_at_its_limits_is_read():
     topic = fetch.topics.add(topic=topics_pb2.TopicRef(name="t"))
     for number in range(10_000):
         topic.partitions.add(partition=number)
-    assert reader("/headrace.v1.BrokerService/Fetch").read(fetch.SerializeToString()) == fetch
+    assert reader("/headrace.v1.BrokerService/Fetch").read(fetch.SerializeToString(), "a") == fetch
     row = Method(len(fetch.SerializeToString()), 10_001)
     exact = RequestReader("Fetch", row, broker_pb2.FetchRequest.FromString, broker_pb2.FetchRequest.DESCRIPTOR)
-    assert exact.read(fetch.SerializeToString()) == fetch
+    assert exact.read(fetch.SerializeToString(), "a") == fetch

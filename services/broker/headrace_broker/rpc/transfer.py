@@ -219,8 +219,8 @@ class TransferServer:
 
     def _locate(self, connection: socket.socket, loop: asyncio.AbstractEventLoop, request: bytes) -> Located:
         """Have the event loop find what to send; where the reader leaves meanwhile, nobody waits for more."""
-        message = self._reader.read(request)
         peer = connection.getpeername()[0]
+        message = self._reader.read(request, peer)
         future: Future[Located] = asyncio.run_coroutine_threadsafe(self._service.locate(message, peer), loop)
         while True:
             try:
