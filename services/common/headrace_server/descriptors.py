@@ -21,7 +21,7 @@ MaxConnections = Annotated[
         ge=0,
         le=1_000_000,
         description="Connections of clients at once, at most a quarter of the limit of open files; others are "
-        "closed. 0: 10,000, or that quarter.",
+        "closed, and one address keeps at most half. 0: 10,000, or that quarter.",
     ),
 ]
 """The setting that both services have."""

@@ -34,6 +34,7 @@ from prometheus_client import Counter
 from headrace_server import calls
 from headrace_server.admission import Admission
 from headrace_server.calls import CURRENT_CALL, refuse, request_id
+from headrace_server.connection_shares import keep_shares
 from headrace_server.health import Health, HealthServicer
 from headrace_server.places import PlaceLimits
 from headrace_server.settings import SettingsError
@@ -61,7 +62,7 @@ class RpcLimits:
     max_concurrent_streams: int = 256
     """Calls at once on one connection; a client waits beyond."""
     max_connections: int = 0
-    """Connections to each address at once, further ones are closed; 0: no limit."""
+    """At once, shared between callers (`connection_shares`); further ones are closed; 0: no limit."""
     max_metadata_bytes: int = 8192
     """The headers of one call."""
 
@@ -195,6 +196,8 @@ class RpcServer:
         self._service_names: list[str] = []
         self._health_servicer = HealthServicer(self.health)
         self.add(health_pb2_grpc.add_HealthServicer_to_server, self._health_servicer, grpc_health.SERVICE_NAME)
+        self._max_connections = limits.max_connections
+        self._sharing: asyncio.Task[None] | None = None
         self.address = ""
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, service_name: str) -> None:
@@ -240,6 +243,8 @@ class RpcServer:
                 f"cannot listen on {listen}: {error}", action="Choose another address, or stop what holds this one."
             ) from error
         await self._server.start()
+        if self._max_connections:
+            self._sharing = asyncio.create_task(keep_shares(bound, self._max_connections))
         self.address = f"{host}:{bound}"
         return self.address
 
@@ -247,6 +252,8 @@ class RpcServer:
         """Take no new calls, let those at work end within `grace_seconds`, then cancel them."""
         self.health.hold("readiness", "stopping", "it stops")
         self._health_servicer.close()
+        if self._sharing is not None:
+            self._sharing.cancel()
         await self._server.stop(grace_seconds)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from headrace_server.connection_shares import end_beyond_shares
 from headrace_server.descriptors import KEPT, MOST, share_out
 from headrace_server.rpc import RpcLimits, RpcServer
 
@@ -42,18 +43,54 @@ def test_shares_fit_into_the_limit(limit: int, transfers: int) -> None:
     assert min(shares) > 0
 
 
+def greeted(connection: socket.socket) -> bool:
+    connection.settimeout(20)
+    try:
+        return bool(connection.recv(9))
+    except ConnectionResetError:
+        return False
+
+
+def is_over(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+async def test_a_caller_with_all_connections_leaves_others_their_share() -> None:
+    """Alone beside one other caller it keeps a third of them; the other one's stay."""
+    server = RpcServer(RpcLimits(max_connections=9))
+    port = int((await server.start("127.0.0.1:0")).rpartition(":")[2])
+
+    def connect(source: str) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", port), source_address=(source, 0))
+
+    flood, honest = [connect("127.0.0.2") for _ in range(8)], connect("127.0.0.1")
+    assert all([await asyncio.to_thread(greeted, each) for each in (honest, *flood)])
+    await asyncio.to_thread(end_beyond_shares, port, 9)
+    async with asyncio.timeout(20):
+        while True:
+            with connect("127.0.0.1") as another:
+                if await asyncio.to_thread(greeted, another):
+                    break
+    assert [is_over(each) for each in flood].count(False) == 3
+    assert not is_over(honest)
+    for each in (honest, *flood):
+        each.close()
+    await server.stop(0)
+
+
 async def test_connections_beyond_the_limit_are_closed_and_later_ones_served() -> None:
     """A flood costs the listener its own places and nothing else; when it ends the next caller is let in."""
     server = RpcServer(RpcLimits(max_connections=3))
     address = await server.start("127.0.0.1:0")
     port = int(address.rpartition(":")[2])
-
-    def greeted(connection: socket.socket) -> bool:
-        connection.settimeout(20)
-        try:
-            return bool(connection.recv(9))
-        except ConnectionResetError:
-            return False
 
     flood = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
     assert sum([await asyncio.to_thread(greeted, each) for each in flood]) == 3

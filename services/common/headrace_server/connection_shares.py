@@ -1,0 +1,50 @@
+"""Shares of a gRPC listener's connections: its core accepts them without asking whose they are.
+
+Every few seconds this looks at the sockets of the process. While more than half of the listener's connections are
+taken and `n` addresses have some, no address keeps more than one part in `n + 1` of all; beyond it the ones with the
+highest descriptors, mostly the newest, are ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections import defaultdict
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+
+
+async def keep_shares(port: int, max_connections: int) -> None:
+    """Look again and again, in a thread; until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.to_thread(end_beyond_shares, port, max_connections)
+
+
+def end_beyond_shares(port: int, max_connections: int) -> None:
+    """End what callers of this process's listener at `port` have beyond their shares; may be called in any thread."""
+    peers: defaultdict[str, list[tuple[int, object]]] = defaultdict(list)
+    for descriptor in sorted(map(int, os.listdir("/dev/fd"))):
+        with contextlib.suppress(OSError):  # It is closed, or connected to nobody.
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as connection:
+                    peer = connection.getpeername()
+                    if isinstance(peer, tuple) and connection.getsockname()[1] == port:
+                        peers[peer[0]].append((descriptor, peer))
+    if 2 * sum(map(len, peers.values())) <= max_connections:
+        return
+    share = max(1, max_connections // (len(peers) + 1))
+    for address, connections in peers.items():
+        for descriptor, peer in connections[share:]:
+            with contextlib.suppress(OSError), socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as found:
+                if found.getpeername() == peer:  # The descriptor may be another's by now.
+                    found.shutdown(socket.SHUT_RDWR)
+        if len(connections) > share:
+            log.warning("connections_ended", peer=address, connections=len(connections), share=share)
