@@ -7,7 +7,6 @@ line where they do not fit.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -26,33 +25,48 @@ class Inflation:
     def __init__(self, max_bytes: int = INFLATED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="inflate")
-        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._line: dict[asyncio.Future[None], int] = {}  # bytes that each waits for
         self.used_bytes = 0
 
     async def run(self, size_bytes: int, call: Callable[[], ResultT]) -> ResultT:
-        """Run `call` in a thread while it holds `size_bytes`; one that needs more than there is runs alone."""
-        return await uninterrupted(self._run(min(size_bytes, self._max_bytes), call))
+        """Run `call` in a thread while it holds `size_bytes`; one that needs more than there is runs alone.
+
+        A caller that is cancelled leaves the line; a call that has begun ends first.
+        """
+        size_bytes = min(size_bytes, self._max_bytes)
+        await self._take(size_bytes)
+        return await uninterrupted(self._run(size_bytes, call))
+
+    async def _take(self, size_bytes: int) -> None:
+        if not self._line and self.used_bytes + size_bytes <= self._max_bytes:
+            self.used_bytes += size_bytes
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line[turn] = size_bytes
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._line.pop(turn, None)
+            self._give_back(0 if turn.cancelled() else size_bytes)  # Its turn may have come at the same time.
+            raise
 
     async def _run(self, size_bytes: int, call: Callable[[], ResultT]) -> ResultT:
-        loop = asyncio.get_running_loop()
-        if self._line or self.used_bytes + size_bytes > self._max_bytes:
-            turn: asyncio.Future[None] = loop.create_future()
-            self._line.append((size_bytes, turn))
-            await turn
-        else:
-            self.used_bytes += size_bytes
         try:
-            return await loop.run_in_executor(self._executor, call)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
         finally:
-            self.used_bytes -= size_bytes
-            self._admit()
+            self._give_back(size_bytes)
 
-    def _admit(self) -> None:
-        """Let those go on who are next in line and fit."""
-        while self._line and self.used_bytes + self._line[0][0] <= self._max_bytes:
-            size_bytes, turn = self._line.popleft()
-            self.used_bytes += size_bytes
-            turn.set_result(None)
+    def _give_back(self, size_bytes: int) -> None:
+        """Let those go on, too, who are next in line and fit."""
+        self.used_bytes -= size_bytes
+        while self._line:
+            turn, wanted_bytes = next(iter(self._line.items()))
+            if self.used_bytes + wanted_bytes > self._max_bytes:
+                return
+            del self._line[turn]
+            if not turn.cancelled():
+                self.used_bytes += wanted_bytes
+                turn.set_result(None)
 
     def close(self) -> None:
         """End the threads."""
