@@ -33,14 +33,6 @@ MEMBERS_OWN_LIMIT_S = 7
 KEY = "/faults/key"
 
 
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(WAIT_SECONDS):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
 @contextlib.asynccontextmanager
 async def connected(*endpoints, timeout_s=5.0):
     store = EtcdMetastore(endpoints, timeout_s=timeout_s)

@@ -11,10 +11,6 @@ WAIT = 20
 PARTITION = headrace.TopicPartition("t", 0)
 
 
-def run(work):
-    return asyncio.run(asyncio.wait_for(work, WAIT))
-
-
 async def test_records_go_out_and_come_back(fake_cluster):
     fake_cluster.create_topic("t", 2)
     async with headrace.aio.Producer(bootstrap_servers=fake_cluster.address) as producer:

@@ -49,14 +49,6 @@ def service():
     return LeaseService()
 
 
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(10):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
 async def renewals(keep_alive, *lease_ids, timeout_s=10.0):
     """Renewals under way, sent in this order."""
     tasks = [asyncio.create_task(keep_alive.renew(lease_id, timeout_s)) for lease_id in lease_ids]
