@@ -30,8 +30,11 @@ async def keep_shares(port: int, max_connections: int) -> None:
 
 def end_beyond_shares(port: int, max_connections: int) -> None:
     """End what callers of this process's listener at `port` have beyond their shares; may be called in any thread."""
+    descriptors = sorted(map(int, os.listdir("/dev/fd")))
+    if 2 * len(descriptors) <= max_connections:
+        return
     peers: defaultdict[str, list[tuple[int, object]]] = defaultdict(list)
-    for descriptor in sorted(map(int, os.listdir("/dev/fd"))):
+    for descriptor in descriptors:
         with contextlib.suppress(OSError):  # It is closed, or connected to nobody.
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 with socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as connection:

@@ -38,7 +38,7 @@ class Leaders:
         self.asked = []
 
     async def ask(self, address, request):
-        READER.read(request.SerializeToString())
+        READER.read(request.SerializeToString(), "controller")
         self.asked.append(address)
         response = broker_pb2.ListOffsetsResponse()
         for topic in request.topics:
