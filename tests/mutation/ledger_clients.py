@@ -169,6 +169,18 @@ CLIENTS = (
         Simulation(200, changes=FAILOVERS),
     ),
     Mutant(
+        "sequences-of-an-earlier-life",
+        "H51",
+        INFLIGHT,
+        "            epoch, pipeline.needs_epoch = before.epoch, True\n",
+        "            pass\n",
+        "A topic that is there again is sent other records under the sequences of those that it has, and drops them.",
+        Test(
+            "tests/unit/client/test_inflight.py::test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch",
+            "etcd has to be put back to just before a deletion: one seed in some.",
+        ),
+    ),
+    Mutant(
         "failed-batch-moves-to-another-partition",
         "H55",
         INFLIGHT,

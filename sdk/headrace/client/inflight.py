@@ -94,6 +94,7 @@ class Dispatcher:
         self._identity = identity
         self._keeps_identity = identity is not None
         self._begins: dict[TopicPartition, int] = {}
+        self._started: dict[TopicPartition, SequenceState] = {}
         self.counts = CallCounts()
         self.unresolved: dict[SealedBatch, None] = {}
         """Every batch that was added and has not finished, in order."""
@@ -113,9 +114,19 @@ class Dispatcher:
         return self._identity is not None
 
     def start_pipeline(self, pipeline: PartitionPipeline) -> None:
-        """Give a partition that has sent nothing yet the producer id, if there is one."""
-        if self._idempotent and self._identity is not None and pipeline.sequences.producer_id < 0:
-            pipeline.sequences.start(*self._identity, self._begins.get(pipeline.where, 0))
+        """Give a partition that has sent nothing yet the producer id, if there is one.
+
+        After an earlier pipeline of its name it begins an epoch: a topic that was gone may be there again, with what it
+        was sent, where etcd was put back, and the same sequences would be taken for that (PROTOCOL H51).
+        """
+        if not self._idempotent or self._identity is None or pipeline.sequences.producer_id >= 0:
+            return
+        producer_id, epoch = self._identity
+        before = self._started.get(pipeline.where)
+        if before is not None and before.producer_id == producer_id and not self._keeps_identity:
+            epoch, pipeline.needs_epoch = before.epoch, True
+        pipeline.sequences.start(producer_id, epoch, self._begins.get(pipeline.where, 0))
+        self._started[pipeline.where] = pipeline.sequences
 
     def continue_from(self, where: TopicPartition, sequence: int) -> None:
         """Begin a partition that has sent nothing yet with a sequence, behind what an earlier one of the kept identity

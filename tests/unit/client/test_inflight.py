@@ -8,7 +8,7 @@ from headrace.client.pipeline import Answer, PartitionPipeline, SealedBatch
 from headrace.client.receipts import PendingBatch
 from headrace.client.retry import OVERDUE_MS, Backoff
 from headrace.client.routing import RoutingTable
-from headrace.client.sequences import MAX_EPOCH
+from headrace.client.sequences import MAX_EPOCH, ProducerStamp
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
@@ -574,6 +574,19 @@ def test_batches_of_a_topic_that_is_gone_end_and_one_that_flies_does_not(created
     assert isinstance(finished[0].error, UnknownTopicIdError)
     assert ("created again" in finished[0].error.message) == created_again
     assert list(sending.dispatcher.unresolved) == [flying, unfinished]
+
+
+@pytest.mark.parametrize("topic_id", [TOPIC_ID, b"2" * 16])
+def test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch(topic_id):
+    """It may be the very one, with what it was sent, where etcd was put back: its sequences stand for that (H51)."""
+    sending = Sending()
+    sending.add()
+    sending.answer(sending.send_one(), offsets=(0,))
+    sending.pipelines = [PartitionPipeline(TopicPartition("t", 0), topic_id)]
+    sending.leaders([(1, 6)], topic_id=topic_id)
+    batches = [sending.add(), sending.add()]
+    sending.send_one()
+    assert [batch.stamp for batch in batches] == [ProducerStamp(7, 1, 0), ProducerStamp(7, 1, 1)]
 
 
 def test_an_error_that_says_nothing_of_a_topics_life_ends_no_batch():
