@@ -18,6 +18,7 @@ from unittest import mock
 import structlog
 from headrace.wire.errors import HeadraceError
 from headrace_broker import app
+from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime import assignments as assignments_module
@@ -43,6 +44,7 @@ from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 from tests.simulation.client_calls import clients_in_virtual_time
+from tests.simulation.exercise import FORGOTTEN
 from tests.simulation.host import Host, WatchedDirectory
 from tests.simulation.transport import Server
 from tests.simulation.virtual_lease import LoopRenewer, VirtualKeeper
@@ -60,9 +62,14 @@ ORDERLY_DRAIN_MS = 120_000
 """A stop at its limit hands nothing over."""
 STOP_TIMEOUT_MS = 20_000
 """An orderly stop that takes longer, beside its wait for successors, breaks the run."""
+MAX_PRODUCERS = 4
+RETRY_WINDOW_MS = 2_500
+EXPIRY_MS = 6_000
+"""Where partitions forget producers."""
 DELETE_SECONDS = 30.0
 FILE_DELETE_DELAY_MS = 300
 """Also of a topic that etcd does not know."""
+forget_producer = ProducerWindows._forget
 METRICS = BrokerMetrics(CollectorRegistry())  # Counted and never looked at.
 
 
@@ -303,7 +310,7 @@ def _drain_ms(plan: Plan) -> int:
 def _settings(node: BrokerNode) -> BrokerSettings:
     """Times and sizes in proportion to a run."""
     plan = node.cluster.plan
-    return BrokerSettings(
+    settings = BrokerSettings(
         broker_id=node.broker_id,
         data_dir="/data",
         listen=f"{node.name}:7181",
@@ -318,11 +325,23 @@ def _settings(node: BrokerNode) -> BrokerSettings:
         scrub_interval_ms=0,
         max_replica_fetch_bytes=700,
         slow_append_ms=plan.slow_append_ms,
-        max_producers=100,
+        max_producers=MAX_PRODUCERS if plan.forgets else 100,
+        producer_retry_window_ms=RETRY_WINDOW_MS if plan.forgets else 900_000,
         disk_reserve_bytes=DISK_LIMITS.reserve_bytes,
         disk_refuse_below_bytes=0,
         disk_resume_above_bytes=0,
     )
+    if plan.forgets:
+        object.__setattr__(settings, "producer_expiry_ms", EXPIRY_MS)  # No run lasts for the shortest that is allowed.
+    return settings
+
+
+def _forget(windows: ProducerWindows, producer_id: int) -> None:
+    """Count who is forgotten, by age or for another."""
+    loop = asyncio._get_running_loop()
+    if isinstance(loop, VirtualLoop):
+        loop.world.count(FORGOTTEN)
+    forget_producer(windows, producer_id)
 
 
 def _to_trace(_logger: Any, method: str, event: dict[str, Any]) -> Any:
@@ -355,6 +374,7 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
             stack.enter_context(mock.patch.object(partition_module, "_INLINE_BYTES", 300))
             stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(upkeep, "SCRUB_BYTES", 1_000))
+            stack.enter_context(mock.patch.object(ProducerWindows, "_forget", _forget))
         before, processors = random.getstate(), structlog.get_config()["processors"]
         kept = processors.copy()
         random.seed(f"{seed}/global")  # Shipped code draws pauses from it.

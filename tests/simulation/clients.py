@@ -8,12 +8,14 @@ name stands at the begin of its value.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace import aio
+from headrace.client.config import CORRUPT_BATCHES
 from headrace.client.errors import LogTruncationError, TopicRecreatedError
 from headrace.client.records import Record
 from headrace.client.routing import RoutingTable
@@ -40,6 +42,9 @@ LATE_RATE = 0.04
 """So often a consumer is busy for so long, on average: retention and DeleteRecords get ahead of it."""
 DELIVERY_MS = 900_000
 GIVING_UP_MS = 1_200
+LIFE_MS = 1_500
+"""After so long a producer ends and another begins, where partitions forget them."""
+CODECS = ("none", "none", "gzip", "zstd")
 SETTINGS: dict[str, Any] = {
     "request_timeout_ms": 700,
     "retry_backoff_ms": 40,
@@ -114,7 +119,7 @@ class Producer(Client):
         self.period_ms = period_ms
         self.sending = True
         self._producer: aio.Producer | None = None
-        self._sent = 0
+        self._sent = self._life = 0
         self._open: dict[int, int] = {}
 
     @property
@@ -126,24 +131,40 @@ class Producer(Client):
         return None if self._producer is None else self._producer._core._routes
 
     async def _live(self) -> None:
-        gives_up = self.cluster.plan.gives_up
-        self._producer = aio.Producer(
+        while self.sending:
+            self._life += 1
+            self.cluster.told.begins(self.name)
+            self._producer = self._make()
+            until_ms = self.world.now_ms + LIFE_MS if self.cluster.plan.forgets else None
+            while self.sending and (until_ms is None or self.world.now_ms < until_ms):
+                await self._rest(self.period_ms)
+                await self._send_to(self._producer, self._chance.randrange(self.cluster.plan.partitions))
+            if until_ms is not None:
+                with suppress(HeadraceError):  # What was not delivered its receipts say, too.
+                    await self._producer.close()
+                self.world.count("producers ended")
+
+    def _make(self) -> aio.Producer:
+        plan = self.cluster.plan
+        # Drawn apart, so that other seeds stay as they are.
+        codec = random.Random(f"{plan.seed}/{self.name}/codec").choice(CODECS)
+        return aio.Producer(
             bootstrap_servers=self._servers,
             acks=ACKS[self.acks],
-            delivery_timeout_ms=GIVING_UP_MS if gives_up else DELIVERY_MS,
+            compression_type=codec,
+            delivery_timeout_ms=GIVING_UP_MS if plan.gives_up or plan.forgets else DELIVERY_MS,
             max_in_flight_requests=self._chance.choice((1, 3, 5)),
             max_block_ms=1_000,
             **SETTINGS,
         )
-        while self.sending:
-            await self._rest(self.period_ms)
-            number = self._chance.randrange(self.cluster.plan.partitions)
-            if self._open.get(number, 0) < MAX_OPEN:
-                self._open[number] = self._open.get(number, 0) + 1
-                try:
-                    await self._send(self._producer, number)
-                finally:
-                    self._open[number] -= 1
+
+    async def _send_to(self, producer: aio.Producer, number: int) -> None:
+        if self._open.get(number, 0) < MAX_OPEN:
+            self._open[number] = self._open.get(number, 0) + 1
+            try:
+                await self._send(producer, number)
+            finally:
+                self._open[number] -= 1
 
     async def _send(self, producer: aio.Producer, number: int) -> None:
         """Send a few records, as one batch or one by one."""
@@ -188,7 +209,8 @@ class Producer(Client):
         number = self.cluster.number_of(key)
         promised = self._is_promised and outcome == OK
         at_ms, is_numbered = self.world.now_ms, self.acks != 0
-        self.cluster.sends.append(Send(self.name, number, names, outcome, offset, promised, order, at_ms, is_numbered))
+        process = f"{self.name} {self._life}"
+        self.cluster.sends.append(Send(process, number, names, outcome, offset, promised, order, at_ms, is_numbered))
 
     @property
     def _is_promised(self) -> bool:
@@ -282,8 +304,12 @@ class Consumer(_Reading):
 
     async def _live(self) -> None:
         rack = f"rack {1 + self._chance.randrange(len(self._servers))}" if self.follower else ""
+        # No batch is rotten everywhere: none may be left out, nor get where nobody writes but the producers.
+        corrupt = random.Random(f"{self.cluster.plan.seed}/{self.name}/corrupt").choice(CORRUPT_BATCHES)
         consumer = aio.Consumer(
             bootstrap_servers=self._servers,
+            on_corrupt_batch=corrupt,
+            dead_letter_topic=TOPIC if corrupt == "dead_letter" else "",
             auto_offset_reset="earliest" if self.follower else "error",
             client_rack=rack,
             **FETCHING,
@@ -302,6 +328,7 @@ class Consumer(_Reading):
         """Ask for records, and do what an error asks for."""
         try:
             batch = await consumer.poll(1.0, self._chance.choice((None, None, 1, 3)))
+            self.world.count(CHECKED + "I1 as told", len(batch))
             self._received(batch)
         except LogTruncationError as error:
             self.truncated += 1

@@ -20,6 +20,7 @@ INVARIANTS = (*(f"I{number}" for number in range(1, 21)), "H35", "H43")
 """I21 is nonmonotonic-send, I22 is aborted-read. H21 is counted and not required: in few drawn seeds anybody leads
 uncleanly; a test of its own and scenarios do that."""
 CLIENTS = (
+    "I1 as told",
     "I8 as told",
     "I18 as told",
     "freshness",
@@ -33,6 +34,8 @@ CLIENTS = (
     "H143",
 )
 """What clients are told, and what their shipped cores make of it."""
+FORGOTTEN = "producers forgotten"
+COMPRESSED = "compressed batches sent"
 SELDOM_FAULTS = (
     "damage",
     "disk error",
@@ -50,6 +53,8 @@ REQUIRED = (
     *(CHECKED + name for name in (*INVARIANTS, *CLIENTS)),
     *(JUDGED + name for name in ANOMALIES),
     *(FAULT + name for name in (*FAULTS, *LATER_FAULTS) if name not in SELDOM_FAULTS),
+    FORGOTTEN,
+    COMPRESSED,
 )
 
 

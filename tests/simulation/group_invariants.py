@@ -272,8 +272,8 @@ class GroupChecks:
         commit = metadata_pb2.CommittedOffset.FromString(value)
         self.now.offsets[partition] = commit
         self.world.count("offsets stored")
-        for name in ("I26", "I29 of commits"):
-            self._checked(name)
+        self._checked("I26")
+        self._checked("I29 of commits")
         assigned = self.now.assigned.get(commit.member_id)
         epoch = -1 if assigned is None else assigned.owned.get(partition, -1)
         if assigned is None or epoch < 0:

@@ -110,6 +110,8 @@ class Plan(Adversity):
     produce_period_ms: int = 40
     gives_up: bool = False
     """Producers report a batch as failed at a definite error, and do not send it again."""
+    forgets: bool = False
+    """Partitions remember few producers, for a short time; producers give up before that, end, and begin anew."""
     slow_append_ms: int = 20
     """As the broker's setting; 0: a leader appends in threads."""
     leader_rebalance_interval_ms: int = 3_000
@@ -172,6 +174,7 @@ class Plan(Adversity):
             producers=acks,
             produce_period_ms=chance.choice((20, 40, 90)),
             gives_up=random.Random(f"{seed}/gives up").random() < GIVES_UP_SHARE,
+            forgets=random.Random(f"{seed}/forgets").random() < FORGETS_SHARE,
             slow_append_ms=chance.choice((20, 20, 0)),
             leader_rebalance_interval_ms=chance.choice((1_000, 3_000, 300_000)),
             retention_ms=chance.choice((-1, -1, -1, -1, 2_000)),
@@ -195,6 +198,8 @@ ORDERLY_SHARE = 0.1
 """So many seeds do only what is done in order."""
 GIVES_UP_SHARE = 0.25
 """In so many seeds producers give up at a definite error."""
+FORGETS_SHARE = 0.15
+"""In so many seeds producers come and go, and are forgotten."""
 _RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
 _TAKES_DISKS = ("volume put back", "etcd put back")

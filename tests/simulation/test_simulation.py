@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from headrace_broker.core.replica import PartitionReplica
 
 from tests.simulation.checking import ROOT, counts_of_all, outputs_under_two_hash_seeds, sound
-from tests.simulation.exercise import REQUIRED, REQUIRED_OF_GROUPS, never_exercised
+from tests.simulation.exercise import CHECKED, REQUIRED, REQUIRED_OF_GROUPS, never_exercised
 from tests.simulation.plan import FAULTS, LATER_FAULTS, Plan
 from tests.simulation.simulation import run, shrink
 from tests.simulation.world import SimulationError, World
@@ -40,6 +41,37 @@ def test_what_was_never_exercised_is_named():
         for gone in required:
             assert never_exercised(counts | {gone: 0}, required) == [gone]
             assert never_exercised({name: 1 for name in required if name != gone}, required) == [gone]
+
+
+def names_in(files):
+    """The promises that files of checks can find broken, and those whose comparisons they count."""
+    broken, counted = set(), set()
+    for file in files:
+        for node in ast.walk(ast.parse((ROOT / "tests/simulation" / file).read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(promise), *_]):
+                    broken |= {promise} if name in ("SimulationError", "breaks", "_fail") else set()
+                    counted |= {promise} if name in ("checked", "_checked", "_check_prefix") else set()
+                case ast.BinOp(left=ast.Name(id="CHECKED"), right=ast.Constant(promise)):
+                    counted.add(promise)
+    return broken, counted
+
+
+@pytest.mark.parametrize(
+    ("checks", "required"),
+    [
+        ((("invariants.py", "machine.py"), ("told.py",), ("clients.py",)), REQUIRED),
+        ((("group_invariants.py",),), REQUIRED_OF_GROUPS),
+    ],
+)
+def test_every_check_is_counted_and_every_count_required(checks, required):
+    """What checks can find broken they count, and a hundred seeds have to do each comparison that is counted."""
+    everything = set()
+    for files in checks:
+        broken, counted = names_in(files)
+        assert broken - {each for name in counted for each in (name, name.partition(" ")[0])} == set()
+        everything |= counted
+    assert {CHECKED + name for name in everything - {"H21"}} == {name for name in required if name.startswith(CHECKED)}
 
 
 @pytest.mark.parametrize("first", range(0, 20, 10))

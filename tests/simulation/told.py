@@ -15,11 +15,12 @@ import grpc
 from headrace.v1 import broker_pb2
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches
 from headrace.wire.columns import decode_batch
+from headrace.wire.compression import Codec
 from headrace.wire.envelopes import parse_fetch_response, parse_produce_request
 from headrace.wire.errors import CorruptBatchError, from_detail, from_rpc_error
 from headrace_broker.storage.directory import LogId
 
-from tests.simulation.exercise import CHECKED
+from tests.simulation.exercise import CHECKED, COMPRESSED
 from tests.simulation.world import SimulationError
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class Told:
     def sends(self, client: str, key: LogId, header: BatchHeader, batch: memoryview) -> None:
         """A producer sends a batch, for the first time or again."""
         values = tuple(map(name_of, decode_batch(bytes(batch), max_payload_bytes=PAYLOAD_BYTES).values()))
+        self.cluster.world.count(COMPRESSED, header.codec != Codec.NONE)
         self.values[header.producer_id, header.producer_epoch, header.base_sequence, header.crc] = values
         for value in values:
             self.checked("H55", value in self._lives)
