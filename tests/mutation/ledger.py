@@ -9,6 +9,7 @@ from tests.mutation.ledger_deletion import DELETION_RULES
 from tests.mutation.ledger_faults import FAULT_RULES
 from tests.mutation.ledger_followers import FOLLOWERS
 from tests.mutation.ledger_groups import GROUPS
+from tests.mutation.ledger_invariants import INVARIANT_RULES
 from tests.mutation.ledger_leaders import LEADERS
 from tests.mutation.ledger_members import MEMBERS
 from tests.mutation.ledger_metadata import METADATA
@@ -30,4 +31,5 @@ LEDGER = (
     *ADMISSION,
     *BATCHES,
     *CLIENTS,
+    *INVARIANT_RULES,
 )

@@ -211,7 +211,10 @@ FOLLOWERS = (
         "            self.producers.record_batch(header)\n",
         "",
         "A follower that becomes leader knows no sequences of the batches that it copied.",
-        Simulation(60),
+        Test(
+            "tests/unit/broker/test_broker_core_histories.py::test_sequences_survive_a_failover",
+            "The shipped producer begins a new epoch where its leader does not know it.",
+        ),
     ),
     Mutant(
         "reader-judged-by-a-late-follower",

@@ -51,7 +51,7 @@ MEMBERS = (
     ),
     Mutant(
         "epoch-of-the-same-broker-stays",
-        "H16",
+        "I5",
         STATE,
         "    leader_epoch = state.leader_epoch + (leader != state.leader)\n",
         "    leader_epoch = state.leader_epoch + (\n"

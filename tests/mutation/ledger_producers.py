@@ -7,6 +7,13 @@ from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Scenario, Simula
 WINDOWS = f"{BROKER}/core/producers.py"
 REBUILD = f"{BROKER}/runtime/producer_state.py"
 REPLICA = f"{BROKER}/core/replica.py"
+FLOOD = {
+    "forgets": True,
+    "faults": ("isolate", "pause", "kill"),
+    "fault_period_ms": 400,
+    "producers": (-1,) * 6,
+}
+"""More producers that end and begin anew than a partition remembers."""
 RETRIED = (
     "The shipped producer sends the batch again with its sequence, so that it is found, and seldom gives up in between."
 )
@@ -76,10 +83,7 @@ PRODUCERS = (
         "        if silent_ms < self._retry_window_ms:\n",
         "        if False:\n",
         "A flood of producer ids makes the brokers store retries of others twice.",
-        Test(
-            "tests/unit/broker/test_broker_producers.py::test_no_flood_of_ids_makes_a_retry_new",
-            "The simulator has fewer producers than a partition remembers.",
-        ),
+        Simulation(40, changes=FLOOD),
     ),
     Mutant(
         "time-not-given-to-the-windows",

@@ -393,6 +393,24 @@ def test_a_member_whose_log_is_too_short_leaves_and_is_copied_anew(tmp_path: Pat
     asyncio.run(scenario())
 
 
+def test_a_leader_whose_log_is_too_short_leads_no_more(tmp_path: Path) -> None:
+    """I2: it is elected, and its log ends before what the key says is committed."""
+
+    async def scenario() -> None:
+        async with running(tmp_path) as cluster:
+            before, (state, _) = cluster.replica, await cluster.state()
+            me, everybody = cluster.members[REPLACED], list(cluster.members.values())
+            elected = change(state, leader=me, in_sync=everybody)
+            await cluster.metastore.txn([], [Put(KEY, encode(note_committed(elected, RECORDS + 1)))])
+            await cluster.assignments.until(lambda: cluster.replica is not before)
+            assert isinstance(before.failure, LogDamagedError)
+            after, _ = await cluster.state()
+            assert after.leader is None
+            assert me not in (*after.in_sync, *after.eligible_leaders)
+
+    asyncio.run(scenario())
+
+
 def test_a_follower_that_a_reader_tells_of_rot_is_copied_anew(tmp_path: Path) -> None:
     """H33: it serves readers near it, so it looks at what it has, as a leader does, and does not wait for the scrub."""
 

@@ -1,4 +1,4 @@
-"""What a broker answers before its logs are recovered."""
+"""When a broker takes calls at all: its logs are recovered, it does not stop, its lease may be trusted."""
 
 from types import SimpleNamespace
 
@@ -9,12 +9,16 @@ from headrace_broker.rpc.service import BrokerService
 from prometheus_client import CollectorRegistry
 
 
+def service_of(session, *, fences):
+    settings = SimpleNamespace(max_waiting_fetches=1, max_inflight_bytes=1, fence_on_lease_loss=fences)
+    services = SimpleNamespace(settings=settings, metrics=BrokerMetrics(CollectorRegistry()))
+    registration = SimpleNamespace(session=session)
+    return BrokerService(None, None, None, registration, suspicions=None, services=services, tasks=None)
+
+
 def test_calls_are_refused_until_the_logs_are_recovered():
     """Definitely not done, and worth another try: clients that come early wait and lose nothing."""
-    settings = SimpleNamespace(max_waiting_fetches=1, max_inflight_bytes=1, fence_on_lease_loss=False)
-    services = SimpleNamespace(settings=settings, metrics=BrokerMetrics(CollectorRegistry()))
-    registration = SimpleNamespace(session=None)
-    service = BrokerService(None, None, None, registration, suspicions=None, services=services, tasks=None)
+    service = service_of(None, fences=False)
     with pytest.raises(FencedBrokerError, match="recovers its logs") as early:
         service.check_serving()
     assert (early.value.outcome, early.value.retriable) == (Outcome.NOT_APPLIED, True)
@@ -23,3 +27,18 @@ def test_calls_are_refused_until_the_logs_are_recovered():
     service.begin_stop()
     with pytest.raises(ShuttingDownError):
         service.check_serving()
+
+
+def test_a_broker_that_may_be_deposed_answers_nobody_where_it_is_asked_to():
+    """H28: with fence_on_lease_loss; a produce that was appended before is unknown."""
+    keeper = SimpleNamespace(alive_now=lambda: False)
+    service = service_of(SimpleNamespace(keeper=keeper), fences=True)
+    service.begin_serving()
+    with pytest.raises(FencedBrokerError) as fenced:
+        service.check_serving()
+    assert fenced.value.outcome is Outcome.NOT_APPLIED
+    with pytest.raises(FencedBrokerError) as appended:
+        service.check_lease(Outcome.UNKNOWN)
+    assert appended.value.outcome is Outcome.UNKNOWN
+    keeper.alive_now = lambda: True
+    service.check_serving()

@@ -86,6 +86,13 @@ def test_a_clean_return_is_rewritten_under_a_living_leader():
     assert new_sessions(state(), after) == (Replica(2, 44),)
 
 
+def test_an_election_compares_the_session_of_who_is_to_lead():
+    """I12: also where the key named it before: it may be over when the write lands."""
+    step, after = decide(state(), live(B, C))
+    assert step is Step.ELECT
+    assert new_sessions(state(), after) == (after.leader,)
+
+
 @pytest.mark.parametrize("session", [Session(44), Session(44, resumes=20), Session(44, resumes=30, clean=True)])
 def test_a_return_in_doubt_is_dropped_and_never_eligible(session):
     """H17: an entry of doubt counts for nothing, although the set falls below the minimum."""

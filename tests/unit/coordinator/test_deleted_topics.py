@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 from headrace_coordinator.runtime import deleted_topics
 from headrace_coordinator.runtime.deleted_topics import INTERVAL_MS, MIN_RETENTION_MS, DeletedTopics
 from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import DeletedTopic
-from headrace_server.metastore.api import MAX_TXN_OPERATIONS
+from headrace_server.metastore.api import MAX_TXN_OPERATIONS, Put
+from headrace_server.metastore.memory import MemoryMetastore
 
 WEEK_MS = 604_800_000
 DELAY_MS = 60_000
@@ -72,3 +77,20 @@ def test_the_oldest_deletions_are_forgotten_early_where_there_are_too_many(clust
     cluster.delete(8, 9)
     assert cluster.look() == [0, 1, 2, 3, 4]
     assert cluster.look() == []
+
+
+def test_who_is_no_controller_any_more_forgets_nothing():
+    """I14: the write compares the controller's key, whatever its sender believes to be."""
+    store, keyspace, topic_id = MemoryMetastore(), Keyspace("c", 1), b"t" * 16
+    topics = DeletedTopics(store, SimpleNamespace(keyspace=keyspace), ManualClock(), retention_ms=WEEK_MS)
+
+    async def scenario():
+        key = keyspace.deleted_topic(topic_id)
+        deleted = (await store.txn([], [Put(key, b"")])).revision
+        epoch = (await store.txn([], [Put(keyspace.controller(), b"another")])).revision
+        await topics.remove({topic_id: deleted}, epoch - 1)
+        assert (await store.get(key)).key_value
+        await topics.remove({topic_id: deleted}, epoch)
+        assert not (await store.get(key)).key_value
+
+    asyncio.run(scenario())
