@@ -55,7 +55,7 @@ ADMISSION = (
         "items-unlimited",
         "A1",
         REQUESTS,
-        "        if self._count(message, method.max_items) > method.max_items:\n",
+        "        if self._count(message, max_items) > max_items:\n",
         "        if False:\n",
         "A request with any number of empty elements is walked.",
         Test("tests/unit/common/test_methods.py::test_empty_elements_are_counted_and_refused", NO_STRANGER),
