@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutants import BROKER, SERVER, Mutant, Test
 
 REQUESTS = f"{SERVER}/requests.py"
+SHARES = f"{SERVER}/connection_shares.py"
 PLACES = f"{SERVER}/places.py"
 ARRIVALS = f"{SERVER}/arrivals.py"
 ENVELOPES = "sdk/headrace/wire/envelopes.py"
@@ -59,6 +60,27 @@ ADMISSION = (
         "        if False:\n",
         "A request with any number of empty elements is walked.",
         Test("tests/unit/common/test_methods.py::test_empty_elements_are_counted_and_refused", NO_STRANGER),
+    ),
+    Mutant(
+        "refused-requests-unlimited",
+        "A7",
+        REQUESTS,
+        "            self._refused.charge(peer, refused, len(data))\n",
+        "",
+        "A caller has requests of a mebibyte of empty elements parsed, one after the other.",
+        Test("tests/security/test_admission.py::test_a_flood_of_empty_elements_costs_next_to_nothing", NO_STRANGER),
+    ),
+    Mutant(
+        "connections-unshared",
+        "A6",
+        SHARES,
+        "                    found.shutdown(socket.SHUT_RDWR)\n",
+        "                    pass\n",
+        "One caller may keep every connection of a listener.",
+        Test(
+            "tests/unit/common/test_descriptors.py::test_a_caller_with_all_connections_leaves_others_their_share",
+            NO_STRANGER,
+        ),
     ),
     Mutant(
         "topic-named-twice",
