@@ -44,7 +44,7 @@ SELDOM_FAULTS = (
     "power in a call",
     "unclean election",
 )
-"""Drawn and done too seldom to be required: tests of their own ask for each."""
+"""Drawn and done too seldom to be required: a test of its own asks for each."""
 ENOUGH_SEEDS = 100
 FULL_STEPS = 2_000
 """So many drawn seeds of at least this length exercise everything."""
