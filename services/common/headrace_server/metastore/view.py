@@ -57,11 +57,14 @@ class PrefixView:
         self._key_values: dict[str, KeyValue] = {}
         self._sorted_keys: list[str] | None = []
         self._revision = 0
+        self._newest: KeyValue | None = None  # The last put that the view knows, be the key deleted since.
         self._cluster_id = 0
         self._confirmed_ms = 0
         self._listed_ms = 0
         self._callbacks: list[ChangeCallback] = []
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self.changed_revision = 0
+        """`revision` when anything under the prefix last changed; a read of everything may raise `revision` alone."""
         self.lost_events = 0
         """Changes that the watch should have brought and a relist found: an etcd that loses events."""
 
@@ -132,10 +135,10 @@ class PrefixView:
             MetastoreRolledBackError: see the module.
         """
         assert self._revision, "load comes before run"
-        failures = 0
+        failures, overlap = 0, None
         while True:
             try:
-                await self._follow()
+                await self._follow(overlap)
             except MetastoreRolledBackError:
                 raise
             except CompactedError:
@@ -148,6 +151,7 @@ class PrefixView:
                 log.info("view_interrupted", prefix=self._prefix, revision=self._revision, cause=str(error))
                 relist = False
             failures = await self._recover(relist, failures)
+            overlap = None if relist else self._newest
 
     async def _recover(self, relist: bool, failures: int) -> int:
         """Read again, as far as needed, until etcd answers; returns the failures in a row that it took (0 at once)."""
@@ -184,13 +188,25 @@ class PrefixView:
             self._check_key(read.key_value)
         return read.key_value is not None
 
-    async def _follow(self) -> None:
-        """Watch from behind the last revision applied until the stream breaks, which raises."""
-        stream = self._metastore.watch(self._prefix, self._revision + 1, progress_interval_s=self._progress_interval_s)
+    async def _follow(self, overlap: KeyValue | None) -> None:
+        """Watch from behind the last revision applied until the stream breaks, which raises.
+
+        Where a stream broke before, from `overlap` on, which has to come again as it was: an etcd that was put back to
+        an older state has something else there, or nothing, however far others have raised its revision since (H81).
+        """
+        start = self._revision + 1 if overlap is None else overlap.mod_revision
+        stream = self._metastore.watch(self._prefix, start, progress_interval_s=self._progress_interval_s)
         try:
             while True:
                 async with asyncio.timeout(self._progress_interval_s * SILENT_INTERVALS):
                     item = await anext(stream)
+                if overlap is not None and item.events:
+                    if PutEvent(overlap) not in item.events:
+                        raise MetastoreRolledBackError(
+                            f"etcd has not the write of {overlap.key} at revision {overlap.mod_revision} that has been "
+                            "seen: it was restored or replaced"
+                        )
+                    overlap = None
                 self._take_item(item)
                 if self._clock.monotonic_ms() - self._listed_ms >= self._relist_interval_ms:
                     await self.load()
@@ -238,6 +254,8 @@ class PrefixView:
         if key_value.key not in self._key_values:
             self._sorted_keys = None
         self._key_values[key_value.key] = key_value
+        if self._newest is None or key_value.mod_revision >= self._newest.mod_revision:
+            self._newest = key_value
 
     def _remove(self, key: str) -> None:
         if self._key_values.pop(key, None) is not None:
@@ -246,6 +264,7 @@ class PrefixView:
     def _advance(self, revision: int, changed: Sequence[str]) -> None:
         self._revision = max(self._revision, revision)
         if changed:
+            self.changed_revision = self._revision
             for callback in tuple(self._callbacks):
                 callback(self._revision, changed)
         for wanted, future in self._waiters:
