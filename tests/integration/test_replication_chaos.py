@@ -34,7 +34,7 @@ SETTINGS = {
     # A clock that is behind takes records for those of the future.
     "timestamp_after_max_ms": 100 * 365 * 24 * HOUR_MS,
 }
-PATIENCE_SECONDS = 150.0
+PATIENCE_SECONDS = 300.0
 """For an acknowledgement: etcd is put back and the cluster brought to its next generation meanwhile."""
 
 

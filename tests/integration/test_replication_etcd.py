@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import shutil
 import time
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import headrace
 import pytest
+from headrace_broker.storage.checkpoint import read_sealed, seal
 from headrace_broker.storage.directory import DataDirectory
+from headrace_broker.storage.os_filesystem import OsFileSystem
 from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.errors import PartStartError
-from headrace_server.metastore.api import Put
-from headrace_server.metastore.etcd import EtcdMetastore
 
 from tests.integration.etcd_backups import copy_data, put_back_data
 from tests.integration.replicated import BROKER_SETTINGS, Follower, Gate, Replicated, Writer, append, until
@@ -165,18 +165,12 @@ def test_a_restored_etcd(own_cluster: Callable[..., LocalCluster], tmp_path: Pat
         assert "Traceback" not in message
 
 
-def raise_revision(cluster: LocalCluster) -> None:
-    """What `etcdutl snapshot restore --bump-revision` does, more slowly."""
-
-    async def write() -> None:
-        metastore = EtcdMetastore([cluster.etcd.endpoint])
-        try:
-            for _ in range(1_000):
-                await metastore.txn([], [Put("/of-nobody", b"")])
-        finally:
-            await metastore.close()
-
-    asyncio.run(write())
+def forget_etcd(data_dir: Path) -> None:
+    """Leave in a data directory what one that a broker of before had knows of etcd: nothing."""
+    (data_dir / "metadata").unlink()
+    session = read_sealed(OsFileSystem(), f"{data_dir}/session")
+    assert session is not None
+    (data_dir / "session").write_bytes(seal(json.dumps(json.loads(session) | {"announced": 0}).encode()))
 
 
 def test_logs_that_a_restored_etcd_lacks_stay(own_cluster: Callable[..., LocalCluster], tmp_path: Path) -> None:
@@ -196,7 +190,8 @@ def test_logs_that_a_restored_etcd_lacks_stay(own_cluster: Callable[..., LocalCl
         for part in cluster.parts:
             part.kill()
         put_back_data(cluster, tmp_path / "backup")
-        raise_revision(cluster)
+        for broker_id in (1, 2):
+            forget_etcd(cluster.directory / f"broker-{broker_id}")
         for _ in range(2):
             for part in cluster.parts:
                 cluster.restart(part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Simulation, Test
+from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Scenario, Simulation, Test
 
 DELETION = f"{BROKER}/runtime/log_deletion.py"
 ASSIGNMENTS = f"{BROKER}/runtime/assignments.py"
@@ -112,6 +112,18 @@ DELETION_RULES = (
         ),
     ),
     Mutant(
+        "watch-resumed-in-another-history",
+        "H81",
+        VIEW,
+        "                    if PutEvent(overlap) not in item.events:\n",
+        "                    if False:\n",
+        "A watch that broke goes on in an etcd whose keys others have written anew since it was put back.",
+        Test(
+            "tests/unit/common/test_prefix_view.py::test_a_broken_watch_overlaps_with_what_was_seen",
+            "The simulated etcd has no history when it is put back: everything is read again.",
+        ),
+    ),
+    Mutant(
         "group-drops-what-a-view-lacks",
         "H72",
         TRANSITION,
@@ -157,6 +169,15 @@ DELETION_RULES = (
         Test(f"{TESTS}::test_an_etcd_that_lacks_the_last_session_is_refused", NOT_SEEN),
     ),
     Mutant(
+        "overtaken-history-believed",
+        "H81",
+        REGISTRATION,
+        "        if revision < self._storage.announced:\n",
+        "        if False:\n",
+        "A broker believes an etcd that was put back once others have raised its revision again.",
+        Scenario("test_etcd_put_back.py::test_coordinators_start_first_and_raise_the_revision"),
+    ),
+    Mutant(
         "older-copy-counted",
         "H16",
         REGISTRATION,
@@ -181,7 +202,7 @@ DELETION_RULES = (
         "version-in-etcd-first",
         "H16",
         REGISTRATION,
-        "                await self._storage.note_session(version, session.broker_epoch)\n",
+        "                await self._storage.note_session(version)\n",
         "",
         "etcd has a version that the directory does not have: it is taken for an older copy of itself.",
         Test(

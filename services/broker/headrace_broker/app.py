@@ -336,7 +336,7 @@ class Broker:
                 tasks.create_task(self._keep_registered(registration, assignments)),
                 tasks.create_task(replication.tick(lambda: assignments.partitions)),
                 tasks.create_task(suspicions.run()),
-                tasks.create_task(keep_version(assignments, registration)),
+                tasks.create_task(keep_version(assignments, source, registration)),
                 tasks.create_task(maintain(assignments, self._directory, services)),
                 tasks.create_task(keep_high_watermarks(services)),
                 tasks.create_task(retain(assignments, services)),

@@ -70,10 +70,11 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         "directory",
         "/headrace/{cluster}/directories/{generation}/{broker_id}",
-        "the broker itself: at its registration, and every few seconds while records are written",
+        "the broker itself: at its registration, and every two seconds while records are written or metadata changes",
         metadata_pb2.DirectoryVersion,
         "persistent",
-        "How new the broker's data directory must be at least, or it is an older copy of itself. Nobody watches it.",
+        "How new the broker's data directory is at least, or it is an older copy of itself. The directory notes when "
+        "etcd had it, and so how new etcd is at least. Nobody watches it.",
     ),
     KeyFamily(
         "ctl",

@@ -50,19 +50,20 @@ class FakeStorage:
     ) -> None:
         self.storage_id, self.era, self.clean_broker_epoch = storage_id, era, clean_broker_epoch
         self.version = version
-        self.broker_epoch = 0
+        self.broker_epoch = self.announced = 0
         self.notes: list[int] = []
         self.before_note: Callable[[], Awaitable[None]] | None = None
 
     def copy(self) -> FakeStorage:
         return FakeStorage(self.storage_id, self.era, self.clean_broker_epoch, self.version)
 
-    async def note_session(self, version: int, broker_epoch: int | None = None) -> None:
+    async def note_session(self, version: int, broker_epoch: int | None = None, announced: int | None = None) -> None:
         if self.before_note is not None:
             await self.before_note()
         assert version >= self.version
         self.version = version
         self.broker_epoch = self.broker_epoch if broker_epoch is None else broker_epoch
+        self.announced = self.announced if announced is None else announced
         self.notes.append(version)
 
     async def become_another(self) -> None:
@@ -140,6 +141,31 @@ def test_a_running_broker_takes_no_lower_epoch_from_a_restored_etcd(monkeypatch:
             await again.register()
         assert bench.directories[1].broker_epoch == epoch
         assert (await bench.memory.get(KEYS.live(1))).key_value is None
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_an_etcd_put_back_is_told_by_what_only_this_broker_writes(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    """H81: the session is in the backup, and others have raised etcd's revision above all that was seen since."""
+
+    async def scenario(bench: Bench) -> None:
+        made = bench.registration(1)
+        await made.register()
+        keys = dict(bench.memory._keys)
+        assert await made.announce_version()
+        announced = bench.directories[1].announced
+        bench.memory._keys = keys
+        for number in range(10):
+            await bench.memory.txn([], success=[Put(f"other/{number}", b"")])
+        if runs:
+            with pytest.raises(MetastoreRolledBackError, match=f"the directory has {announced}"):
+                await made.announce_version()
+        else:
+            await made.end(revoke=True)
+            with pytest.raises(MetastoreRolledBackError, match=f"the directory has {announced}"):
+                await bench.registration(2).register()
+        assert bench.directories[1].announced == announced
 
     run(scenario, monkeypatch)
 

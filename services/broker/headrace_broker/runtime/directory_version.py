@@ -1,15 +1,18 @@
-"""Keeps etcd informed of how new the data directory is, so that an older copy of it is recognised (PROTOCOL H16, H42).
+"""Keeps etcd informed of how new the data directory is, so that an older copy of either is recognised (H16, H42, H81).
 
 The version of the directory is raised on the disk first and in etcd after, at each registration, every VERSION_SECONDS
-while records are written, and when a stop in order has closed all logs. A directory whose version is below etcd's is an
-older copy: see `Registration`. What cannot be recognised is a copy that was made within the last VERSION_SECONDS
-before a crash.
+while records are written or the metadata changes, and when a stop in order has closed all logs. A directory whose
+version is below etcd's is an older copy; where etcd has the version at a lower revision than the directory has noted,
+etcd is: see `Registration`. What cannot be recognised is a copy that was made within the last VERSION_SECONDS before a
+crash.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+
+from headrace_server.metastore.view import PrefixView
 
 from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.directory_calls import DirectoryCalls
@@ -49,15 +52,16 @@ class StoredSessions:
         return self._directory.version
 
     @property
-    def broker_epoch(self) -> int:
+    def announced(self) -> int:
         """See `Storage`."""
-        return self._directory.broker_epoch
+        return self._directory.announced
 
-    async def note_session(self, version: int, broker_epoch: int | None = None) -> None:
+    async def note_session(self, version: int, broker_epoch: int | None = None, announced: int | None = None) -> None:
         """See `Storage`."""
         directory = self._directory
         epoch = directory.broker_epoch if broker_epoch is None else broker_epoch
-        await self._calls.run(lambda: directory.note_session(version, epoch))
+        revision = directory.announced if announced is None else announced
+        await self._calls.run(lambda: directory.note_session(version, epoch, revision))
 
     async def become_another(self) -> None:
         """See `Storage`."""
@@ -65,11 +69,12 @@ class StoredSessions:
         await self._calls.run(lambda: self._directory.become(storage_id))
 
 
-async def keep_version(assignments: Assignments, registration: Registration) -> None:
-    """Announce the directory's version while logs grow, until cancelled."""
-    announced = -1
+async def keep_version(assignments: Assignments, source: PrefixView, registration: Registration) -> None:
+    """Announce the directory's version while logs grow or the metadata changes, until cancelled."""
+    announced = -1, -1
     while True:
         await asyncio.sleep(VERSION_SECONDS)
         written = sum(found.log_end_offset for each in assignments.partitions if (found := each.log) is not None)
-        if written != announced and await registration.announce_version():
-            announced = written
+        reached = written, source.changed_revision
+        if reached != announced and await registration.announce_version():
+            announced = reached

@@ -72,11 +72,11 @@ class Storage(Protocol):
         """A number that only grows."""
 
     @property
-    def broker_epoch(self) -> int:
-        """The last session that the directory noted; 0: there was none."""
+    def announced(self) -> int:
+        """etcd's revision at the last version that it is known to have of the directory."""
 
-    async def note_session(self, version: int, broker_epoch: int | None = None) -> None:
-        """Note the version, synced, and the session where it is known. Raises HeadraceError."""
+    async def note_session(self, version: int, broker_epoch: int | None = None, announced: int | None = None) -> None:
+        """Note the version, synced, and what else is given. Raises HeadraceError."""
 
     async def become_another(self) -> None:
         """Draw another storage id, synced. Raises HeadraceError."""
@@ -112,14 +112,13 @@ class Registration:
         # The epoch of another broker under this id, and since when it is waited for.
         self._other: tuple[int, int] | None = None
         self._written_at = 0  # mod_revision of the own key, as far as is known
-        self._version_written_at = 0  # mod_revision of the directory's key
 
     async def register(self) -> int:
         """Register, waiting as long as it takes, and return the new broker epoch.
 
         Raises:
             InvalidConfigError: two brokers have one id.
-            MetastoreRolledBackError: etcd lacks the last session, so that the next one could have a lower epoch (I13).
+            MetastoreRolledBackError: etcd lacks what this directory has written there (I13, H81).
         """
         while True:
             granted_at_ms = self._clock.boottime_ms()
@@ -156,12 +155,7 @@ class Registration:
         while True:
             found = (await self._metastore.get(session_key)).key_value
             noted = (await self._metastore.get(directory_key)).key_value
-            last_epoch = 0 if found is None else found.mod_revision
-            if last_epoch < self._storage.broker_epoch:
-                raise MetastoreRolledBackError(
-                    f"etcd has broker epoch {last_epoch} as this broker's last, its data directory has "
-                    f"{self._storage.broker_epoch}: etcd was restored from a backup"
-                )
+            self._check_history(noted)
             version = await self._raise_version(noted)
             session = self._describe_past(found)
             result = await self._metastore.txn(
@@ -209,14 +203,28 @@ class Registration:
 
     async def _note_registered(self, broker_epoch: int) -> int:
         """Note a session in the directory, before it serves; its broker epoch."""
-        await self._storage.note_session(self._storage.version, broker_epoch)
-        self._version_written_at = broker_epoch
+        await self._storage.note_session(self._storage.version, broker_epoch, broker_epoch)
         return broker_epoch
 
-    async def announce_version(self) -> bool:
-        """Raise the version of the directory, and then in etcd, because records were written; False: it could not be.
+    def _check_history(self, directory_key: KeyValue | None) -> None:
+        """Refuse an etcd that lacks the last version which the directory knows it to have had.
 
-        Whatever copy of the directory is older than this is known to be one.
+        Only this broker writes that key: whatever others have raised since, etcd's revision included, it stays behind.
+        """
+        revision = 0 if directory_key is None else directory_key.mod_revision
+        if revision < self._storage.announced:
+            raise MetastoreRolledBackError(
+                f"etcd has the version of this data directory of revision {revision}, the directory has "
+                f"{self._storage.announced}: etcd was restored from a backup"
+            )
+
+    async def announce_version(self) -> bool:
+        """Raise the version of the directory, and then in etcd, because of a change; False: it could not be.
+
+        Whatever copy of the directory is older than this is known to be one, and so is any older state of etcd.
+
+        Raises:
+            MetastoreRolledBackError: etcd is such a state.
         """
         async with self._writing:
             session, broker_id = self.session, self._live.broker_id
@@ -225,22 +233,26 @@ class Registration:
             live_key, directory_key = self._keyspace.live(broker_id), self._keyspace.directory(broker_id)
             version = self._storage.version + 1
             try:
-                await self._storage.note_session(version, session.broker_epoch)
+                await self._storage.note_session(version)
                 result = await self._metastore.txn(
                     [
                         CreateRevisionIs(live_key, session.broker_epoch),
-                        ModRevisionIs(directory_key, self._version_written_at),
+                        ModRevisionIs(directory_key, self._storage.announced),
                     ],
                     success=[Put(directory_key, self._directory_version(version))],
                     failure=[Get(directory_key)],
                 )
+                revision = result.revision
+                if not result.succeeded:
+                    present = next(iter(result.responses[0]), None)
+                    self._check_history(present)
+                    revision = 0 if present is None else present.mod_revision  # Of an earlier write that came late.
+                await self._storage.note_session(version, announced=revision)
+            except MetastoreRolledBackError:
+                raise
             except HeadraceError as error:
                 log.warning("directory_version_not_raised", cause=str(error))
                 return False
-            if result.succeeded:
-                self._version_written_at = result.revision
-            elif result.responses[0]:
-                self._version_written_at = result.responses[0][0].mod_revision  # An earlier write that came late.
             return result.succeeded
 
     def _describe_past(self, found: KeyValue | None) -> metadata_pb2.BrokerSession:

@@ -176,10 +176,15 @@ class DataDirectory:
         """Of the last session that served from this directory in this generation; 0: none."""
         return self._session.broker_epoch
 
-    def note_session(self, version: int, broker_epoch: int) -> None:
+    @property
+    def announced(self) -> int:
+        """etcd's revision at the last version that it is known to have; see `session_note`."""
+        return self._session.announced
+
+    def note_session(self, version: int, broker_epoch: int, announced: int) -> None:
         """Note how new the directory is, synced. Raises as `storage_error` says."""
         try:
-            self._environment.space.with_reserve(lambda: self._session.write(version, broker_epoch))
+            self._environment.space.with_reserve(lambda: self._session.write(version, broker_epoch, announced))
         except OSError as error:
             raise storage_error(self.path, error) from error
 
