@@ -4,14 +4,16 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import headrace as sdk
 import pytest
 from headrace.cli.main import run
 from headrace.cli.session import SdkClients
-from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from tests.integration.replicated import Replicated
 
 WAIT = "60"
 RECORDS = 4_000
@@ -64,10 +66,26 @@ class CommandLine:
             assert time.monotonic() < deadline, what
 
 
+@pytest.fixture(scope="module")
+def fast_cluster() -> Iterator[Replicated]:
+    """Three brokers that notice a death in two seconds."""
+    with LocalCluster(LocalClusterSpec(broker_settings=FAST)) as cluster:
+        replicated = Replicated(cluster)
+        try:
+            yield replicated
+        finally:
+            replicated.close()
+
+
 @pytest.fixture
-def headrace(own_cluster: Callable[..., LocalCluster], capsysbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
-    """Three brokers that notice a death in two seconds, and their command line."""
-    return CommandLine(own_cluster(brokers=3, broker_settings=FAST), capsysbinary)
+def headrace(fast_cluster: Replicated, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
+    """A command line of the shared cluster, which is whole and empty again after the test."""
+    try:
+        yield CommandLine(fast_cluster.cluster, capsysbinary)
+    finally:
+        fast_cluster.restore()
+        for topic in fast_cluster.admin.list_topics():
+            fast_cluster.admin.delete_topic(topic)
 
 
 def produce(cluster: LocalCluster, topic: str, first: int = 0, count: int = RECORDS) -> None:
@@ -83,8 +101,11 @@ def read(cluster: LocalCluster, topic: str) -> list[int]:
         return sorted(int((record.value or b"").split()[0]) for record in reader)
 
 
-def test_a_broker_comes_and_another_goes(headrace: CommandLine) -> None:
+def test_a_broker_comes_and_another_goes(
+    own_cluster: Callable[..., LocalCluster], capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     """Added, it gets an even share; removed, one has nothing left; no record is lost, and the bytes are counted."""
+    headrace = CommandLine(own_cluster(brokers=3, broker_settings=FAST), capsysbinary)
     headrace.ok("topic", "create", "clicks", "-p", "6")
     produce(headrace.cluster, "clicks")
     assert "nothing to move" in headrace.ok("partition", "move", "--add-broker", "3")
