@@ -118,38 +118,34 @@ def test_headers_that_come_in_are_counted() -> None:
         check_records([record] * 100)
 
 
-def test_calls_that_inflate_wait_for_room_in_the_order_in_which_they_came() -> None:
+async def test_calls_that_inflate_wait_for_room_in_the_order_in_which_they_came() -> None:
     """Of 64 MiB two calls of 32 are at work; the others wait, and an error gives its room back."""
+    inflation, go_on = Inflation(), threading.Event()
+    order: list[int] = []
 
-    async def scenario() -> None:
-        inflation, go_on = Inflation(), threading.Event()
-        order: list[int] = []
+    both, loop = asyncio.Event(), asyncio.get_running_loop()
 
-        both, loop = asyncio.Event(), asyncio.get_running_loop()
+    def work(number: int) -> None:
+        order.append(number)
+        if len(order) == 2:
+            loop.call_soon_threadsafe(both.set)
+        assert go_on.wait(20)
+        if number == 0:
+            raise ValueError
 
-        def work(number: int) -> None:
-            order.append(number)
-            if len(order) == 2:
-                loop.call_soon_threadsafe(both.set)
-            assert go_on.wait(20)
-            if number == 0:
-                raise ValueError
-
-        calls = [asyncio.create_task(inflation.run(32 * MIB, lambda number=n: work(number))) for n in range(5)]
-        await both.wait()
-        assert inflation.used_bytes == 64 * MIB
-        calls[3].cancel()
-        go_on.set()
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(result) for result in results] == [
-            ValueError,
-            type(None),
-            type(None),
-            asyncio.CancelledError,
-            type(None),
-        ]
-        assert sorted(order) == [0, 1, 2, 4], "a caller that is gone leaves the line, or what waits fills the memory"
-        assert inflation.used_bytes == 0
-        inflation.close()
-
-    asyncio.run(scenario())
+    calls = [asyncio.create_task(inflation.run(32 * MIB, lambda number=n: work(number))) for n in range(5)]
+    await both.wait()
+    assert inflation.used_bytes == 64 * MIB
+    calls[3].cancel()
+    go_on.set()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [
+        ValueError,
+        type(None),
+        type(None),
+        asyncio.CancelledError,
+        type(None),
+    ]
+    assert sorted(order) == [0, 1, 2, 4], "a caller that is gone leaves the line, or what waits fills the memory"
+    assert inflation.used_bytes == 0
+    inflation.close()

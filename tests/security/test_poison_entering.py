@@ -30,52 +30,40 @@ async def appended(partition: Partition, *batches: bytes) -> AppendResult:
 
 
 @pytest.mark.parametrize("name", POISONS)
-def test_batch_that_no_reader_decodes_is_refused(name: str, tmp_path: Path) -> None:
+async def test_batch_that_no_reader_decodes_is_refused(name: str, tmp_path: Path) -> None:
     """Nothing of it is appended, what is before it is, and the error is definite."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            result = await appended(partition, sealed(GOOD, records=2), POISONS[name], sealed(GOOD, records=2))
-            assert isinstance(result.error, CorruptBatchError)
-            assert result.error.outcome is Outcome.NOT_APPLIED
-            assert not result.error.retriable
-            assert partition.open_log.log_end_offset == 2
-
-    asyncio.run(scenario())
+    async with leading_partition(tmp_path) as partition:
+        result = await appended(partition, sealed(GOOD, records=2), POISONS[name], sealed(GOOD, records=2))
+        assert isinstance(result.error, CorruptBatchError)
+        assert result.error.outcome is Outcome.NOT_APPLIED
+        assert not result.error.retriable
+        assert partition.open_log.log_end_offset == 2
 
 
 @pytest.mark.parametrize("name", WILD_TIMES)
-def test_time_that_no_reader_can_show_is_refused(name: str, tmp_path: Path) -> None:
+async def test_time_that_no_reader_can_show_is_refused(name: str, tmp_path: Path) -> None:
     """By default, and whatever `timestamp_before_max_ms` says, for what is outside of the years 1 to 9999."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            result = await appended(partition, WILD_TIMES[name])
-            assert result.error is not None
-            assert result.error.code is ErrorCode.INVALID_TIMESTAMP
-            partition.update_config(TopicConfig(timestamp_before_max_ms=2**63 - 1, timestamp_after_max_ms=2**63 - 1))
-            result = await appended(partition, WILD_TIMES[name])
-            codes = [] if result.error is None else [result.error.code]
-            assert codes == ([] if name == "before 1926" else [ErrorCode.INVALID_TIMESTAMP])
-
-    asyncio.run(scenario())
+    async with leading_partition(tmp_path) as partition:
+        result = await appended(partition, WILD_TIMES[name])
+        assert result.error is not None
+        assert result.error.code is ErrorCode.INVALID_TIMESTAMP
+        partition.update_config(TopicConfig(timestamp_before_max_ms=2**63 - 1, timestamp_after_max_ms=2**63 - 1))
+        result = await appended(partition, WILD_TIMES[name])
+        codes = [] if result.error is None else [result.error.code]
+        assert codes == ([] if name == "before 1926" else [ErrorCode.INVALID_TIMESTAMP])
 
 
-def test_topic_may_leave_columns_unchecked(tmp_path: Path) -> None:
+async def test_topic_may_leave_columns_unchecked(tmp_path: Path) -> None:
     """`validate=header` is a setting that does something: it takes what only readers find to be wrong."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            partition.update_config(TopicConfig(validate=Validation.HEADER))
-            for name, batch in POISONS.items():
-                result = await appended(partition, batch)
-                assert result.error is None, name
-            assert partition.open_log.log_end_offset > len(POISONS)
-
-    asyncio.run(scenario())
+    async with leading_partition(tmp_path) as partition:
+        partition.update_config(TopicConfig(validate=Validation.HEADER))
+        for name, batch in POISONS.items():
+            result = await appended(partition, batch)
+            assert result.error is None, name
+        assert partition.open_log.log_end_offset > len(POISONS)
 
 
-def test_batches_are_appended_in_the_order_of_their_calls_whatever_their_codec(tmp_path: Path) -> None:
+async def test_batches_are_appended_in_the_order_of_their_calls_whatever_their_codec(tmp_path: Path) -> None:
     """A compressed batch is inflated in a thread; what is sent behind it uncompressed does not overtake it."""
 
     def batch(sequence: int, codec: Codec) -> bytes:
@@ -84,57 +72,46 @@ def test_batches_are_appended_in_the_order_of_their_calls_whatever_their_codec(t
             values, base_timestamp_ms=NOW_MS, codec=codec, producer_id=7, producer_epoch=0, base_sequence=sequence
         )
 
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            codecs = [Codec.GZIP, Codec.NONE, Codec.LZ4, Codec.NONE, Codec.NONE]
-            calls = [appended(partition, batch(n, codec)) for n, codec in enumerate(codecs)]
-            results = await asyncio.gather(*calls)
-            assert [(result.base_offsets, result.error) for result in results] == [([n], None) for n in range(5)]
-            inline = partition.append_now([batch(5, Codec.NONE)], -1, committed=False)
-            assert inline is not None, "once they are in, appends are made on the event loop again"
-
-    asyncio.run(scenario())
+    async with leading_partition(tmp_path) as partition:
+        codecs = [Codec.GZIP, Codec.NONE, Codec.LZ4, Codec.NONE, Codec.NONE]
+        calls = [appended(partition, batch(n, codec)) for n, codec in enumerate(codecs)]
+        results = await asyncio.gather(*calls)
+        assert [(result.base_offsets, result.error) for result in results] == [([n], None) for n in range(5)]
+        inline = partition.append_now([batch(5, Codec.NONE)], -1, committed=False)
+        assert inline is not None, "once they are in, appends are made on the event loop again"
 
 
-def test_topic_says_which_codecs_producers_may_use(tmp_path: Path) -> None:
+async def test_topic_says_which_codecs_producers_may_use(tmp_path: Path) -> None:
     """A producer's choice never stops readers without the codec's package; what does not shrink is always taken."""
     batches = {codec: encode_batch([b"v" * 1_000], base_timestamp_ms=NOW_MS, codec=codec) for codec in Codec}
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            for allowed in (["none", "gzip", "lz4", "zstd"], ["none", "gzip"], ["none"]):
-                partition.update_config(parse_topic_config({"allowed_codecs": ",".join(allowed)}))
-                for codec, batch in batches.items():
-                    result = await appended(partition, batch)
-                    if codec.name.lower() in allowed:
-                        assert result.error is None
-                        continue
-                    assert isinstance(result.error, UnsupportedCodecError)
-                    assert result.error.outcome is Outcome.NOT_APPLIED
-                    assert f"codec {codec.name.lower()} is not among" in str(result.error)
-
-    asyncio.run(scenario())
+    async with leading_partition(tmp_path) as partition:
+        for allowed in (["none", "gzip", "lz4", "zstd"], ["none", "gzip"], ["none"]):
+            partition.update_config(parse_topic_config({"allowed_codecs": ",".join(allowed)}))
+            for codec, batch in batches.items():
+                result = await appended(partition, batch)
+                if codec.name.lower() in allowed:
+                    assert result.error is None
+                    continue
+                assert isinstance(result.error, UnsupportedCodecError)
+                assert result.error.outcome is Outcome.NOT_APPLIED
+                assert f"codec {codec.name.lower()} is not among" in str(result.error)
 
 
-def test_flood_of_producer_ids_doubles_nothing(tmp_path: Path) -> None:
+async def test_flood_of_producer_ids_doubles_nothing(tmp_path: Path) -> None:
     """Ids are free; a retry that comes behind 10,000 of them is recognised, and new ids have their turn later."""
-
-    async def scenario() -> None:
-        async with leading_partition(tmp_path) as partition:
-            clock = partition.services.clock
-            assert isinstance(clock, ManualClock)
-            honest = sealed(GOOD, records=2, producer=(7, 0, 0))
-            first = await appended(partition, honest)
-            flood = [await appended(partition, sealed(GOOD, records=2, producer=(n, 0, 0))) for n in range(100, 10_200)]
-            refused = [result.error for result in flood if result.error is not None]
-            assert len(refused) == 101
-            assert all(error.code is ErrorCode.THROTTLED and error.retriable for error in refused)
-            again = await appended(partition, honest)
-            assert (again.error, again.base_offsets) == (None, first.base_offsets)
-            clock.advance(partition.services.settings.producer_retry_window_ms)
-            assert (await appended(partition, sealed(GOOD, records=2, producer=(99, 0, 0)))).error is None
-
-    asyncio.run(scenario())
+    async with leading_partition(tmp_path) as partition:
+        clock = partition.services.clock
+        assert isinstance(clock, ManualClock)
+        honest = sealed(GOOD, records=2, producer=(7, 0, 0))
+        first = await appended(partition, honest)
+        flood = [await appended(partition, sealed(GOOD, records=2, producer=(n, 0, 0))) for n in range(100, 10_200)]
+        refused = [result.error for result in flood if result.error is not None]
+        assert len(refused) == 101
+        assert all(error.code is ErrorCode.THROTTLED and error.retriable for error in refused)
+        again = await appended(partition, honest)
+        assert (again.error, again.base_offsets) == (None, first.base_offsets)
+        clock.advance(partition.services.settings.producer_retry_window_ms)
+        assert (await appended(partition, sealed(GOOD, records=2, producer=(99, 0, 0)))).error is None
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])

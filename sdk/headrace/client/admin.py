@@ -223,7 +223,7 @@ class Admin:
             partitions: which; None for all.
             timeout: in seconds.
         """
-        return self._run(self._steps.list_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))
+        return self._run(self._steps.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))[1]
 
     def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None

@@ -147,8 +147,9 @@ class AdminGroupSteps:
         first: dict[int, int] = {}
         try:
             for at, into in (("earliest", starts), ("latest", ends)):
-                found = (yield from self._admin.list_offsets(topic, at, partitions=led, timeout=timeout)) if led else {}
-                into.update({where.partition: answer.offset for where, answer in found.items()})
+                if led:
+                    _, found = yield from self._admin.find_offsets(topic, at, partitions=led, timeout=timeout)
+                    into.update({where.partition: answer.offset for where, answer in found.items()})
             unread = {
                 number: max(offset, starts[number])
                 for number, offset in committed.items()

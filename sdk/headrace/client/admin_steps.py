@@ -81,15 +81,16 @@ class AdminSteps:
     def delete_topic(self, name: str, *, validate_only: bool, timeout: float | None) -> Steps[None]:
         """Delete a topic."""
         request = cluster_pb2.DeleteTopicsRequest(topics=[rpc.by_name(name)], validate_only=validate_only)
-        response = yield from self._coordinator("DeleteTopics", request, timeout, repeatable=validate_only)
-        for result in response.topics:
-            rpc.raise_for(result)
+        yield from self._delete(request, timeout)
 
     def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool, timeout: float | None) -> Steps[None]:
         """Let brokers delete the logs that they keep of an id that no topic has."""
         reference = topics_pb2.TopicRef(topic_id=topic_id)
         request = cluster_pb2.DeleteTopicsRequest(topics=[reference], validate_only=validate_only, unclaimed=True)
-        response = yield from self._coordinator("DeleteTopics", request, timeout, repeatable=validate_only)
+        yield from self._delete(request, timeout)
+
+    def _delete(self, request: cluster_pb2.DeleteTopicsRequest, timeout: float | None) -> Steps[None]:
+        response = yield from self._coordinator("DeleteTopics", request, timeout, repeatable=request.validate_only)
         for result in response.topics:
             rpc.raise_for(result)
 
@@ -146,18 +147,6 @@ class AdminSteps:
         """Describe the cluster."""
         request = cluster_pb2.DescribeClusterRequest()
         return rpc.cluster_description((yield from self._coordinator("DescribeCluster", request, timeout)))
-
-    def list_offsets(
-        self,
-        topic: str,
-        at: str | float | datetime,
-        *,
-        by: str = "record",
-        partitions: Sequence[int] | None = None,
-        timeout: float | None = None,
-    ) -> Steps[dict[TopicPartition, OffsetAt]]:
-        """Find offsets of a topic's partitions."""
-        return (yield from self.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))[1]
 
     def find_offsets(
         self,

@@ -3,16 +3,19 @@
 One connection, opened when first used; for one thread.
 """
 
+import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.client.admin import Admin
 from headrace.client.admin_rpc import OffsetAt, TopicDescription
+from headrace.client.admin_steps import AdminSteps
 from headrace.client.config import AdminConfig, build
 from headrace.client.epoch_ends import record_epochs, truncation_points
 from headrace.client.errors import ConfigError, NoBrokersAvailableError
+from headrace.client.steps import Steps
 from headrace.spark.edges import EARLIEST, LATEST, Edge
 from headrace.spark.options import SERVERS, Subscription
 from headrace.wire.errors import UnknownTopicError, UnknownTopicIdError
@@ -135,32 +138,28 @@ class ClusterView:
 
         `read` has the offset up to which a partition was read, and the leader epoch of the record before it.
         """
-        found: dict[TopicPartition, int] = {}
-        for topic, numbers in _by_topic(read).items():
-            wanted = {number: read[TopicPartition(topic, number)] for number in numbers}
-            topic_id = bytes.fromhex(topic_ids.get(topic, ""))
-            steps, name = self.admin._steps, self._client_id
-            try:
-                points = self.admin._run(truncation_points(steps, name, topic, wanted, topic_id))
-            except (UnknownTopicError, UnknownTopicIdError):
-                continue
-            found.update({TopicPartition(topic, number): point for number, point in points.items()})
-        return found
+        return self._look_up(truncation_points, read, topic_ids)
 
     def record_epochs(
         self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, int]:
         """Look up the leader epochs of the records at offsets; absent: the record or the topic is gone."""
+        return self._look_up(record_epochs, offsets, topic_ids)
+
+    def _look_up(
+        self,
+        steps: Callable[[AdminSteps, str, str, Any, bytes], Steps[dict[int, int]]],
+        asked: Mapping[TopicPartition, Any],
+        topic_ids: Mapping[str, str],
+    ) -> dict[TopicPartition, int]:
+        """Ask about the partitions of one topic after the other, each in the life that `topic_ids` names."""
         found: dict[TopicPartition, int] = {}
-        for topic, numbers in _by_topic(offsets).items():
-            wanted = {number: offsets[TopicPartition(topic, number)] for number in numbers}
+        for topic, numbers in _by_topic(asked).items():
+            wanted = {number: asked[TopicPartition(topic, number)] for number in numbers}
             topic_id = bytes.fromhex(topic_ids.get(topic, ""))
-            steps, name = self.admin._steps, self._client_id
-            try:
-                epochs = self.admin._run(record_epochs(steps, name, topic, wanted, topic_id))
-            except (UnknownTopicError, UnknownTopicIdError):
-                continue
-            found.update({TopicPartition(topic, number): epoch for number, epoch in epochs.items()})
+            with contextlib.suppress(UnknownTopicError, UnknownTopicIdError):
+                answer = self.admin._run(steps(self.admin._steps, self._client_id, topic, wanted, topic_id))
+                found.update({TopicPartition(topic, number): each for number, each in answer.items()})
         return found
 
 

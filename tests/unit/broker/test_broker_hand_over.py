@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 from headrace.wire.errors import LeaderNotAvailableError, NotLeaderError, Outcome
 from headrace.wire.ids import Offset
@@ -25,7 +24,7 @@ from headrace_broker.runtime.partition import Partition
 from headrace_server.partition_state import PartitionState, Replica
 
 from tests.unit.broker.test_broker_replica import EPOCH, ME, OTHER, Driver
-from tests.unit.broker.test_broker_runtime import batch
+from tests.unit.broker.test_broker_runtime import Gate, batch
 
 LEADER, SECOND, THIRD = Replica(ME, EPOCH), Replica(OTHER, 7), Replica(3, 8)
 LOG_END = 5
@@ -140,21 +139,14 @@ def test_a_leader_that_stops_leaves_the_in_sync_set_where_enough_stay() -> None:
 
 async def test_an_append_under_way_is_not_acknowledged_once_a_successor_is_named(partition: Partition) -> None:
     """A thread writes it while the successor, which has all that came before, is named: its outcome is unknown."""
-    real_append, writing, go_on = partition.open_log.append, threading.Event(), threading.Event()
-
-    def append(*arguments: object, **fields: object) -> Offset:
-        writing.set()
-        assert go_on.wait(20)
-        return real_append(*arguments, **fields)  # type: ignore[arg-type]
-
-    partition.open_log.append = append  # type: ignore[assignment,method-assign]
+    gate = Gate(partition.open_log, "append")
     proposed: list[Propose] = []
     partition._host.propose = lambda _, proposal: proposed.append(proposal)  # type: ignore[method-assign]
     first = asyncio.create_task(partition.append([batch(b"a")], -1, committed=False))
-    await asyncio.to_thread(writing.wait, 20)
+    await gate.reached()
     _ask(partition)
     assert len(proposed) == 1
-    go_on.set()
+    gate.opened.set()
     result = await first
     assert isinstance(result.error, NotLeaderError)
     assert result.error.outcome is Outcome.UNKNOWN

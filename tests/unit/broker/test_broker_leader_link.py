@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import Replica
 
 from tests.unit.broker.test_broker_fetch_ahead import LEADER, Follower, Stream, answer, slices
-from tests.unit.broker.test_broker_runtime import TOPIC_ID
+from tests.unit.broker.test_broker_runtime import TOPIC_ID, Gate
 
 
 class EndingStream(Stream):
@@ -92,24 +91,6 @@ async def test_a_link_that_is_cancelled_while_its_stream_ends_ends(
     assert running.cancelled()
 
 
-class Gate:
-    """Holds a blocking call of the log in its thread until the test opens it."""
-
-    def __init__(self, follower: Follower, method: str) -> None:
-        self.entered, self.opened = asyncio.Event(), threading.Event()
-        loop, call = asyncio.get_running_loop(), getattr(follower.partition.open_log, method)
-
-        def held(*arguments: Any) -> Any:
-            loop.call_soon_threadsafe(self.entered.set)
-            assert self.opened.wait(20)
-            return call(*arguments)
-
-        setattr(follower.partition.open_log, method, held)
-
-    async def reached(self) -> None:
-        await asyncio.wait_for(self.entered.wait(), 20)
-
-
 def diverge(stream: Stream, fetch: replication_pb2.PartitionReplicaFetch) -> None:
     """Let the leader say that the logs part at offset 0."""
     response = replication_pb2.ReplicaFetchResponse()
@@ -131,7 +112,7 @@ async def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
     link = connected(follower)
     broken, next_one = Stream(), Stream()
     streams(monkeypatch, [broken, next_one])
-    gate = Gate(follower, "truncate_to" if what == "cut" else "append_replicated")
+    gate = Gate(follower.partition.open_log, "truncate_to" if what == "cut" else "append_replicated")
     follower.gate.set()
     running = asyncio.create_task(link.run())
     fetch = await broken.next_fetch()

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from headrace.wire.encoding import encode_batch
@@ -85,6 +86,24 @@ async def leading_partition(path: Path) -> AsyncIterator[Partition]:
         finally:
             flusher.close()
             directory.close(clean=False)
+
+
+class Gate:
+    """Holds a blocking call of a log in its thread until the test opens it."""
+
+    def __init__(self, log: object, method: str) -> None:
+        self.entered, self.opened = asyncio.Event(), threading.Event()
+        loop, call = asyncio.get_running_loop(), getattr(log, method)
+
+        def held(*arguments: Any, **fields: Any) -> Any:
+            loop.call_soon_threadsafe(self.entered.set)
+            assert self.opened.wait(20)
+            return call(*arguments, **fields)
+
+        setattr(log, method, held)
+
+    async def reached(self) -> None:
+        await asyncio.wait_for(self.entered.wait(), 20)
 
 
 async def committed(partition: Partition, end_offset: int) -> None:

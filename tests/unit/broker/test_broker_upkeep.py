@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +39,7 @@ from headrace_server.clock import ManualClock
 from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica
 
-from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, committed
+from tests.unit.broker.test_broker_runtime import TOPIC_ID, Gate, batch, committed
 
 
 @pytest.mark.parametrize(("others", "role"), [(True, Role.OFFLINE), (False, Role.LEADING)])
@@ -93,21 +92,14 @@ async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
 
 async def test_a_cancelled_append_ends_before_the_next_begins(partition: Partition) -> None:
     """The client goes away while its batch is being written in a thread: core and log agree afterwards."""
-    real_append, writing, go_on = partition.open_log.append, threading.Event(), threading.Event()
-
-    def append(*arguments: object, **fields: object) -> Offset:
-        writing.set()
-        assert go_on.wait(20)
-        return real_append(*arguments, **fields)  # type: ignore[arg-type]
-
-    partition.open_log.append = append  # type: ignore[assignment,method-assign]
+    gate = Gate(partition.open_log, "append")
     first = asyncio.create_task(partition.append([batch(b"a")], -1, committed=True))
-    await asyncio.to_thread(writing.wait, 20)
+    await gate.reached()
     first.cancel()
     second = asyncio.create_task(partition.append([batch(b"b")], -1, committed=True))
     await asyncio.sleep(0)
     assert partition.log_lock.locked()
-    go_on.set()
+    gate.opened.set()
     with pytest.raises(asyncio.CancelledError):
         await first
     result = await second

@@ -149,17 +149,3 @@ async def make_parts():
 def parts():
     """Fresh parts."""
     return make_parts()
-
-
-@pytest.fixture
-def run_with_parts():
-    """Run a coroutine function with fresh parts."""
-
-    def run(scenario):
-        async def whole():
-            async with make_parts() as parts:
-                return await scenario(parts)
-
-        return asyncio.run(whole())
-
-    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from headrace_coordinator.core.control import Step
@@ -11,6 +12,8 @@ from headrace_coordinator.runtime.partition_rounds import PartitionRounds
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import change, encode
 from headrace_server.rpc import ITEMS_PER_TURN
+
+from tests.unit.coordinator.conftest import make_parts
 
 SECONDS = 20
 
@@ -51,97 +54,84 @@ class Looking:
         return [(change.partition, change.step) for _, change in await self.rounds.changes()]
 
 
+@contextlib.asynccontextmanager
+async def looking_at():
+    async with make_parts() as parts:
+        yield await Looking(parts).start(), parts
+
+
 @pytest.fixture
-def run(run_with_parts):
-    def start(scenario):
-        async def whole(parts):
-            await scenario(await Looking(parts).start(), parts)
-
-        run_with_parts(whole)
-
-    return start
+def looked():
+    """Rounds over a topic, and their parts."""
+    return looking_at()
 
 
-def test_a_key_is_looked_at_when_it_changed(run):
+async def test_a_key_is_looked_at_when_it_changed(looked):
     """Of one partition alone; groups' and strangers' keys concern nobody."""
-
-    async def scenario(looking, parts):
-        await parts.unregister(3)
-        assert await looking.steps() == []
-        looking.rounds.begin()
-        assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
-        prefix = parts.keyspace.prefix
-        assert not looking.rounds.note([f"{prefix}group/g/state", f"{prefix}pid", f"{prefix}part/odd/1"])
-        assert await looking.steps() == []
-        assert looking.rounds.note([looking.key(1)])
-        assert await looking.steps() == [(1, Step.SWEEP)]
-
-    run(scenario)
+    looking, parts = looked
+    await parts.unregister(3)
+    assert await looking.steps() == []
+    looking.rounds.begin()
+    assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
+    prefix = parts.keyspace.prefix
+    assert not looking.rounds.note([f"{prefix}group/g/state", f"{prefix}pid", f"{prefix}part/odd/1"])
+    assert await looking.steps() == []
+    assert looking.rounds.note([looking.key(1)])
+    assert await looking.steps() == [(1, Step.SWEEP)]
 
 
-def test_a_look_at_many_partitions_lets_others_run(run):
+async def test_a_look_at_many_partitions_lets_others_run(looked):
     """What changes meanwhile is seen by the next look."""
-
-    async def scenario(looking, parts):
-        await looking.create("wide", 2 * ITEMS_PER_TURN)
-        looking.rounds.begin()
-        look = asyncio.create_task(looking.rounds.changes())
-        await asyncio.sleep(0)
-        assert not look.done()
-        await parts.unregister(3)
-        assert looking.rounds.note([parts.keyspace.live(3)])
-        assert await look == []
-        assert len(await looking.steps()) == 2 + 2 * ITEMS_PER_TURN
-
-    run(scenario)
+    looking, parts = looked
+    await looking.create("wide", 2 * ITEMS_PER_TURN)
+    looking.rounds.begin()
+    look = asyncio.create_task(looking.rounds.changes())
+    await asyncio.sleep(0)
+    assert not look.done()
+    await parts.unregister(3)
+    assert looking.rounds.note([parts.keyspace.live(3)])
+    assert await look == []
+    assert len(await looking.steps()) == 2 + 2 * ITEMS_PER_TURN
 
 
 @pytest.mark.parametrize("family", ["live/1", "drain/1", "topic/t"])
-def test_brokers_topics_and_words_concern_every_partition(run, family):
+async def test_brokers_topics_and_words_concern_every_partition(looked, family):
     """Who is registered, drained, and what a topic demands is taken anew."""
-
-    async def scenario(looking, parts):
-        await looking.put(parts.keyspace.drained(1))
-        assert await looking.steps() == []
-        assert looking.rounds.note([parts.keyspace.prefix + family])
-        assert await looking.steps() == [(0, Step.RELIEVE), (1, Step.RELIEVE)]
-
-    run(scenario)
+    looking, parts = looked
+    await looking.put(parts.keyspace.drained(1))
+    assert await looking.steps() == []
+    assert looking.rounds.note([parts.keyspace.prefix + family])
+    assert await looking.steps() == [(0, Step.RELIEVE), (1, Step.RELIEVE)]
 
 
-def test_what_was_written_is_not_written_again_before_the_view_shows_it(run):
+async def test_what_was_written_is_not_written_again_before_the_view_shows_it(looked):
     """Neither done twice nor forgotten: the next version is looked at."""
-
-    async def scenario(looking, parts):
-        await parts.unregister(3)
-        looking.rounds.begin()
-        (_, first), (_, second) = await looking.rounds.changes()
-        looking.rounds.note_again(first, written=True)
-        looking.rounds.note_again(second, written=False)
-        assert await looking.steps() == [(1, Step.SWEEP)]
-        await looking.put(looking.key(0), encode(first.after))
-        await parts.unregister(2)
-        looking.rounds.note([parts.keyspace.live(2)])
-        assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
-
-    run(scenario)
+    looking, parts = looked
+    await parts.unregister(3)
+    looking.rounds.begin()
+    (_, first), (_, second) = await looking.rounds.changes()
+    looking.rounds.note_again(first, written=True)
+    looking.rounds.note_again(second, written=False)
+    assert await looking.steps() == [(1, Step.SWEEP)]
+    await looking.put(looking.key(0), encode(first.after))
+    await parts.unregister(2)
+    looking.rounds.note([parts.keyspace.live(2)])
+    assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
 
 
-def test_a_round_of_preferred_leaders_is_one_look(run):
+async def test_a_round_of_preferred_leaders_is_one_look(looked):
     """Who could not be preferred then waits for the next round; who could is asked until it leads."""
+    looking, _ = looked
 
-    async def scenario(looking, parts):
-        def led_by_second(number):
-            state = looking.state(number)
-            return encode(change(state, leader=state.in_sync[1], in_sync=state.in_sync))
+    def led_by_second(number):
+        state = looking.state(number)
+        return encode(change(state, leader=state.in_sync[1], in_sync=state.in_sync))
 
-        await looking.put(looking.key(0), led_by_second(0))
-        looking.rounds.note_rebalance()
-        assert await looking.steps() == [(0, Step.PREFER)]
-        looking.rounds.note([looking.key(0)])
-        assert await looking.steps() == [(0, Step.PREFER)]
-        await looking.put(looking.key(1), led_by_second(1))
-        looking.rounds.note([looking.key(1)])
-        assert await looking.steps() == []
-
-    run(scenario)
+    await looking.put(looking.key(0), led_by_second(0))
+    looking.rounds.note_rebalance()
+    assert await looking.steps() == [(0, Step.PREFER)]
+    looking.rounds.note([looking.key(0)])
+    assert await looking.steps() == [(0, Step.PREFER)]
+    await looking.put(looking.key(1), led_by_second(1))
+    looking.rounds.note([looking.key(1)])
+    assert await looking.steps() == []

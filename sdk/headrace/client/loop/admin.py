@@ -172,7 +172,8 @@ class Admin:
         timeout: float | None = None,
     ) -> dict[TopicPartition, OffsetAt]:
         """Find offsets of a topic's partitions."""
-        return await self._run(self._steps.list_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))
+        steps = self._steps.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout)
+        return (await self._run(steps))[1]
 
     async def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
