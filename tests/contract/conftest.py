@@ -9,8 +9,6 @@ from headrace_server.clock import ManualClock
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.memory import MemoryLeaseRenewer, MemoryMetastore
 
-WAIT_SECONDS = 30
-
 
 class World:
     """One metastore under test; every scenario has a prefix of its own."""
@@ -20,15 +18,6 @@ class World:
 
     def key(self, name):
         return self.prefix + name
-
-    def run(self, scenario):
-        """Run a coroutine function with a client."""
-
-        async def bounded():
-            async with asyncio.timeout(WAIT_SECONDS), self.connected() as store:
-                return await scenario(store)
-
-        return asyncio.run(bounded())
 
     @contextlib.asynccontextmanager
     async def connected(self):

@@ -77,137 +77,109 @@ async def assert_equal(view, store, prefix):
     assert view.items(prefix) == list(listed.key_values)
 
 
-def test_the_view_follows_by_whole_revision(world):
+async def test_the_view_follows_by_whole_revision(store, world):
     """The view begins with what is there and reports each later revision once, with all its keys."""
-
-    async def scenario(store):
-        a, b, c = (world.key(name) for name in "abc")
-        await put(store, **{a: b"1", b: b"1"})
-        async with running_view(store, world.prefix) as view:
-            assert view.get(a).value == b"1"
-            heard = []
-            unsubscribe = view.subscribe(lambda revision, keys: heard.append((revision, sorted(keys))))
-            first = await put(store, **{a: b"2", c: b"2"})
-            second = (await store.txn([], [Delete(b), Put(c, b"3")])).revision
-            await view.wait_for(second, 10)
-            assert heard == [(first, [a, c]), (second, [b, c])]
-            assert view.revision == second
-            assert view.get(b) is None
-            assert [found.key for found in view.items(world.prefix)] == [a, c]
-            assert 0 <= view.age_ms() < 10_000
-            unsubscribe()
-            await view.wait_for(await put(store, **{a: b"4"}), 10)
-            assert len(heard) == 2
-            await assert_equal(view, store, world.prefix)
-
-    world.run(scenario)
+    a, b, c = (world.key(name) for name in "abc")
+    await put(store, **{a: b"1", b: b"1"})
+    async with running_view(store, world.prefix) as view:
+        assert view.get(a).value == b"1"
+        heard = []
+        unsubscribe = view.subscribe(lambda revision, keys: heard.append((revision, sorted(keys))))
+        first = await put(store, **{a: b"2", c: b"2"})
+        second = (await store.txn([], [Delete(b), Put(c, b"3")])).revision
+        await view.wait_for(second, 10)
+        assert heard == [(first, [a, c]), (second, [b, c])]
+        assert view.revision == second
+        assert view.get(b) is None
+        assert [found.key for found in view.items(world.prefix)] == [a, c]
+        assert 0 <= view.age_ms() < 10_000
+        unsubscribe()
+        await view.wait_for(await put(store, **{a: b"4"}), 10)
+        assert len(heard) == 2
+        await assert_equal(view, store, world.prefix)
 
 
-def test_waiting_for_a_revision_ends_in_time(world):
+async def test_waiting_for_a_revision_ends_in_time(store, world):
     """`wait_for` a revision that does not come raises TimedOutError, and the view goes on."""
-
-    async def scenario(store):
-        async with running_view(store, world.prefix) as view:
-            with pytest.raises(TimedOutError):
-                await view.wait_for(view.revision + 1_000_000, 0.01)
-            await view.wait_for(await put(store, **{world.key("a"): b"1"}), 10)
-
-    world.run(scenario)
+    async with running_view(store, world.prefix) as view:
+        with pytest.raises(TimedOutError):
+            await view.wait_for(view.revision + 1_000_000, 0.01)
+        await view.wait_for(await put(store, **{world.key("a"): b"1"}), 10)
 
 
-def test_a_broken_watch_resumes_behind_the_last_revision(world):
+async def test_a_broken_watch_resumes_behind_the_last_revision(store, world):
     """What changed while the watch was broken arrives afterwards, revision by revision, none left out."""
-
-    async def scenario(store):
-        faulty = FaultyWatch(store)
-        async with running_view(faulty, world.prefix) as view:
-            before = await put(store, **{world.key("a"): b"1"})
-            await view.wait_for(before, 10)
-            heard = []
-            view.subscribe(lambda revision, keys: heard.append(revision))
-            await faulty.fault("broken")
-            missed = [await put(store, **{world.key("a"): b"%d" % number}) for number in range(3)]
-            await faulty.fault("whole")
-            await view.wait_for(missed[-1], 10)
-            assert heard == missed
-            assert faulty.watches[-1] == before
-            await assert_equal(view, store, world.prefix)
-
-    world.run(scenario)
+    faulty = FaultyWatch(store)
+    async with running_view(faulty, world.prefix) as view:
+        before = await put(store, **{world.key("a"): b"1"})
+        await view.wait_for(before, 10)
+        heard = []
+        view.subscribe(lambda revision, keys: heard.append(revision))
+        await faulty.fault("broken")
+        missed = [await put(store, **{world.key("a"): b"%d" % number}) for number in range(3)]
+        await faulty.fault("whole")
+        await view.wait_for(missed[-1], 10)
+        assert heard == missed
+        assert faulty.watches[-1] == before
+        await assert_equal(view, store, world.prefix)
 
 
-def test_a_compaction_during_an_outage_means_reading_again(world):
+async def test_a_compaction_during_an_outage_means_reading_again(store, world):
     """Where the revisions to resume from are gone, the view reads everything again, deletions included."""
-
-    async def scenario(store):
-        faulty = FaultyWatch(store)
-        a, b = world.key("a"), world.key("b")
-        async with running_view(faulty, world.prefix) as view:
-            await view.wait_for(await put(store, **{a: b"1", b: b"1"}), 10)
-            await faulty.fault("broken")
-            await store.txn([], [Delete(a)])
-            await put(store, **{b: b"2"})
-            last = await put(store, **{b: b"3"})
-            await store.compact(last)
-            heard = []
-            view.subscribe(lambda revision, keys: heard.append(sorted(keys)))
-            await faulty.fault("whole")
-            await view.wait_for(last, 10)
-            assert heard == [[a, b]]
-            assert view.lost_events == 0
-            await assert_equal(view, store, world.prefix)
-
-    world.run(scenario)
+    faulty = FaultyWatch(store)
+    a, b = world.key("a"), world.key("b")
+    async with running_view(faulty, world.prefix) as view:
+        await view.wait_for(await put(store, **{a: b"1", b: b"1"}), 10)
+        await faulty.fault("broken")
+        await store.txn([], [Delete(a)])
+        await put(store, **{b: b"2"})
+        last = await put(store, **{b: b"3"})
+        await store.compact(last)
+        heard = []
+        view.subscribe(lambda revision, keys: heard.append(sorted(keys)))
+        await faulty.fault("whole")
+        await view.wait_for(last, 10)
+        assert heard == [[a, b]]
+        assert view.lost_events == 0
+        await assert_equal(view, store, world.prefix)
 
 
-def test_a_silent_watch_is_replaced(world):
+async def test_a_silent_watch_is_replaced(store, world):
     """A stream that gives no sign of life for three intervals is given up, and everything is read again."""
-
-    async def scenario(store):
-        faulty = FaultyWatch(store)
-        async with running_view(faulty, world.prefix) as view:
-            await faulty.fault("silent")
-            revision = await put(store, **{world.key("a"): b"1"})
-            await view.wait_for(revision, 10)
-            await assert_equal(view, store, world.prefix)
-
-    world.run(scenario)
+    faulty = FaultyWatch(store)
+    async with running_view(faulty, world.prefix) as view:
+        await faulty.fault("silent")
+        revision = await put(store, **{world.key("a"): b"1"})
+        await view.wait_for(revision, 10)
+        await assert_equal(view, store, world.prefix)
 
 
-def test_lost_events_are_found_and_counted(world):
+async def test_lost_events_are_found_and_counted(store, world):
     """A watch that loses an event is found out by the full read, which mends the view and counts it."""
-
-    async def scenario(store):
-        faulty = FaultyWatch(store)
-        a, b = world.key("a"), world.key("b")
-        async with running_view(faulty, world.prefix) as view:
-            faulty.mode = "lossy"
-            lost = await put(store, **{a: b"1"})
-            await faulty.broken.wait()
-            faulty.mode = "whole"
-            await view.wait_for(await put(store, **{b: b"1"}), 10)
-            assert view.get(a) is None
-            assert view.revision > lost
-            await view.load()
-            assert view.get(a).value == b"1"
-            assert view.lost_events == 1
-            await assert_equal(view, store, world.prefix)
-
-    world.run(scenario)
+    faulty = FaultyWatch(store)
+    a, b = world.key("a"), world.key("b")
+    async with running_view(faulty, world.prefix) as view:
+        faulty.mode = "lossy"
+        lost = await put(store, **{a: b"1"})
+        await faulty.broken.wait()
+        faulty.mode = "whole"
+        await view.wait_for(await put(store, **{b: b"1"}), 10)
+        assert view.get(a) is None
+        assert view.revision > lost
+        await view.load()
+        assert view.get(a).value == b"1"
+        assert view.lost_events == 1
+        await assert_equal(view, store, world.prefix)
 
 
-def test_the_full_read_comes_by_itself(world):
+async def test_the_full_read_comes_by_itself(store, world):
     """With the interval passed, the view reads everything again without being told."""
-
-    async def scenario(store):
-        faulty = FaultyWatch(store)
-        async with running_view(faulty, world.prefix, relist_interval_s=0) as view:
-            faulty.mode = "lossy"
-            revision = await put(store, **{world.key("a"): b"1"})
-            await view.wait_for(revision, 10)
-            await assert_equal(view, store, world.prefix)
-
-    world.run(scenario)
+    faulty = FaultyWatch(store)
+    async with running_view(faulty, world.prefix, relist_interval_s=0) as view:
+        faulty.mode = "lossy"
+        revision = await put(store, **{world.key("a"): b"1"})
+        await view.wait_for(revision, 10)
+        await assert_equal(view, store, world.prefix)
 
 
 class Replaced:
@@ -231,20 +203,16 @@ class Replaced:
 
 
 @pytest.mark.parametrize("change", [{"cluster_id": 7}, {"revision": 1}])
-def test_a_replaced_metastore_is_refused(world, change):
+async def test_a_replaced_metastore_is_refused(store, world, change):
     """A revision that goes back, or another cluster, is refused with the view left as it was (H81)."""
-
-    async def scenario(store):
-        replaced = Replaced(store, **change)
-        key = world.key("a")
-        await put(store, **{key: b"1"})
-        view = PrefixView(replaced, world.prefix, SystemClock())
+    replaced = Replaced(store, **change)
+    key = world.key("a")
+    await put(store, **{key: b"1"})
+    view = PrefixView(replaced, world.prefix, SystemClock())
+    await view.load()
+    await put(store, **{key: b"2"})
+    replaced.on = True
+    with pytest.raises(MetastoreRolledBackError) as caught:
         await view.load()
-        await put(store, **{key: b"2"})
-        replaced.on = True
-        with pytest.raises(MetastoreRolledBackError) as caught:
-            await view.load()
-        assert caught.value.fatal
-        assert view.get(key).value == b"1"
-
-    world.run(scenario)
+    assert caught.value.fatal
+    assert view.get(key).value == b"1"

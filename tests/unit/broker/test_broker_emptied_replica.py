@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -254,182 +254,140 @@ async def running(
         directory.close(clean=False)
 
 
-def test_a_join_written_before_the_log_was_emptied_does_not_name_the_empty_one(tmp_path: Path) -> None:
+@pytest.fixture
+def cluster(tmp_path: Path) -> AbstractAsyncContextManager[Cluster]:
+    return running(tmp_path)
+
+
+async def test_a_join_written_before_the_log_was_emptied_does_not_name_the_empty_one(cluster: Cluster) -> None:
     """C3: the leader's write is on its way while the damaged log is set aside; it lands too late to count."""
-
-    async def scenario() -> None:
-        async with running(tmp_path) as cluster:
-            await cluster.rot_and_replace()
-            await cluster.leader.write_proposals()
-            await cluster.check_members()
-            await cluster.elect_without_leader()
-
-    asyncio.run(scenario())
+    await cluster.rot_and_replace()
+    await cluster.leader.write_proposals()
+    await cluster.check_members()
+    await cluster.elect_without_leader()
 
 
 @pytest.mark.parametrize("sees", [False, True], ids=["blind", "sees"])
-def test_a_leader_that_tries_again_does_not_take_in_the_empty_log(tmp_path: Path, *, sees: bool) -> None:
+async def test_a_leader_that_tries_again_does_not_take_in_the_empty_log(cluster: Cluster, *, sees: bool) -> None:
     """H17: what broker 2 had fetched before says nothing of what it has now, in the same session."""
-
-    async def scenario() -> None:
-        async with running(tmp_path) as cluster:
-            leader = cluster.leader
-            (unanswered,) = leader.proposed
-            leader.proposed.clear()
-            leader.handle(ProposalUnanswered(unanswered.number))
-            await cluster.rot_and_replace()
-            if sees:
-                await cluster.leader_sees()
-            members = set(cluster.members.values())
-            for at_ms in (500, 5_000):
-                leader.handle(Ticked(at_ms, dict.fromkeys(members, at_ms), members))
-                await leader.write_proposals()
-                await cluster.check_members()
-            await cluster.elect_without_leader()
-
-    asyncio.run(scenario())
+    leader = cluster.leader
+    (unanswered,) = leader.proposed
+    leader.proposed.clear()
+    leader.handle(ProposalUnanswered(unanswered.number))
+    await cluster.rot_and_replace()
+    if sees:
+        await cluster.leader_sees()
+    members = set(cluster.members.values())
+    for at_ms in (500, 5_000):
+        leader.handle(Ticked(at_ms, dict.fromkeys(members, at_ms), members))
+        await leader.write_proposals()
+        await cluster.check_members()
+    await cluster.elect_without_leader()
 
 
-def test_a_fetch_of_the_log_that_was_set_aside_is_refused(tmp_path: Path) -> None:
+async def test_a_fetch_of_the_log_that_was_set_aside_is_refused(cluster: Cluster) -> None:
     """One that waited at the leader, or was on its way, is of another log; the new one's is taken."""
-
-    async def scenario() -> None:
-        async with running(tmp_path) as cluster:
-            before = cluster.replica.replica.state
-            assert before is not None
-            await cluster.rot_and_replace()
-            await cluster.leader_sees()
-            two, now = cluster.members[REPLACED], cluster.replica.replica.state
-            assert now is not None
-            late = FetchRequest(two, 0, 1, RECORDS, RECORDS, 0, 0, 0, before.partition_epoch)
-            with pytest.raises(FencedBrokerError):
-                check_fetch(cluster.leader.replica, late)
-            check_fetch(cluster.leader.replica, FetchRequest(two, 0, 2, 0, 0, -1, 0, 0, now.partition_epoch))
-
-    asyncio.run(scenario())
+    before = cluster.replica.replica.state
+    assert before is not None
+    await cluster.rot_and_replace()
+    await cluster.leader_sees()
+    two, now = cluster.members[REPLACED], cluster.replica.replica.state
+    assert now is not None
+    late = FetchRequest(two, 0, 1, RECORDS, RECORDS, 0, 0, 0, before.partition_epoch)
+    with pytest.raises(FencedBrokerError):
+        check_fetch(cluster.leader.replica, late)
+    check_fetch(cluster.leader.replica, FetchRequest(two, 0, 2, 0, 0, -1, 0, 0, now.partition_epoch))
 
 
-def test_a_damaged_log_stays_until_its_leaving_is_written(tmp_path: Path) -> None:
+async def test_a_damaged_log_stays_until_its_leaving_is_written(cluster: Cluster) -> None:
     """Another write of the key, at which broker 2 is no member either, is no reason to set the log aside."""
+    replication, partition = cluster.assignments._replication, cluster.replica
+    gate = asyncio.Event()
+    leave = replication.writer.leave
 
-    async def scenario() -> None:
-        async with running(tmp_path) as cluster:
-            replication, partition = cluster.assignments._replication, cluster.replica
-            gate = asyncio.Event()
-            leave = replication.writer.leave
+    async def leave_later(*arguments: object, **fields: object) -> object:
+        await gate.wait()
+        return await leave(*arguments, **fields)  # type: ignore[arg-type]
 
-            async def leave_later(*arguments: object, **fields: object) -> object:
-                await gate.wait()
-                return await leave(*arguments, **fields)  # type: ignore[arg-type]
-
-            replication.writer.leave = leave_later  # type: ignore[assignment,method-assign]
-            partition.note_read_error(DAMAGE)
-            state, _ = await cluster.state()
-            other = change(state, leader=state.leader, in_sync=state.in_sync)
-            revision = (await cluster.metastore.txn([], [Put(KEY, encode(other))])).revision
-            steps = cluster.assignments
-            await steps.until(lambda: partition.replica.revision == revision)
-            steps._mark(TOPIC_ID, 0)
-            await steps.passed.wait()
-            assert cluster.replica is partition
-            gate.set()
-            await cluster.assignments.until(lambda: cluster.replica is not partition)
-            await cluster.leader.write_proposals()
-            await cluster.check_members()
-
-    asyncio.run(scenario())
+    replication.writer.leave = leave_later  # type: ignore[assignment,method-assign]
+    partition.note_read_error(DAMAGE)
+    state, _ = await cluster.state()
+    other = change(state, leader=state.leader, in_sync=state.in_sync)
+    revision = (await cluster.metastore.txn([], [Put(KEY, encode(other))])).revision
+    steps = cluster.assignments
+    await steps.until(lambda: partition.replica.revision == revision)
+    steps._mark(TOPIC_ID, 0)
+    await steps.passed.wait()
+    assert cluster.replica is partition
+    gate.set()
+    await cluster.assignments.until(lambda: cluster.replica is not partition)
+    await cluster.leader.write_proposals()
+    await cluster.check_members()
 
 
-def test_a_member_whose_log_is_gone_leaves_before_it_registers(tmp_path: Path) -> None:
+async def test_a_member_whose_log_is_gone_leaves_before_it_registers(tmp_path: Path) -> None:
     """Somebody removed the partition's directory: the empty log that takes its place is nobody's candidate."""
-
-    async def scenario() -> None:
-        async with running(tmp_path, filled=False, counts=True) as cluster:
-            await cluster.check_members()
-            await cluster.leader.write_proposals()
-            await cluster.check_members()
-            await cluster.elect_without_leader()
-
-    asyncio.run(scenario())
+    async with running(tmp_path, filled=False, counts=True) as cluster:
+        await cluster.check_members()
+        await cluster.leader.write_proposals()
+        await cluster.check_members()
+        await cluster.elect_without_leader()
 
 
-def test_a_member_that_never_made_its_log_stays_and_makes_it(tmp_path: Path) -> None:
+async def test_a_member_that_never_made_its_log_stays_and_makes_it(tmp_path: Path) -> None:
     """It was killed between the creation of the topic and of the log: nobody could lead a partition of one replica."""
-
-    async def scenario() -> None:
-        async with running(tmp_path, filled=False, counts=True, had_log=False) as cluster:
-            state, _ = await cluster.state()
-            assert (state.partition_epoch, len(state.in_sync)) == (1, 3)
-            cluster.assignments._services.clock.advance(60_000)  # type: ignore[attr-defined]
-            await cluster.assignments.note_metadata()
-            assert cluster.assignments._directory.seen.was_begun(LogId(TOPIC_ID, 0).directory_name)
-
-    asyncio.run(scenario())
+    async with running(tmp_path, filled=False, counts=True, had_log=False) as cluster:
+        state, _ = await cluster.state()
+        assert (state.partition_epoch, len(state.in_sync)) == (1, 3)
+        cluster.assignments._services.clock.advance(60_000)  # type: ignore[attr-defined]
+        await cluster.assignments.note_metadata()
+        assert cluster.assignments._directory.seen.was_begun(LogId(TOPIC_ID, 0).directory_name)
 
 
-def test_a_member_that_has_its_log_stays(tmp_path: Path) -> None:
+async def test_a_member_that_has_its_log_stays(tmp_path: Path) -> None:
     """A start writes no key where nothing is missing."""
-
-    async def scenario() -> None:
-        async with running(tmp_path, counts=True) as cluster:
-            state, _ = await cluster.state()
-            assert (state.partition_epoch, len(state.in_sync)) == (1, 3)
-
-    asyncio.run(scenario())
+    async with running(tmp_path, counts=True) as cluster:
+        state, _ = await cluster.state()
+        assert (state.partition_epoch, len(state.in_sync)) == (1, 3)
 
 
-def test_a_member_whose_log_is_too_short_leaves_and_is_copied_anew(tmp_path: Path) -> None:
+async def test_a_member_whose_log_is_too_short_leaves_and_is_copied_anew(cluster: Cluster) -> None:
     """I2, I3: the key names it, and says that more was committed than its log has: whatever brought that about."""
-
-    async def scenario() -> None:
-        async with running(tmp_path) as cluster:
-            before, (state, _) = cluster.replica, await cluster.state()
-            named = change(state, leader=state.leader, in_sync=list(cluster.members.values()))
-            await cluster.metastore.txn([], [Put(KEY, encode(note_committed(named, RECORDS + 1)))])
-            await cluster.assignments.until(lambda: cluster.replica is not before)
-            assert isinstance(before.failure, LogDamagedError)
-            await cluster.check_members()
-
-    asyncio.run(scenario())
+    before, (state, _) = cluster.replica, await cluster.state()
+    named = change(state, leader=state.leader, in_sync=list(cluster.members.values()))
+    await cluster.metastore.txn([], [Put(KEY, encode(note_committed(named, RECORDS + 1)))])
+    await cluster.assignments.until(lambda: cluster.replica is not before)
+    assert isinstance(before.failure, LogDamagedError)
+    await cluster.check_members()
 
 
-def test_a_leader_whose_log_is_too_short_leads_no_more(tmp_path: Path) -> None:
+async def test_a_leader_whose_log_is_too_short_leads_no_more(cluster: Cluster) -> None:
     """I2: it is elected, and its log ends before what the key says is committed."""
-
-    async def scenario() -> None:
-        async with running(tmp_path) as cluster:
-            before, (state, _) = cluster.replica, await cluster.state()
-            me, everybody = cluster.members[REPLACED], list(cluster.members.values())
-            elected = change(state, leader=me, in_sync=everybody)
-            await cluster.metastore.txn([], [Put(KEY, encode(note_committed(elected, RECORDS + 1)))])
-            await cluster.assignments.until(lambda: cluster.replica is not before)
-            assert isinstance(before.failure, LogDamagedError)
-            after, _ = await cluster.state()
-            assert after.leader is None
-            assert me not in (*after.in_sync, *after.eligible_leaders)
-
-    asyncio.run(scenario())
+    before, (state, _) = cluster.replica, await cluster.state()
+    me, everybody = cluster.members[REPLACED], list(cluster.members.values())
+    elected = change(state, leader=me, in_sync=everybody)
+    await cluster.metastore.txn([], [Put(KEY, encode(note_committed(elected, RECORDS + 1)))])
+    await cluster.assignments.until(lambda: cluster.replica is not before)
+    assert isinstance(before.failure, LogDamagedError)
+    after, _ = await cluster.state()
+    assert after.leader is None
+    assert me not in (*after.in_sync, *after.eligible_leaders)
 
 
-def test_a_follower_that_a_reader_tells_of_rot_is_copied_anew(tmp_path: Path) -> None:
+async def test_a_follower_that_a_reader_tells_of_rot_is_copied_anew(cluster: Cluster, tmp_path: Path) -> None:
     """H33: it serves readers near it, so it looks at what it has, as a leader does, and does not wait for the scrub."""
-
-    async def scenario() -> None:
-        async with running(tmp_path) as cluster:
-            before = cluster.replica
-            assert before.replica.role is Role.FOLLOWING
-            before.look_for_damage(3)
-            assert before._looking is not None
-            await before._looking
-            assert before.replica.role is Role.FOLLOWING, "nothing is wrong here: the reader's copy broke on its way"
-            rot(tmp_path)
-            before.look_for_damage(3)
-            await cluster.assignments.until(lambda: cluster.replica is not before)
-            assert isinstance(before.failure, LogDamagedError)
-            await cluster.leader.write_proposals()
-            await cluster.check_members()
-
-    asyncio.run(scenario())
+    before = cluster.replica
+    assert before.replica.role is Role.FOLLOWING
+    before.look_for_damage(3)
+    assert before._looking is not None
+    await before._looking
+    assert before.replica.role is Role.FOLLOWING, "nothing is wrong here: the reader's copy broke on its way"
+    rot(tmp_path)
+    before.look_for_damage(3)
+    await cluster.assignments.until(lambda: cluster.replica is not before)
+    assert isinstance(before.failure, LogDamagedError)
+    await cluster.leader.write_proposals()
+    await cluster.check_members()
 
 
 def rot(path: Path) -> None:

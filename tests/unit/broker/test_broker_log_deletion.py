@@ -7,7 +7,7 @@ hand. `see` brings the view up to date as a relist does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -168,280 +168,224 @@ async def started(etcd: Etcd, path: Path) -> AsyncIterator[Broker]:
             directory.close(clean=True, broker_epoch=1)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(60):
-            await scenario()
-
-    asyncio.run(whole())
-
-
-def test_a_deleted_topic_is_deleted_after_its_delay(tmp_path: Path) -> None:
+async def test_a_deleted_topic_is_deleted_after_its_delay(tmp_path: Path) -> None:
     """The key of its deletion is the evidence, seen while the broker runs and when it starts."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
-        await etcd.create(OLD, "old")
-        await etcd.create(NEW, "new")
-        async with started(etcd, tmp_path) as broker:
-            await etcd.delete(OLD, "old")
-            await broker.see()
-            assert broker.assignments.get((OLD, 0)) is None
-            await broker.wait(59_999)
-            assert broker.holds(OLD)
-            await broker.wait(1)
-            assert not broker.holds(OLD)
-            assert broker.unclaimed == []
-        await etcd.delete(NEW, "new")
-        async with started(etcd, tmp_path) as broker:
-            assert broker.holds(NEW)
-            await broker.wait(60_000)
-            assert not broker.holds(NEW)
-
-    run(scenario)
+    etcd = Etcd()
+    await etcd.create(OLD, "old")
+    await etcd.create(NEW, "new")
+    async with started(etcd, tmp_path) as broker:
+        await etcd.delete(OLD, "old")
+        await broker.see()
+        assert broker.assignments.get((OLD, 0)) is None
+        await broker.wait(59_999)
+        assert broker.holds(OLD)
+        await broker.wait(1)
+        assert not broker.holds(OLD)
+        assert broker.unclaimed == []
+    await etcd.delete(NEW, "new")
+    async with started(etcd, tmp_path) as broker:
+        assert broker.holds(NEW)
+        await broker.wait(60_000)
+        assert not broker.holds(NEW)
 
 
-def test_a_topic_that_etcd_lacks_at_the_start_is_kept(tmp_path: Path) -> None:
+async def test_a_topic_that_etcd_lacks_at_the_start_is_kept(tmp_path: Path) -> None:
     """H26: an etcd restored from a backup of before the topic lacks it, too; what comes back is served again."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
-        await etcd.create(OLD, "old")
-        async with started(etcd, tmp_path) as broker:
-            broker.write_records(OLD)
-        await etcd.lose(OLD, "old")
-        async with started(etcd, tmp_path) as broker:
-            assert broker.unclaimed == [OLD]
-            await broker.wait(WEEK_MS)
-            assert broker.holds(OLD)
-            await etcd.create(OLD, "recovered")
-            await broker.see()
-            assert broker.unclaimed == []
-            assert broker.records(OLD) == 2
-
-    run(scenario)
+    etcd = Etcd()
+    await etcd.create(OLD, "old")
+    async with started(etcd, tmp_path) as broker:
+        broker.write_records(OLD)
+    await etcd.lose(OLD, "old")
+    async with started(etcd, tmp_path) as broker:
+        assert broker.unclaimed == [OLD]
+        await broker.wait(WEEK_MS)
+        assert broker.holds(OLD)
+        await etcd.create(OLD, "recovered")
+        await broker.see()
+        assert broker.unclaimed == []
+        assert broker.records(OLD) == 2
 
 
-def test_a_topic_that_a_running_broker_misses_is_kept(tmp_path: Path) -> None:
+async def test_a_topic_that_a_running_broker_misses_is_kept(tmp_path: Path) -> None:
     """H26, H81: a relist of a restored etcd, whose revision was raised, has no topic: nothing says it was deleted."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
+    etcd = Etcd()
+    await etcd.create(OLD, "old")
+    async with started(etcd, tmp_path) as broker:
+        broker.write_records(OLD)
+        await etcd.lose(OLD, "old")
+        await broker.see()
+        assert broker.unclaimed == [OLD]
+        assert broker.assignments.get((OLD, 0)) is None
+        await broker.wait(WEEK_MS)
+        assert broker.holds(OLD)
         await etcd.create(OLD, "old")
-        async with started(etcd, tmp_path) as broker:
-            broker.write_records(OLD)
-            await etcd.lose(OLD, "old")
-            await broker.see()
-            assert broker.unclaimed == [OLD]
-            assert broker.assignments.get((OLD, 0)) is None
-            await broker.wait(WEEK_MS)
-            assert broker.holds(OLD)
-            await etcd.create(OLD, "old")
-            await broker.see()
-            assert broker.records(OLD) == 2
-
-    run(scenario)
+        await broker.see()
+        assert broker.records(OLD) == 2
 
 
-def test_an_operator_deletes_what_is_unclaimed(tmp_path: Path) -> None:
+async def test_an_operator_deletes_what_is_unclaimed(tmp_path: Path) -> None:
     """What `headrace topic delete --unclaimed` writes is evidence like any other."""
+    etcd = Etcd()
+    await etcd.create(OLD, "old")
+    async with started(etcd, tmp_path) as broker:
+        await etcd.lose(OLD, "old")
+        await broker.see()
+        assert broker.unclaimed == [OLD]
+        write = topic_writes.delete_unclaimed(KEYS, OLD, 1)
+        assert (await etcd.metastore.txn(write.compares, write.success)).succeeded
+        await broker.see()
+        assert broker.unclaimed == []
+        await broker.wait(0)
+        assert not broker.holds(OLD)
 
-    async def scenario() -> None:
-        etcd = Etcd()
-        await etcd.create(OLD, "old")
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bool) -> None:
+    """1b: a value of a later release is left out of the view; its topic is not gone, nor is anything else deleted."""
+    etcd = Etcd()
+    await etcd.create(OLD, "old")
+    await etcd.create(NEW, "new")
+    good = (await etcd.metastore.get(KEYS.topic("old"))).key_value
+    assert good is not None
+
+    async def meet(broker: Broker) -> None:
+        await etcd.delete(NEW, "new")
+        await broker.see()
+        assert not broker.assignments._deletion._pending
+        await broker.wait(WEEK_MS)
+        assert broker.holds(OLD)
+        assert broker.holds(NEW)
+        await etcd.write(Put(KEYS.topic("old"), good.value))
+        await broker.see()
+        assert broker.records(OLD) == 2
+        await broker.wait(WEEK_MS)
+        assert not broker.holds(NEW)
+        assert broker.holds(OLD)
+
+    async with started(etcd, tmp_path) as broker:
+        broker.write_records(OLD)
+        await etcd.write(Put(KEYS.topic("old"), b"\xff of a later release"))
+        await broker.see()
+        assert broker.assignments.get((OLD, 0)) is not None  # It serves on with what it has seen.
+        if not restarted:
+            await meet(broker)
+    if restarted:
         async with started(etcd, tmp_path) as broker:
-            await etcd.lose(OLD, "old")
-            await broker.see()
             assert broker.unclaimed == [OLD]
-            write = topic_writes.delete_unclaimed(KEYS, OLD, 1)
-            assert (await etcd.metastore.txn(write.compares, write.success)).succeeded
+            await meet(broker)
+
+
+async def test_evidence_is_looked_at_again_when_the_delay_is_over(tmp_path: Path) -> None:
+    """Where it is gone by then, as after a restore, or where a value became undecodable, the log stays."""
+    etcd = Etcd()
+    await etcd.create(OLD, "old")
+    await etcd.create(NEW, "new")
+    async with started(etcd, tmp_path) as broker:
+        await etcd.delete(OLD, "old")
+        await etcd.delete(NEW, "new")
+        await broker.see()
+        await etcd.write(Delete(KEYS.deleted_topic(OLD)), Put(KEYS.topic("odd"), b"\xff"))
+        await broker.see()
+        await broker.wait(60_000)
+        assert broker.holds(OLD)
+        assert broker.holds(NEW)
+        await etcd.write(Delete(KEYS.topic("odd")))
+        await broker.see()
+        await broker.wait(60_000)
+        assert broker.holds(OLD)
+        assert not broker.holds(NEW)
+        assert broker.unclaimed == [OLD]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_replica_that_was_moved_away_is_deleted(tmp_path: Path, restarted: bool) -> None:
+    """H25: the partition's key says so, at a revision after the last one that named this broker."""
+    etcd = Etcd()
+    await etcd.create(OLD, "old", replicas=(1, 2))
+    moved = Put(KEYS.partition(OLD, 0), encode(PartitionState((2,), None, 0, (Replica(2, 1),), partition_epoch=1)))
+
+    async with started(etcd, tmp_path) as broker:
+        if not restarted:
+            await etcd.write(moved)
             await broker.see()
-            assert broker.unclaimed == []
-            await broker.wait(0)
+            await broker.wait(60_000)
+            assert not broker.holds(OLD)
+    if restarted:
+        await etcd.write(moved)
+        async with started(etcd, tmp_path) as broker:
+            await broker.wait(60_000)
             assert not broker.holds(OLD)
 
-    run(scenario)
 
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bool) -> None:
-    """1b: a value of a later release is left out of the view; its topic is not gone, nor is anything else deleted."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
-        await etcd.create(OLD, "old")
-        await etcd.create(NEW, "new")
-        good = (await etcd.metastore.get(KEYS.topic("old"))).key_value
-        assert good is not None
-
-        async def meet(broker: Broker) -> None:
-            await etcd.delete(NEW, "new")
-            await broker.see()
-            assert not broker.assignments._deletion._pending
-            await broker.wait(WEEK_MS)
-            assert broker.holds(OLD)
-            assert broker.holds(NEW)
-            await etcd.write(Put(KEYS.topic("old"), good.value))
-            await broker.see()
-            assert broker.records(OLD) == 2
-            await broker.wait(WEEK_MS)
-            assert not broker.holds(NEW)
-            assert broker.holds(OLD)
-
-        async with started(etcd, tmp_path) as broker:
-            broker.write_records(OLD)
-            await etcd.write(Put(KEYS.topic("old"), b"\xff of a later release"))
-            await broker.see()
-            assert broker.assignments.get((OLD, 0)) is not None  # It serves on with what it has seen.
-            if not restarted:
-                await meet(broker)
-        if restarted:
-            async with started(etcd, tmp_path) as broker:
-                assert broker.unclaimed == [OLD]
-                await meet(broker)
-
-    run(scenario)
-
-
-def test_evidence_is_looked_at_again_when_the_delay_is_over(tmp_path: Path) -> None:
-    """Where it is gone by then, as after a restore, or where a value became undecodable, the log stays."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
-        await etcd.create(OLD, "old")
-        await etcd.create(NEW, "new")
-        async with started(etcd, tmp_path) as broker:
-            await etcd.delete(OLD, "old")
-            await etcd.delete(NEW, "new")
-            await broker.see()
-            await etcd.write(Delete(KEYS.deleted_topic(OLD)), Put(KEYS.topic("odd"), b"\xff"))
-            await broker.see()
-            await broker.wait(60_000)
-            assert broker.holds(OLD)
-            assert broker.holds(NEW)
-            await etcd.write(Delete(KEYS.topic("odd")))
-            await broker.see()
-            await broker.wait(60_000)
-            assert broker.holds(OLD)
-            assert not broker.holds(NEW)
-            assert broker.unclaimed == [OLD]
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_replica_that_was_moved_away_is_deleted(tmp_path: Path, restarted: bool) -> None:
-    """H25: the partition's key says so, at a revision after the last one that named this broker."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
-        await etcd.create(OLD, "old", replicas=(1, 2))
-        moved = Put(KEYS.partition(OLD, 0), encode(PartitionState((2,), None, 0, (Replica(2, 1),), partition_epoch=1)))
-
-        async with started(etcd, tmp_path) as broker:
-            if not restarted:
-                await etcd.write(moved)
-                await broker.see()
-                await broker.wait(60_000)
-                assert not broker.holds(OLD)
-        if restarted:
-            await etcd.write(moved)
-            async with started(etcd, tmp_path) as broker:
-                await broker.wait(60_000)
-                assert not broker.holds(OLD)
-
-    run(scenario)
-
-
-def test_a_key_of_before_a_replica_came_does_not_delete_it(tmp_path: Path) -> None:
+async def test_a_key_of_before_a_replica_came_does_not_delete_it(tmp_path: Path) -> None:
     """H25, H81: a backup of before a move names the brokers of before; the copy that came since may be the only one."""
-
-    async def scenario() -> None:
-        before, after = Etcd(), Etcd()
-        for etcd in (before, after):
-            await etcd.create(OLD, "old", replicas=(2,))
-        state = PartitionState((1,), None, 0, (Replica(1, 1),), partition_epoch=1)
-        await after.write(Put(KEYS.partition(OLD, 0), encode(state)))
-        async with started(after, tmp_path) as broker:
-            broker.write_records(OLD)
-        for _ in range(10):  # A restore with --bump-revision.
-            await before.write(Put(KEYS.topic_by_id(NEW), b""))
-        with pytest.raises(InvalidConfigError, match="seen it at"):
-            async with started(before, tmp_path):
-                pass
-        assert is_there(tmp_path, OLD)
-
-    run(scenario)
-
-
-def test_an_old_key_is_no_evidence(tmp_path: Path) -> None:
-    """H25: a key that names others, at a revision at which this broker was still to come, lets nothing be deleted."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
+    before, after = Etcd(), Etcd()
+    for etcd in (before, after):
         await etcd.create(OLD, "old", replicas=(2,))
-        async with started(etcd, tmp_path) as broker:
-            path = LogId(OLD, 0)
-            broker.directory.close_log(broker.directory.open_log(OLD, 0, log_settings(TopicConfig())))
-            assert not broker.assignments._deletion.has_evidence(path)  # Nothing says that it was ever claimed.
-            broker.directory.seen.note(9, {path.directory_name: 2})
-            assert not broker.assignments._deletion.has_evidence(path)
-            await etcd.create(OLD, "old", replicas=(2,))
-            await broker.see()
-            assert broker.assignments._deletion.has_evidence(path)
+    state = PartitionState((1,), None, 0, (Replica(1, 1),), partition_epoch=1)
+    await after.write(Put(KEYS.partition(OLD, 0), encode(state)))
+    async with started(after, tmp_path) as broker:
+        broker.write_records(OLD)
+    for _ in range(10):  # A restore with --bump-revision.
+        await before.write(Put(KEYS.topic_by_id(NEW), b""))
+    with pytest.raises(InvalidConfigError, match="seen it at"):
+        async with started(before, tmp_path):
+            pass
+    assert is_there(tmp_path, OLD)
 
-    run(scenario)
+
+async def test_an_old_key_is_no_evidence(tmp_path: Path) -> None:
+    """H25: a key that names others, at a revision at which this broker was still to come, lets nothing be deleted."""
+    etcd = Etcd()
+    await etcd.create(OLD, "old", replicas=(2,))
+    async with started(etcd, tmp_path) as broker:
+        path = LogId(OLD, 0)
+        broker.directory.close_log(broker.directory.open_log(OLD, 0, log_settings(TopicConfig())))
+        assert not broker.assignments._deletion.has_evidence(path)  # Nothing says that it was ever claimed.
+        broker.directory.seen.note(9, {path.directory_name: 2})
+        assert not broker.assignments._deletion.has_evidence(path)
+        await etcd.create(OLD, "old", replicas=(2,))
+        await broker.see()
+        assert broker.assignments._deletion.has_evidence(path)
 
 
-def test_an_etcd_of_the_past_is_refused(tmp_path: Path) -> None:
+async def test_an_etcd_of_the_past_is_refused(tmp_path: Path) -> None:
     """H81: the highest revision seen is in the data directory, so that a broker that starts sees the fall, too."""
+    etcd, past = Etcd(), Etcd()
+    await past.create(OLD, "old")
+    await etcd.create(OLD, "old")
+    await etcd.create(NEW, "new")
+    async with started(etcd, tmp_path):
+        pass
+    with pytest.raises(InvalidConfigError, match="revision 2, this data directory has seen 3") as refused:
+        async with started(past, tmp_path):
+            pass
+    assert "headrace-coordinator new-generation" in refused.value.action
+    assert is_there(tmp_path, NEW)
 
-    async def scenario() -> None:
-        etcd, past = Etcd(), Etcd()
-        await past.create(OLD, "old")
-        await etcd.create(OLD, "old")
-        await etcd.create(NEW, "new")
+
+async def test_an_etcd_that_lacks_the_last_session_is_refused(tmp_path: Path) -> None:
+    """H81: a restore with a raised revision brings back an older session of the broker, or none."""
+    etcd = Etcd()
+    session = await etcd.write(Put(KEYS.session(1), b""))
+    async with started(etcd, tmp_path) as broker:
+        broker.directory.note_session(7, session, session)
+    async with started(etcd, tmp_path) as broker:
+        assert (broker.directory.version, broker.directory.broker_epoch) == (7, session)
+        broker.directory.note_session(8, session + 1, session + 1)
+    with pytest.raises(InvalidConfigError, match=f"broker epoch {session} as this broker's last"):
         async with started(etcd, tmp_path):
             pass
-        with pytest.raises(InvalidConfigError, match="revision 2, this data directory has seen 3") as refused:
-            async with started(past, tmp_path):
-                pass
-        assert "headrace-coordinator new-generation" in refused.value.action
-        assert is_there(tmp_path, NEW)
-
-    run(scenario)
 
 
-def test_an_etcd_that_lacks_the_last_session_is_refused(tmp_path: Path) -> None:
-    """H81: a restore with a raised revision brings back an older session of the broker, or none."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
-        session = await etcd.write(Put(KEYS.session(1), b""))
-        async with started(etcd, tmp_path) as broker:
-            broker.directory.note_session(7, session, session)
-        async with started(etcd, tmp_path) as broker:
-            assert (broker.directory.version, broker.directory.broker_epoch) == (7, session)
-            broker.directory.note_session(8, session + 1, session + 1)
-        with pytest.raises(InvalidConfigError, match=f"broker epoch {session} as this broker's last"):
-            async with started(etcd, tmp_path):
-                pass
-
-    run(scenario)
-
-
-def test_many_new_replicas_are_noted_in_one_write(tmp_path: Path) -> None:
+async def test_many_new_replicas_are_noted_in_one_write(tmp_path: Path) -> None:
     """The note is a rewrite of one file: a large topic must not write it once for each partition."""
-
-    async def scenario() -> None:
-        etcd = Etcd()
-        async with started(etcd, tmp_path) as broker:
-            notes = []
-            note = broker.directory.seen.note
-            broker.directory.seen.note = lambda *given, **named: notes.append(given) or note(*given, **named)  # type: ignore[method-assign,func-returns-value]
-            await etcd.create(OLD, "old", partitions=20)
-            await broker.see()
-            assert len(broker.assignments.partitions) == 20
-            assert len(notes) == 1
-
-    run(scenario)
+    etcd = Etcd()
+    async with started(etcd, tmp_path) as broker:
+        notes = []
+        note = broker.directory.seen.note
+        broker.directory.seen.note = lambda *given, **named: notes.append(given) or note(*given, **named)  # type: ignore[method-assign,func-returns-value]
+        await etcd.create(OLD, "old", partitions=20)
+        await broker.see()
+        assert len(broker.assignments.partitions) == 20
+        assert len(notes) == 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -111,137 +112,114 @@ class Bench:
         return metadata_pb2.BrokerLive.FromString(found.value), found.create_revision, found.lease_id
 
 
-def run(scenario: Callable[[Bench], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+@asynccontextmanager
+async def made_bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    try:
+        yield bench
+    finally:
+        for each in bench.made:
+            await each.end(revoke=False)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> AbstractAsyncContextManager[Bench]:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
-
-    async def whole() -> None:
-        bench = Bench()
-        try:
-            async with asyncio.timeout(20):
-                await scenario(bench)
-        finally:
-            for each in bench.made:
-                await each.end(revoke=False)
-
-    asyncio.run(whole())
+    return made_bench()
 
 
-def test_a_running_broker_takes_no_lower_epoch_from_a_restored_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_running_broker_takes_no_lower_epoch_from_a_restored_etcd(bench: Bench) -> None:
     """I13, H81: an etcd that lacks the last session was put back; the directory keeps what it knows of that session."""
-
-    async def scenario(bench: Bench) -> None:
-        made = bench.registration(1)
-        for number in range(5):
-            await bench.memory.txn([], success=[Put(f"other/{number}", b"")])
-        epoch = await made.register()
-        await made.end(revoke=True)
-        bench.memory = MemoryMetastore(clock=bench.clock)  # As it was before the broker was there.
-        again = bench.registration(1)
-        with pytest.raises(MetastoreRolledBackError, match=f"has {epoch}"):
-            await again.register()
-        assert bench.directories[1].broker_epoch == epoch
-        assert (await bench.memory.get(KEYS.live(1))).key_value is None
-
-    run(scenario, monkeypatch)
+    made = bench.registration(1)
+    for number in range(5):
+        await bench.memory.txn([], success=[Put(f"other/{number}", b"")])
+    epoch = await made.register()
+    await made.end(revoke=True)
+    bench.memory = MemoryMetastore(clock=bench.clock)  # As it was before the broker was there.
+    again = bench.registration(1)
+    with pytest.raises(MetastoreRolledBackError, match=f"has {epoch}"):
+        await again.register()
+    assert bench.directories[1].broker_epoch == epoch
+    assert (await bench.memory.get(KEYS.live(1))).key_value is None
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_an_etcd_put_back_is_told_by_what_only_this_broker_writes(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+async def test_an_etcd_put_back_is_told_by_what_only_this_broker_writes(bench: Bench, runs: bool) -> None:
     """H81: the session is in the backup, and others have raised etcd's revision above all that was seen since."""
-
-    async def scenario(bench: Bench) -> None:
-        made = bench.registration(1)
-        await made.register()
-        keys = dict(bench.memory._keys)
-        assert await made.announce_version()
-        announced = bench.directories[1].announced
-        bench.memory._keys = keys
-        for number in range(10):
-            await bench.memory.txn([], success=[Put(f"other/{number}", b"")])
-        if runs:
-            with pytest.raises(MetastoreRolledBackError, match=f"the directory has {announced}"):
-                await made.announce_version()
-        else:
-            await made.end(revoke=True)
-            with pytest.raises(MetastoreRolledBackError, match=f"the directory has {announced}"):
-                await bench.registration(2).register()
-        assert bench.directories[1].announced == announced
-
-    run(scenario, monkeypatch)
+    made = bench.registration(1)
+    await made.register()
+    keys = dict(bench.memory._keys)
+    assert await made.announce_version()
+    announced = bench.directories[1].announced
+    bench.memory._keys = keys
+    for number in range(10):
+        await bench.memory.txn([], success=[Put(f"other/{number}", b"")])
+    if runs:
+        with pytest.raises(MetastoreRolledBackError, match=f"the directory has {announced}"):
+            await made.announce_version()
+    else:
+        await made.end(revoke=True)
+        with pytest.raises(MetastoreRolledBackError, match=f"the directory has {announced}"):
+            await bench.registration(2).register()
+    assert bench.directories[1].announced == announced
 
 
 @pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"], ["answer lost", "answer lost"]])
-def test_a_lost_answer_leaves_one_session(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
+async def test_a_lost_answer_leaves_one_session(bench: Bench, faults: list[str]) -> None:
     """UNKNOWN is resolved: whatever became of the transaction, the epoch returned is the one that is published."""
-
-    async def scenario(bench: Bench) -> None:
-        made = bench.registration(1, faults=list(faults))
-        epoch = await made.register()
-        live, published, lease_id = await bench.live()
-        assert (live.boot_id, published) == (bytes([1]) * 16, epoch)
-        assert made.session is not None
-        assert (made.session.broker_epoch, made.session.keeper.lease_id) == (epoch, lease_id)
-
-    run(scenario, monkeypatch)
+    made = bench.registration(1, faults=list(faults))
+    epoch = await made.register()
+    live, published, lease_id = await bench.live()
+    assert (live.boot_id, published) == (bytes([1]) * 16, epoch)
+    assert made.session is not None
+    assert (made.session.broker_epoch, made.session.keeper.lease_id) == (epoch, lease_id)
 
 
-def test_the_own_registration_on_the_same_lease_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_own_registration_on_the_same_lease_is_adopted(bench: Bench) -> None:
     """The own boot id on the own lease is our transaction that etcd applied though the client sent it again."""
-
-    async def scenario(bench: Bench) -> None:
-        made = bench.registration(1)
-        lease = await bench.memory.grant_lease(TTL_MS)
-        value = made._live.SerializeToString()
-        put = await bench.memory.txn([], [Put(KEYS.live(1), value, lease.lease_id)])
-        assert await made._put(lease.lease_id) == put.revision
-        assert (await bench.live())[1:] == (put.revision, lease.lease_id)
-
-    run(scenario, monkeypatch)
+    made = bench.registration(1)
+    lease = await bench.memory.grant_lease(TTL_MS)
+    value = made._live.SerializeToString()
+    put = await bench.memory.txn([], [Put(KEYS.live(1), value, lease.lease_id)])
+    assert await made._put(lease.lease_id) == put.revision
+    assert (await bench.live())[1:] == (put.revision, lease.lease_id)
 
 
-def test_second_broker_with_an_id_in_use_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_second_broker_with_an_id_in_use_ends_with_a_sentence(bench: Bench) -> None:
     """It waits as long as a dead process could keep the id, three times over, and leaves the first one registered."""
-
-    async def scenario(bench: Bench) -> None:
-        first = await bench.registration(1, storage=1).register()
-        lease_id = (await bench.live())[2]
-        second = asyncio.create_task(bench.registration(2, storage=2).register())
-        with capture_logs() as lines:
-            for _ in range(4 * TTL_MS // 500):
-                for _ in range(20):
-                    await asyncio.sleep(0)
-                bench.clock.advance(500)
-                await bench.memory.renew_lease(lease_id)
-        with pytest.raises(InvalidConfigError, match="broker id 1 is registered by the broker at boot-1"):
-            await second
-        assert (await bench.live())[1] == first
-        waits = [line["for_seconds"] for line in lines if line["event"] == "registration_waits"]
-        assert waits[:3] == [0, 1, 3]
-        assert len(waits) < 8
-
-    run(scenario, monkeypatch)
+    first = await bench.registration(1, storage=1).register()
+    lease_id = (await bench.live())[2]
+    second = asyncio.create_task(bench.registration(2, storage=2).register())
+    with capture_logs() as lines:
+        for _ in range(4 * TTL_MS // 500):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            bench.clock.advance(500)
+            await bench.memory.renew_lease(lease_id)
+    with pytest.raises(InvalidConfigError, match="broker id 1 is registered by the broker at boot-1"):
+        await second
+    assert (await bench.live())[1] == first
+    waits = [line["for_seconds"] for line in lines if line["event"] == "registration_waits"]
+    assert waits[:3] == [0, 1, 3]
+    assert len(waits) < 8
 
 
-def test_another_process_with_a_live_session_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_process_with_a_live_session_is_waited_for(bench: Bench) -> None:
     """Another data directory under the same broker id is not pushed out: its lease decides."""
-
-    async def scenario(bench: Bench) -> None:
-        other = bench.registration(1, storage=1)
-        before = await other.register()
-        second = bench.registration(2, storage=2)
-        waiting = asyncio.create_task(second.register())
-        for _ in range(200):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        assert (await bench.live())[1] == before
-        await other.end(revoke=True)
-        after = await waiting
-        live, published, _ = await bench.live()
-        assert after == published > before
-        assert live.address == "boot-2"
-        assert live.resumes == 0  # another storage holds nothing of what the session before held
-
-    run(scenario, monkeypatch)
+    other = bench.registration(1, storage=1)
+    before = await other.register()
+    second = bench.registration(2, storage=2)
+    waiting = asyncio.create_task(second.register())
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    assert (await bench.live())[1] == before
+    await other.end(revoke=True)
+    after = await waiting
+    live, published, _ = await bench.live()
+    assert after == published > before
+    assert live.address == "boot-2"
+    assert live.resumes == 0  # another storage holds nothing of what the session before held
 
 
 @pytest.mark.parametrize(
@@ -256,70 +234,58 @@ def test_another_process_with_a_live_session_is_waited_for(monkeypatch: pytest.M
     ],
     ids=["unknown", "same era", "other era", "stopped in order", "same era, other stop", "other stop"],
 )
-def test_what_the_process_before_had_written_is_there_or_not(
-    monkeypatch: pytest.MonkeyPatch, era: bytes, clean_broker_epoch: int | None, clean: bool
+async def test_what_the_process_before_had_written_is_there_or_not(
+    bench: Bench, era: bytes, clean_broker_epoch: int | None, clean: bool
 ) -> None:
     """We hold the directory's lock, so its session is a dead process's: no wait for its lease, and it is resumed.
 
     Lives without a session may have come between: a boot or a stop in order says nothing of a session before the last
     loss of power. `clean_broker_epoch` is here the distance from the session before.
     """
-
-    async def scenario(bench: Bench) -> None:
-        before = await bench.registration(1, era=b"one" if era else b"").register()
-        stopped = None if clean_broker_epoch is None else before + clean_broker_epoch
-        after = await bench.registration(2, era=era, clean_broker_epoch=stopped).register()
-        live, published, _ = await bench.live()
-        assert after == published > before
-        assert (live.address, live.resumes, live.clean) == ("boot-2", before, clean)
-
-    run(scenario, monkeypatch)
+    before = await bench.registration(1, era=b"one" if era else b"").register()
+    stopped = None if clean_broker_epoch is None else before + clean_broker_epoch
+    after = await bench.registration(2, era=era, clean_broker_epoch=stopped).register()
+    live, published, _ = await bench.live()
+    assert after == published > before
+    assert (live.address, live.resumes, live.clean) == ("boot-2", before, clean)
 
 
-def test_a_registration_whose_answer_was_lost_keeps_what_it_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_registration_whose_answer_was_lost_keeps_what_it_continues(bench: Bench) -> None:
     """The process registers once more on another lease; the session between is its own."""
-
-    async def scenario(bench: Bench) -> None:
-        before = await bench.registration(1, era=b"one").register()
-        made = bench.registration(2, era=b"one")
-        lease = await bench.memory.grant_lease(TTL_MS)
-        await bench.memory.revoke_lease((await bench.live())[2])
-        await made._put(lease.lease_id)
-        await made.register()
-        live, _, _ = await bench.live()
-        assert (live.resumes, live.clean) == (before, True)
-
-    run(scenario, monkeypatch)
+    before = await bench.registration(1, era=b"one").register()
+    made = bench.registration(2, era=b"one")
+    lease = await bench.memory.grant_lease(TTL_MS)
+    await bench.memory.revoke_lease((await bench.live())[2])
+    await made._put(lease.lease_id)
+    await made.register()
+    live, _, _ = await bench.live()
+    assert (live.resumes, live.clean) == (before, True)
 
 
 @pytest.mark.parametrize("taken", ["before the session", "in the session"])
-def test_an_older_copy_of_the_directory_is_another_storage(monkeypatch: pytest.MonkeyPatch, taken: str) -> None:
+async def test_an_older_copy_of_the_directory_is_another_storage(bench: Bench, taken: str) -> None:
     """H16: a volume that was put back lacks what the session had written; it continues nothing, now and later."""
-
-    async def scenario(bench: Bench) -> None:
-        first = bench.registration(1)
-        oldest = await first.register()
-        directory = bench.directories[1]
-        if taken == "before the session":
-            copy = directory.copy()
-            await first.end(revoke=True)
-            served = bench.registration(2, directory=directory)
-            await served.register()
-        else:
-            served, copy = first, directory.copy()
-            assert await served.announce_version()
-        await served.end(revoke=True)
-        again = bench.registration(3, directory=copy)
-        restored = await again.register()
-        assert (again._live.storage_since, again._live.resumes, again._live.clean) == (0, 0, False)
-        await again.end(revoke=True)
-        later = bench.registration(4, directory=copy)
-        await later.register()
-        assert (later._live.storage_since, later._live.resumes) == (restored, restored)
-        assert restored > oldest
-        assert copy.storage_id != bytes([1]) * 16
-
-    run(scenario, monkeypatch)
+    first = bench.registration(1)
+    oldest = await first.register()
+    directory = bench.directories[1]
+    if taken == "before the session":
+        copy = directory.copy()
+        await first.end(revoke=True)
+        served = bench.registration(2, directory=directory)
+        await served.register()
+    else:
+        served, copy = first, directory.copy()
+        assert await served.announce_version()
+    await served.end(revoke=True)
+    again = bench.registration(3, directory=copy)
+    restored = await again.register()
+    assert (again._live.storage_since, again._live.resumes, again._live.clean) == (0, 0, False)
+    await again.end(revoke=True)
+    later = bench.registration(4, directory=copy)
+    await later.register()
+    assert (later._live.storage_since, later._live.resumes) == (restored, restored)
+    assert restored > oldest
+    assert copy.storage_id != bytes([1]) * 16
 
 
 class Killed(Exception):
@@ -328,179 +294,145 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("went_back", [False, True])
 @pytest.mark.parametrize("dies_at", ["first note", "transaction", "second note"])
-def test_a_start_that_ends_half_way_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, dies_at: str, went_back: bool
-) -> None:
+async def test_a_start_that_ends_half_way_changes_nothing(bench: Bench, dies_at: str, went_back: bool) -> None:
     """Between directory and etcd a process may die at any point: a directory that is current stays so, one that went
     back never becomes what it was.
     """
+    first = bench.registration(1)
+    oldest = await first.register()
+    directory = bench.directories[1]
+    copy = directory.copy()
+    assert await first.announce_version()
+    await first.end(revoke=True)
+    used = copy if went_back else directory
 
-    async def scenario(bench: Bench) -> None:
-        first = bench.registration(1)
-        oldest = await first.register()
-        directory = bench.directories[1]
-        copy = directory.copy()
-        assert await first.announce_version()
-        await first.end(revoke=True)
-        used = copy if went_back else directory
+    async def die() -> None:
+        notes.append(1)
+        if len(notes) == {"first note": 1, "second note": 2}.get(dies_at):
+            raise Killed
 
-        async def die() -> None:
-            notes.append(1)
-            if len(notes) == {"first note": 1, "second note": 2}.get(dies_at):
-                raise Killed
-
-        notes: list[int] = []
-        used.before_note = die
-        half = bench.registration(2, directory=used)
-        if dies_at == "transaction":
-            half._metastore.txn = Mock(side_effect=Killed)  # type: ignore[method-assign]
-        with pytest.raises(Killed):
-            await half.register()
-        used.before_note = None
-        for key_value in (await bench.memory.range(KEYS.live_prefix())).key_values:
-            await bench.memory.revoke_lease(key_value.lease_id)
-        after = bench.registration(3, directory=used)
-        await after.register()
-        assert (after._live.storage_since == oldest) is not went_back
-        assert (after._live.resumes > 0) == (not went_back or dies_at == "second note")
-
-    run(scenario, monkeypatch)
+    notes: list[int] = []
+    used.before_note = die
+    half = bench.registration(2, directory=used)
+    if dies_at == "transaction":
+        half._metastore.txn = Mock(side_effect=Killed)  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        await half.register()
+    used.before_note = None
+    for key_value in (await bench.memory.range(KEYS.live_prefix())).key_values:
+        await bench.memory.revoke_lease(key_value.lease_id)
+    after = bench.registration(3, directory=used)
+    await after.register()
+    assert (after._live.storage_since == oldest) is not went_back
+    assert (after._live.resumes > 0) == (not went_back or dies_at == "second note")
 
 
-def test_a_clone_does_not_end_the_session_of_its_original(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clone_does_not_end_the_session_of_its_original(bench: Bench) -> None:
     """H42: both have one storage id and a lock of their own; the one that etcd has seen to be newer serves on."""
-
-    async def scenario(bench: Bench) -> None:
-        original = bench.registration(1)
-        epoch = await original.register()
-        clone = bench.directories[1].copy()
-        assert await original.announce_version()
-        waiting = asyncio.create_task(bench.registration(2, directory=clone).register())
-        for _ in range(200):
-            await asyncio.sleep(0)
-        assert (await bench.live())[1] == epoch
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-
-    run(scenario, monkeypatch)
+    original = bench.registration(1)
+    epoch = await original.register()
+    clone = bench.directories[1].copy()
+    assert await original.announce_version()
+    waiting = asyncio.create_task(bench.registration(2, directory=clone).register())
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert (await bench.live())[1] == epoch
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
 
 
 @pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"]])
-def test_the_version_in_etcd_is_never_above_the_directory(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
+async def test_the_version_in_etcd_is_never_above_the_directory(bench: Bench, faults: list[str]) -> None:
     """The disk has it first: whatever becomes of the write, the directory is not taken for an older copy of itself."""
-
-    async def scenario(bench: Bench) -> None:
-        made = bench.registration(1)
-        await made.register()
-        metastore = made._metastore
-        assert isinstance(metastore, FaultyMetastore)
-        metastore.faults = list(faults)
-        for _ in range(4):
-            await made.announce_version()
-            found = (await bench.memory.get(KEYS.directory(1))).key_value
-            assert found is not None
-            version = metadata_pb2.DirectoryVersion.FromString(found.value).version
-            assert version <= bench.directories[1].version
-        assert version == bench.directories[1].version
-        assert bench.directories[1].broker_epoch == (await bench.live())[1]
-
-    run(scenario, monkeypatch)
+    made = bench.registration(1)
+    await made.register()
+    metastore = made._metastore
+    assert isinstance(metastore, FaultyMetastore)
+    metastore.faults = list(faults)
+    for _ in range(4):
+        await made.announce_version()
+        found = (await bench.memory.get(KEYS.directory(1))).key_value
+        assert found is not None
+        version = metadata_pb2.DirectoryVersion.FromString(found.value).version
+        assert version <= bench.directories[1].version
+    assert version == bench.directories[1].version
+    assert bench.directories[1].broker_epoch == (await bench.live())[1]
 
 
-def test_after_a_lost_lease_a_later_session_resumes_unbroken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_lost_lease_a_later_session_resumes_unbroken(bench: Bench) -> None:
     """H76: each session is later than the one before, and clean ones go back to the first unbroken one."""
-
-    async def scenario(bench: Bench) -> None:
-        made = bench.registration(1)
-        epochs = [await made.register()]
-        for _ in range(2):
-            await bench.memory.revoke_lease((await bench.live())[2])
-            await made.end(revoke=False)
-            epochs.append(await made.register())
-            live, published, _ = await bench.live()
-            assert published == epochs[-1]
-            assert (live.resumes, live.clean) == (epochs[0], True)
-        assert epochs == sorted(set(epochs))
-
-    run(scenario, monkeypatch)
+    made = bench.registration(1)
+    epochs = [await made.register()]
+    for _ in range(2):
+        await bench.memory.revoke_lease((await bench.live())[2])
+        await made.end(revoke=False)
+        epochs.append(await made.register())
+        live, published, _ = await bench.live()
+        assert published == epochs[-1]
+        assert (live.resumes, live.clean) == (epochs[0], True)
+    assert epochs == sorted(set(epochs))
 
 
-def test_an_end_deletes_the_own_session_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_deletes_the_own_session_only(bench: Bench) -> None:
     """`end` of a session that a later one has replaced leaves that one alone."""
-
-    async def scenario(bench: Bench) -> None:
-        first = bench.registration(1)
-        await first.register()
-        second = bench.registration(2)
-        after = await second.register()
-        await first.end(revoke=True)
-        assert (await bench.live())[1] == after
-        await second.end(revoke=True)
-        assert (await bench.memory.get(KEYS.live(1))).key_value is None
-
-    run(scenario, monkeypatch)
+    first = bench.registration(1)
+    await first.register()
+    second = bench.registration(2)
+    after = await second.register()
+    await first.end(revoke=True)
+    assert (await bench.live())[1] == after
+    await second.end(revoke=True)
+    assert (await bench.memory.get(KEYS.live(1))).key_value is None
 
 
 @pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"]])
-def test_what_is_announced_stays_announced(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
+async def test_what_is_announced_stays_announced(bench: Bench, faults: list[str]) -> None:
     """Draining and suspicions are written by turns over one key: neither takes the other back, whatever is lost."""
-
-    async def scenario(bench: Bench) -> None:
-        made = bench.registration(1)
-        epoch = await made.register()
-        metastore = made._metastore
-        assert isinstance(metastore, FaultyMetastore)
-        metastore.faults = list(faults)
-        assert await made.announce_suspected([3]) is not bool(faults)
-        answers = await asyncio.gather(made.announce_draining(), made.announce_suspected([3, 4]))
-        assert answers == [True, True]
-        live, published, _ = await bench.live()
-        assert published == epoch
-        assert (live.draining, list(live.suspected_brokers)) == (True, [3, 4])
-
-    run(scenario, monkeypatch)
+    made = bench.registration(1)
+    epoch = await made.register()
+    metastore = made._metastore
+    assert isinstance(metastore, FaultyMetastore)
+    metastore.faults = list(faults)
+    assert await made.announce_suspected([3]) is not bool(faults)
+    answers = await asyncio.gather(made.announce_draining(), made.announce_suspected([3, 4]))
+    assert answers == [True, True]
+    live, published, _ = await bench.live()
+    assert published == epoch
+    assert (live.draining, list(live.suspected_brokers)) == (True, [3, 4])
 
 
-def test_a_late_write_undoes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_write_undoes_nothing(bench: Bench) -> None:
     """H78: a write without an answer, made before the next one, fails when it comes after it."""
+    made = bench.registration(1)
+    await made.register()
+    metastore = made._metastore
+    assert isinstance(metastore, FaultyMetastore)
+    late: list[tuple[Any, ...]] = []
+    through = metastore.txn
 
-    async def scenario(bench: Bench) -> None:
-        made = bench.registration(1)
-        await made.register()
-        metastore = made._metastore
-        assert isinstance(metastore, FaultyMetastore)
-        late: list[tuple[Any, ...]] = []
-        through = metastore.txn
+    async def hold_back(*operations: Any, **more: Any) -> Any:
+        late.append((operations, more))
+        raise MetastoreUnknownOutcomeError("held back")
 
-        async def hold_back(*operations: Any, **more: Any) -> Any:
-            late.append((operations, more))
-            raise MetastoreUnknownOutcomeError("held back")
-
-        metastore.txn = hold_back  # type: ignore[method-assign]
-        assert not await made.announce_suspected([3])
-        metastore.txn = through  # type: ignore[method-assign]
-        assert await made.announce_draining()
-        ((operations, more),) = late
-        assert not (await bench.memory.txn(*operations, **more)).succeeded
-        assert (await bench.live())[0].draining
-
-    run(scenario, monkeypatch)
+    metastore.txn = hold_back  # type: ignore[method-assign]
+    assert not await made.announce_suspected([3])
+    metastore.txn = through  # type: ignore[method-assign]
+    assert await made.announce_draining()
+    ((operations, more),) = late
+    assert not (await bench.memory.txn(*operations, **more)).succeeded
+    assert (await bench.live())[0].draining
 
 
-def test_nothing_is_announced_in_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_announced_in_another_session(bench: Bench) -> None:
     """A session that a later one has replaced changes nothing there; the next one of ours says it from its start."""
-
-    async def scenario(bench: Bench) -> None:
-        first = bench.registration(1)
-        assert not await first.announce_suspected([3])
-        await first.register()
-        second = bench.registration(2)
-        await second.register()
-        assert not await first.announce_suspected([3])
-        assert list((await bench.live())[0].suspected_brokers) == []
-        await second.end(revoke=True)
-        await first.end(revoke=False)
-        await first.register()
-        assert list((await bench.live())[0].suspected_brokers) == [3]
-
-    run(scenario, monkeypatch)
+    first = bench.registration(1)
+    assert not await first.announce_suspected([3])
+    await first.register()
+    second = bench.registration(2)
+    await second.register()
+    assert not await first.announce_suspected([3])
+    assert list((await bench.live())[0].suspected_brokers) == []
+    await second.end(revoke=True)
+    await first.end(revoke=False)
+    await first.register()
+    assert list((await bench.live())[0].suspected_brokers) == [3]

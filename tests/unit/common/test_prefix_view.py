@@ -57,49 +57,41 @@ def test_a_key_of_the_past_is_refused():
 
 
 @pytest.mark.parametrize("has_key", [False, True])
-def test_a_broken_watch_is_resumed_only_where_the_newest_key_is(has_key):
+async def test_a_broken_watch_is_resumed_only_where_the_newest_key_is(has_key):
     """A watch goes on over an etcd that was restored with a raised revision; the key that it lacks tells."""
-
-    async def scenario():
-        before, restored = MemoryMetastore(), MemoryMetastore()
-        for etcd in (before, restored):
-            await etcd.txn([], [Put("p/old", b"")])
-        await before.txn([], [Put("p/new", b"")])
-        view = PrefixView(before, "p/", SystemClock())
-        await view.load()
-        assert await view._is_continued()
-        for _ in range(5):
-            await restored.txn([], [Put("p/old", b"")])
-        if has_key:
-            await restored.txn([], [Put("p/new", b"")])
-        view._metastore = restored
-        view._cluster_id = (await restored.get("p/old")).cluster_id
-        assert await view._is_continued() == has_key
-
-    asyncio.run(scenario())
+    before, restored = MemoryMetastore(), MemoryMetastore()
+    for etcd in (before, restored):
+        await etcd.txn([], [Put("p/old", b"")])
+    await before.txn([], [Put("p/new", b"")])
+    view = PrefixView(before, "p/", SystemClock())
+    await view.load()
+    assert await view._is_continued()
+    for _ in range(5):
+        await restored.txn([], [Put("p/old", b"")])
+    if has_key:
+        await restored.txn([], [Put("p/new", b"")])
+    view._metastore = restored
+    view._cluster_id = (await restored.get("p/old")).cluster_id
+    assert await view._is_continued() == has_key
 
 
 @pytest.mark.parametrize("put_back", [False, True])
-def test_a_broken_watch_overlaps_with_what_was_seen(put_back):
+async def test_a_broken_watch_overlaps_with_what_was_seen(put_back):
     """H81: others have written the same keys anew and raised the revision above all that was seen."""
-
-    async def scenario():
-        before, restored = MemoryMetastore(), MemoryMetastore()
-        for etcd in (before, restored):
-            await etcd.txn([], [Put("p/old", b"")])
-        for etcd, value in ((before, b"1"), (restored, b"2")):
-            await etcd.txn([], [Put("p/new", value)])
-        view = PrefixView(before, "p/", SystemClock())
-        await view.load()
-        view._metastore = restored if put_back else before
-        for _ in range(5):
-            await view._metastore.txn([], [Put("p/old", b"")])
-        run = asyncio.create_task(view._follow(view._newest))
-        if put_back:
-            with pytest.raises(MetastoreRolledBackError, match="p/new at revision 3"):
-                await asyncio.wait_for(run, 5)
-            return
-        await view.wait_for((await before.get("p/old")).revision, 5)
-        run.cancel()
-
-    asyncio.run(scenario())
+    before, restored = MemoryMetastore(), MemoryMetastore()
+    for etcd in (before, restored):
+        await etcd.txn([], [Put("p/old", b"")])
+    for etcd, value in ((before, b"1"), (restored, b"2")):
+        await etcd.txn([], [Put("p/new", value)])
+    view = PrefixView(before, "p/", SystemClock())
+    await view.load()
+    view._metastore = restored if put_back else before
+    for _ in range(5):
+        await view._metastore.txn([], [Put("p/old", b"")])
+    run = asyncio.create_task(view._follow(view._newest))
+    if put_back:
+        with pytest.raises(MetastoreRolledBackError, match="p/new at revision 3"):
+            await asyncio.wait_for(run, 5)
+        return
+    await view.wait_for((await before.get("p/old")).revision, 5)
+    run.cancel()
