@@ -49,7 +49,10 @@ FOLLOWERS = (
         "        if epoch != request.last_epoch or end_offset < offset:\n",
         "        if epoch != request.last_epoch:\n",
         "A follower that has more of an epoch than the leader is taken for a copy.",
-        Simulation(60),
+        Test(
+            "tests/unit/broker/test_broker_core_replica_fetch.py::test_epochs_decide_where_logs_part",
+            "The chain tells it, too, once the leader has appended: some seed in sixty saw the moment before.",
+        ),
     ),
     Mutant(
         "fetch-not-verified-by-epoch",
