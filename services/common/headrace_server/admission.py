@@ -12,6 +12,7 @@ this costs a call 2 % (docs/decisions/0250-admission-at-the-headers.md). Belongs
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,7 +28,7 @@ from headrace_server.arrivals import Arrivals, NotArrivedError
 from headrace_server.calls import CURRENT_CALL, certified_names, refuse
 from headrace_server.methods import METHODS, Method
 from headrace_server.places import PlaceLimits, Places, Rates, peer_host
-from headrace_server.requests import RequestReader
+from headrace_server.requests import PENALTY_SECONDS, RequestReader
 
 log = structlog.get_logger(__name__)
 
@@ -160,11 +161,18 @@ class Admission(grpc.GenericRpcHandler):
             data = await self._arrivals.read(context, place, late_bytes=served.row.late_bytes)
             if data is grpc.aio.EOF:
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
-            return served.reader.read(data, peer)
+            try:
+                return served.reader.read(data, peer)
+            except ThrottledError as refused:
+                refused.__traceback__ = None  # It holds the request.
+                error = refused
+            del data
+            await asyncio.sleep(PENALTY_SECONDS)
+            raise error
         except NotArrivedError as late:
             await self._refuse(served, context, _not_arrived(served.name, late))
-        except HeadraceError as error:
-            await self._refuse(served, context, error)
+        except HeadraceError as refused:
+            await self._refuse(served, context, refused)
         raise AssertionError("abort returned")
 
     def _check_certificate(self, context: Any) -> None:

@@ -22,6 +22,8 @@ from headrace_server.places import Rates
 LARGE_BYTES = MIB // 16
 """Up to this a request is parsed in about a millisecond, whatever it holds."""
 REFUSED_BYTES = MIB // 4
+PENALTY_SECONDS = 0.5
+"""How long the refusal of a request that was not parsed is held back: who sends again at once sends less."""
 
 Counter = Callable[[Any, int], int]
 """Returns how many elements the repeated fields of a message have in all; stops counting above the second argument."""

@@ -28,7 +28,7 @@ from typing import Any
 import structlog
 from headrace.v1 import broker_pb2
 from headrace.wire.envelopes import fetch_response_pieces
-from headrace.wire.errors import HeadraceError, InternalError, Outcome, to_detail
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, ThrottledError, to_detail
 from headrace.wire.transfer import (
     ANSWER,
     ANSWER_HEAD,
@@ -40,7 +40,7 @@ from headrace.wire.transfer import (
     WHOLE,
 )
 from headrace_server.methods import METHODS, TRANSFER_FETCH
-from headrace_server.requests import RequestReader
+from headrace_server.requests import PENALTY_SECONDS, RequestReader
 from headrace_server.rpc import check_free, split_address
 
 from headrace_broker.metrics import BrokerMetrics
@@ -220,7 +220,11 @@ class TransferServer:
     def _locate(self, connection: socket.socket, loop: asyncio.AbstractEventLoop, request: bytes) -> Located:
         """Have the event loop find what to send; where the reader leaves meanwhile, nobody waits for more."""
         peer = connection.getpeername()[0]
-        message = self._reader.read(request, peer)
+        try:
+            message = self._reader.read(request, peer)
+        except ThrottledError:
+            time.sleep(PENALTY_SECONDS)
+            raise
         future: Future[Located] = asyncio.run_coroutine_threadsafe(self._service.locate(message, peer), loop)
         while True:
             try:
