@@ -9,6 +9,7 @@ from functools import partial
 import structlog
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import Offset
+from headrace_server.rpc import let_others_run
 
 from headrace_broker.core.messages import LogStartWanted
 from headrace_broker.core.replica import Role
@@ -50,10 +51,12 @@ async def maintain(assignments: Assignments, directory: DataDirectory, services:
             refusing = usage.refusing
             log.warning("disk_full" if refusing else "disk_has_room", free_bytes=usage.free_bytes)
         now_ms = _believed_ms(services)
-        for partition in assignments.partitions:
+        for index, partition in enumerate(assignments.partitions):
+            await let_others_run(index)
             await _maintain_partition(partition, now_ms)
         kept = 0
-        for partition in sorted(assignments.partitions, key=lambda each: each.kept_ms):
+        for index, partition in enumerate(sorted(assignments.partitions, key=lambda each: each.kept_ms)):
+            await let_others_run(index)
             kept += await _keep_producers(partition)
             if kept == SNAPSHOTS_A_ROUND:
                 break
