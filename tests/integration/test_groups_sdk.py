@@ -25,7 +25,8 @@ SESSION_MS = 1_500
 
 @pytest.fixture(scope="module")
 def whole_cluster():
-    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=2)) as cluster:
+    spec = LocalClusterSpec(brokers=1, coordinators=2, coordinator_settings={"lease_ttl_ms": 3_000})
+    with LocalCluster(spec) as cluster:
         yield cluster
 
 
