@@ -46,7 +46,7 @@ RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
-ITEMS_PER_TURN = 250
+ITEMS_PER_TURN = 50
 """What a handler does for so many items, at 20 to 100 us each, keeps the event loop for some milliseconds."""
 
 
