@@ -20,7 +20,7 @@ from headrace_server.cluster_identity import read_or_create
 from headrace_server.metastore.api import Put
 from headrace_server.metastore.etcd import EtcdMetastore
 
-from tests.integration.replicated import append
+from tests.integration.replicated import append, until
 
 HEALTH_NAMES = ("startup", "liveness", "readiness")
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -48,19 +48,10 @@ def reasons(address: str) -> dict[str, list[str]]:
     return found
 
 
-def wait_for(condition: Any, what: str) -> Any:
-    """What `condition` gives once it is true."""
-    deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-    return found
-
-
 def metrics_address(broker: Any) -> str:
     """Where it answers over HTTP, by its log."""
     path = Path(broker.directory) / "broker.log"
-    found = wait_for(
+    found = until(
         lambda: path.exists() and re.search(r"metrics_address=(\S+)", re.sub(r"\x1b\[\d*m", "", path.read_text())),
         "the HTTP endpoint",
     )
@@ -135,7 +126,7 @@ def test_metrics_of_a_broker_at_work(broker_process: Any) -> None:
     assert sample('partition_produced_records_total{partition="0",topic="clicks"}', "/metrics/detail") == 2
     assert sample('partition_fetched_bytes_total{partition="0",topic="clicks"}', "/metrics/detail") > 0
     assert sample("recovering") == 0
-    wait_for(lambda: sample("log_bytes") > 0, "a look at the logs")
-    wait_for(lambda: sample("loop_cpu_seconds_total") > 0, "a beat")
+    until(lambda: sample("log_bytes") > 0, "a look at the logs")
+    until(lambda: sample("loop_cpu_seconds_total") > 0, "a beat")
     assert "_created" not in ask(address, "/metrics")[1]
     assert broker.stop() == 0

@@ -19,55 +19,18 @@ import pytest
 from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import topics_pb2
 from headrace.wire.batch import iter_batches
-from headrace.wire.columns import decode_batch
-from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import ErrorCode, Outcome, from_rpc_error
 
+from tests.integration.replicated import until
+from tests.integration.test_broker_process import batch, fetch, produce, read_all
+
 VOLUME_BYTES = 24 << 20
-
-
-def batch(value: bytes) -> bytes:
-    return encode_batch([value], base_timestamp_ms=time.time_ns() // 1_000_000)
 
 
 def produce_request(topic_id: bytes, *batches: bytes, timeout_ms: int = 5000) -> pb.ProduceRequest:
     part = pb.PartitionProduce(partition=0, batches=batches)
     topics = [pb.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[part])]
     return pb.ProduceRequest(timeout_ms=timeout_ms, topics=topics)
-
-
-def produce(broker: Any, topic_id: bytes, *batches: bytes) -> pb.PartitionProduceResult:
-    return broker.stub.Produce(produce_request(topic_id, *batches), timeout=10).topics[0].partitions[0]
-
-
-def fetch(broker: Any, topic_id: bytes, offset: int) -> pb.PartitionFetchResult:
-    topics = [
-        pb.TopicFetch(
-            topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[pb.PartitionFetch(partition=0, offset=offset)]
-        )
-    ]
-    return broker.stub.Fetch(pb.FetchRequest(topics=topics), timeout=10).topics[0].partitions[0]
-
-
-def read_all(broker: Any, topic_id: bytes) -> list[bytes | None]:
-    values: list[bytes | None] = []
-    while True:
-        found = fetch(broker, topic_id, len(values))
-        assert not found.HasField("error"), found.error
-        if not found.batches:
-            return values
-        for _, view in iter_batches(found.batches):
-            values += decode_batch(view, max_payload_bytes=1 << 24).values()
-
-
-def until(condition: Any, what: str) -> Any:
-    """Ask again until `condition()` is true, at most 20 s; its value."""
-    deadline = time.monotonic() + 20
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, what
 
 
 def start_leading(broker: Any, *, preexec: Callable[[], None] | None = None, **configs: object) -> bytes:

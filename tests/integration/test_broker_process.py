@@ -23,6 +23,8 @@ from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import ErrorCode, Outcome, from_rpc_error
 from headrace_server.metastore.etcd import EtcdMetastore
 
+from tests.integration.replicated import until
+
 
 def batch(*values: bytes, **fields: Any) -> bytes:
     return encode_batch(list(values), base_timestamp_ms=time.time_ns() // 1_000_000, **fields)
@@ -50,16 +52,6 @@ def read_all(broker: Any, topic_id: bytes, partition: int = 0) -> list[bytes | N
             return values
         for _, view in iter_batches(found.batches):
             values += decode_batch(view, max_payload_bytes=1 << 24).values()
-
-
-def until(condition: Any, what: str) -> Any:
-    """Ask again until `condition()` is true, at most 20 s; its value."""
-    deadline = time.monotonic() + 20
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, what
 
 
 def until_leading(broker: Any, topic_id: bytes, partition: int = 0) -> None:

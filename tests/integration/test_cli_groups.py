@@ -5,65 +5,37 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import headrace as sdk
 import pytest
 from headrace import TopicPartition, aio
-from headrace.cli.main import run
-from headrace.cli.session import SdkClients
 from headrace.wire.errors import ConflictError, GroupNotEmptyError, UnknownGroupError
 from headrace_devcluster.cluster import LocalCluster
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.etcd import EtcdMetastore
+
+from tests.integration.test_cli_replicas import CommandLine, Ended
 
 WAIT = 60.0
 HOUR_MS = 3_600_000
 PARTITIONS = 4
 
 
-class Ended(NamedTuple):
-    """What a command line did."""
-
-    code: int
-    out: str
-    err: str
-
-
-class CommandLine:
-    """Runs command lines in this process against a cluster."""
-
-    def __init__(self, cluster: LocalCluster, capture: pytest.CaptureFixture[bytes]) -> None:
-        self.cluster = cluster
-        self._capture = capture
+class GroupCommandLine(CommandLine):
+    """Runs command lines about groups."""
 
     def __call__(self, *arguments: str) -> Ended:
-        code = run(["group", *arguments, "-b", self.cluster.bootstrap_servers], SdkClients())
-        captured = self._capture.readouterr()
-        return Ended(int(code), captured.out.decode(), captured.err.decode())
-
-    def ok(self, *arguments: str) -> str:
-        ended = self(*arguments)
-        assert ended.code == 0, ended
-        return ended.out
-
-    def document(self, *arguments: str) -> Any:
-        return json.loads(self.ok(*arguments, "--output", "json"))
+        return super().__call__("group", *arguments)
 
     def partitions(self, group: str) -> dict[int, Any]:
         """What describe says of each partition, by number."""
         return {row["partition"]: row for row in self.document("describe", group)["partitions"]}
 
-    def until(self, shows: Callable[[], bool], what: str) -> None:
-        """Wait until something holds."""
-        deadline = time.monotonic() + WAIT
-        while not shows():
-            assert time.monotonic() < deadline, what
-
 
 @pytest.fixture
-def headrace(headrace_cluster: LocalCluster, capsysbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
-    return CommandLine(headrace_cluster, capsysbinary)
+def headrace(headrace_cluster: LocalCluster, capsysbinary: pytest.CaptureFixture[bytes]) -> GroupCommandLine:
+    return GroupCommandLine(headrace_cluster, capsysbinary)
 
 
 @pytest.fixture
@@ -105,7 +77,7 @@ def take(consumer: sdk.Consumer, count: int) -> list[int]:
     return found
 
 
-def test_a_live_group_is_described(headrace: CommandLine, topic: str, member: Callable[..., sdk.Consumer]) -> None:
+def test_a_live_group_is_described(headrace: GroupCommandLine, topic: str, member: Callable[..., sdk.Consumer]) -> None:
     """Owners with host, client and epoch, what is committed, how many records are left and how old the first is."""
     consumer = member(client_id="worker", group_instance_id="place-1")
     assert len(take(consumer, 10 * PARTITIONS)) == 10 * PARTITIONS
@@ -126,7 +98,7 @@ def test_a_live_group_is_described(headrace: CommandLine, topic: str, member: Ca
     assert (listed["members"], listed["partitions"], listed["lag_records"]) == (1, PARTITIONS, 28)
 
 
-def test_a_live_group_is_not_reset(headrace: CommandLine, topic: str, member: Callable[..., sdk.Consumer]) -> None:
+def test_a_live_group_is_not_reset(headrace: GroupCommandLine, topic: str, member: Callable[..., sdk.Consumer]) -> None:
     """Nor deleted, by the command line or by Admin; its offsets can be kept in a file all the same."""
     consumer = member(group_instance_id="place-1")
     take(consumer, 10 * PARTITIONS)
@@ -145,7 +117,7 @@ def test_a_live_group_is_not_reset(headrace: CommandLine, topic: str, member: Ca
 
 
 def test_members_go_on_where_they_were_sent(
-    headrace: CommandLine, topic: str, member: Callable[..., sdk.Consumer], tmp_path: Path
+    headrace: GroupCommandLine, topic: str, member: Callable[..., sdk.Consumer], tmp_path: Path
 ) -> None:
     """Back, forth, from a file, like another group; a dry run moves nothing; deleted, the group begins anew."""
     consumer = member()
@@ -177,7 +149,7 @@ def test_members_go_on_where_they_were_sent(
 
 
 def test_the_registries_are_keys_of_etcd(
-    headrace: CommandLine, topic: str, member: Callable[..., sdk.Consumer]
+    headrace: GroupCommandLine, topic: str, member: Callable[..., sdk.Consumer]
 ) -> None:
     """What --verbose names is there, under the group all of it and nothing else; brokers are alive."""
     consumer = member()
@@ -204,7 +176,7 @@ def test_the_registries_are_keys_of_etcd(
     assert set().union(*by_registry.values()) == of_group
 
 
-def test_a_reader_that_reports_is_seen(headrace: CommandLine, topic: str) -> None:
+def test_a_reader_that_reports_is_seen(headrace: GroupCommandLine, topic: str) -> None:
     """By its name, with its lag; a group of that name keeps it out, and nobody resets it."""
     name = f"{topic}-scan"
     with sdk.Consumer(
@@ -223,7 +195,7 @@ def test_a_reader_that_reports_is_seen(headrace: CommandLine, topic: str) -> Non
         assert headrace("reset", name, "--to-earliest", "--execute").code == 1
 
 
-def test_names_that_are_none_are_refused(headrace: CommandLine, topic: str) -> None:
+def test_names_that_are_none_are_refused(headrace: GroupCommandLine, topic: str) -> None:
     """Too long, or of other characters: one line each, whatever the command."""
     for name in ("x" * 10_000, "a b", ".."):
         for command in (
@@ -236,7 +208,7 @@ def test_names_that_are_none_are_refused(headrace: CommandLine, topic: str) -> N
             assert len(ended.err) < 11_000
 
 
-def test_admin_of_asyncio_does_the_same(headrace: CommandLine, topic: str) -> None:
+def test_admin_of_asyncio_does_the_same(headrace: GroupCommandLine, topic: str) -> None:
     """Each group method, on a group that its offsets make."""
 
     async def work() -> None:

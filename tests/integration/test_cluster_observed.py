@@ -20,6 +20,8 @@ from headrace.v1 import broker_pb2_grpc, process_pb2, process_pb2_grpc, topics_p
 from headrace.wire.errors import InvalidRequestError, from_rpc_error
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
+from tests.integration.replicated import until
+
 SECONDS = 30
 LOCAL_CHANNEL = (("grpc.use_local_subchannel_pool", 1),)
 OBSERVED = {"metrics_listen": "127.0.0.1:0"}
@@ -40,15 +42,6 @@ def samples(part: Any, path: str = "/metrics") -> dict[str, float]:
     with urllib.request.urlopen(f"http://{part.metrics_address}{path}", timeout=SECONDS) as answer:
         text = answer.read().decode()
     return {name: float(value) for name, value in re.findall(r"^(?!#)(\S+) (\S+)$", text, re.MULTILINE)}
-
-
-def wait_for(condition: Any, what: str) -> Any:
-    """What `condition` gives once it is true."""
-    deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-    return found
 
 
 def describe(part: Any, **fields: Any) -> process_pb2.DescribeProcessResponse:
@@ -88,7 +81,7 @@ def test_the_lag_of_a_group_is_seen_at_the_controller(cluster: LocalCluster) -> 
                 return part, found
         return None
 
-    part, found = wait_for(lagging, "the lag")
+    part, found = until(lagging, "the lag")
     assert 0 <= found[f"headrace_coordinator_group_lag_seconds{of_group}"] <= time.time() - before + 1
     assert found[f"headrace_coordinator_group_offset{of_group}"] == 10
     assert found['headrace_coordinator_group_unknown_partitions{group="billing"}'] == 0
@@ -107,7 +100,7 @@ def test_a_record_is_found_by_its_offset_with_its_arrival(cluster: LocalCluster)
     """ListOffsets by RECORD: the leader's clock at the append of its batch; nothing at the end of the log."""
     with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
         topic_id = admin.create_topic("by-record").topic_id
-        leader = wait_for(lambda: admin.describe_topics(["by-record"])[0].partitions[0].leader_id, "a leader")
+        leader = until(lambda: admin.describe_topics(["by-record"])[0].partitions[0].leader_id, "a leader")
         address = next(each.address for each in admin.describe_cluster().brokers if each.broker_id == leader)
     before_ms = time.time_ns() // 1_000_000
     with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
@@ -153,7 +146,7 @@ def test_a_process_describes_itself_and_its_log_level_changes(cluster: LocalClus
         meant = process_pb2.SetLogLevelRequest(level="error", server="broker-2")
         assert stub.SetLogLevel(meant, timeout=SECONDS).name == answer.name == "broker-1"
         assert describe(broker).log_level == "debug"
-        wait_for(lambda: describe(broker).log_level == "info", "the old level")
+        until(lambda: describe(broker).log_level == "info", "the old level")
         with pytest.raises(grpc.RpcError) as refused:
             stub.SetLogLevel(process_pb2.SetLogLevelRequest(level="loud"), timeout=SECONDS)
     assert isinstance(from_rpc_error(refused.value), InvalidRequestError)

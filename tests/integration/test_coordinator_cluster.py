@@ -38,15 +38,9 @@ from headrace_server.metastore.api import Delete, ModRevisionIs, Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import decode, encode, hand_over
 
+from tests.integration.replicated import until
+
 SECONDS = 30
-
-
-def wait_for(condition, what):
-    deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.01)
-    return found
 
 
 def command(*arguments):
@@ -74,7 +68,7 @@ class CoordinatorProcess:
         arguments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(command(*arguments), stdout=log, stderr=log)
-        wait_for(lambda: ready.exists() or self.process.poll() is not None, "the ready file")
+        until(lambda: ready.exists() or self.process.poll() is not None, "the ready file")
         assert ready.exists(), self.log()
         self.ready = json.loads(ready.read_text())
         self.address = self.ready["address"]
@@ -298,7 +292,7 @@ def test_a_topic_is_created_seen_described_and_deleted(pair, topic_name):
     assert {partition.min_insync_replicas for partition in found.partitions} == {2}
     shown = first.configs(topic_name)["min_insync_replicas"]
     assert (shown.value, shown.default_value, shown.source) == ("2", "2", cluster_pb2.CONFIG_SOURCE_DEFAULT)
-    wait_for(lambda: second.topic(topic_name) == found, "the other coordinator's view")
+    until(lambda: second.topic(topic_name) == found, "the other coordinator's view")
     assert first.configs(topic_name)["retention_ms"].value == "1000"
     (deleted,) = second.delete(topics_pb2.TopicRef(topic_id=created.topic_id))
     assert (deleted.name, deleted.topic_id) == (topic_name, created.topic_id)
@@ -366,7 +360,7 @@ def test_settings_are_altered_described_and_unset(pair, topic_name):
     assert not first.alter(topic_name, set={"durability": "async", "flush_ms": "200"}).HasField("error")
     entry = first.configs(topic_name)["flush_ms"]
     assert (entry.value, entry.source) == ("200", cluster_pb2.CONFIG_SOURCE_TOPIC)
-    wait_for(lambda: second.configs(topic_name)["durability"].value == "async", "the other view")
+    until(lambda: second.configs(topic_name)["durability"].value == "async", "the other view")
     assert not second.alter(topic_name, unset=["durability", "flush_ms"]).HasField("error")
     entry = second.configs(topic_name)["durability"]
     assert (entry.value, entry.source) == ("fsync", cluster_pb2.CONFIG_SOURCE_DEFAULT)
@@ -497,7 +491,7 @@ def test_the_dump_has_the_keys_of_groups(pair, topic_name):
 def test_the_cluster_is_described_with_its_coordinators(pair):
     """One controller, both coordinators with their addresses, health and etcd's version; old etcd is warned of."""
     _, first, second = pair
-    described = wait_for(lambda: (d := first.describe()) and len(d.coordinators) == 2 and d, "both coordinators")
+    described = until(lambda: (d := first.describe()) and len(d.coordinators) == 2 and d, "both coordinators")
     assert [found.address for found in described.coordinators] == [first.address, second.address]
     assert described.controller_id in {"a", "b"}
     assert described.controller_epoch > 0
@@ -520,10 +514,10 @@ def test_leaders_follow_sessions(world):
     assert created.replication_factor == 1
     assert "1 replica in place of 3" in created.warnings[0]
     world.unregister(1)
-    wait_for(lambda: all(p.leader_id == -1 for p in coordinator.topic("t").partitions), "the loss of the leader")
+    until(lambda: all(p.leader_id == -1 for p in coordinator.topic("t").partitions), "the loss of the leader")
     assert coordinator.describe().offline_partitions == 3
     world.register(1, resumes=epoch, clean=True)
-    wait_for(lambda: all(p.leader_id == 1 for p in coordinator.topic("t").partitions), "the election")
+    until(lambda: all(p.leader_id == 1 for p in coordinator.topic("t").partitions), "the election")
     assert {p.leader_epoch for p in coordinator.topic("t").partitions} == {2}
 
 
@@ -535,9 +529,7 @@ def test_leaders_and_replicas_move_by_the_word_of_any_coordinator(world):
     with leaders_that_hand_over(world):
         first.create(new_topic("moved", assignments=[cluster_pb2.ReplicaList(broker_ids=[1, 2, 3])] * 5))
         assert first.drain(1).leaders > 0  # The controller may have begun to move them by then.
-        wait_for(
-            lambda: {p.leader_id for p in second.topic("moved").partitions} == {2}, "leaders off the drained broker"
-        )
+        until(lambda: {p.leader_id for p in second.topic("moved").partitions} == {2}, "leaders off the drained broker")
         assert all(len(p.in_sync_replicas) == 3 for p in second.topic("moved").partitions)
         assert second.drain(1, False).leaders == 0
         assert {answer.leader_id for answer in second.elect("moved")} == {1}
@@ -545,19 +537,19 @@ def test_leaders_and_replicas_move_by_the_word_of_any_coordinator(world):
         assert not answer.HasField("error")
         (move,) = first.moves()
         assert (list(move.adding), list(move.removing)) == ([4], [3])
-        wait_for(second.moves, "the other coordinator sees it")
+        until(second.moves, "the other coordinator sees it")
         (refused,) = second.reassign("moved", 1, [4, 9])
         assert "broker 9" in refused.error.message
         (cancelled,) = second.reassign("moved", 0, cancel=True)
         assert sorted(cancelled.replicas) == [1, 2, 3]
         (removed,) = second.reassign("moved", 2, [1, 2])
         assert list(removed.replicas) == [1, 2, 3]
-        wait_for(lambda: list(first.topic("moved").partitions[2].replicas) == [1, 2], "the removed replica to go")
+        until(lambda: list(first.topic("moved").partitions[2].replicas) == [1, 2], "the removed replica to go")
         partition = first.topic("moved").partitions[2]
         assert (partition.leader_id, list(partition.in_sync_replicas), partition.min_insync_replicas) == (1, [1, 2], 1)
         assert second.describe().under_replicated_partitions == 0
         world.unregister(3)
-        wait_for(lambda: second.describe().under_replicated_partitions == 4, "the dead to leave the in-sync sets")
+        until(lambda: second.describe().under_replicated_partitions == 4, "the dead to leave the in-sync sets")
 
 
 def test_a_broker_that_is_gone_with_its_replicas_is_counted(world):
@@ -574,15 +566,15 @@ def test_a_broker_that_is_gone_with_its_replicas_is_counted(world):
     for broker_id in (1, 2, 3):
         world.register(broker_id)
     coordinator.create(new_topic("held", assignments=[cluster_pb2.ReplicaList(broker_ids=[1, 2])]))
-    wait_for(lambda: metric("partitions") == 1, "the topic")
+    until(lambda: metric("partitions") == 1, "the topic")
     assert metric("missing_brokers") == 0
     world.unregister(3)
     world.unregister(2)
-    wait_for(lambda: metric("missing_brokers") == 1, "the gone broker to be counted")
+    until(lambda: metric("missing_brokers") == 1, "the gone broker to be counted")
     assert "brokers_missing" in coordinator.log()
     assert metric("etcd_db_quota_bytes") >= 2 << 30
     world.register(2)
-    wait_for(lambda: metric("missing_brokers") == 0, "its return")
+    until(lambda: metric("missing_brokers") == 0, "its return")
 
 
 def test_of_two_coordinators_behind_one_address_only_who_answers_is_told_of(world):
@@ -612,7 +604,7 @@ def test_without_brokers_nothing_is_created_and_the_error_says_when_to_retry(wor
     assert refused.error.retriable
     assert refused.error.outcome == errors_pb2.OUTCOME_NOT_APPLIED
     world.register(1)
-    wait_for(lambda: coordinator.metadata().brokers, "the broker")
+    until(lambda: coordinator.metadata().brokers, "the broker")
     assert not coordinator.create(new_topic("t"))[0].HasField("error")
 
 
@@ -622,36 +614,36 @@ def test_the_other_coordinator_takes_over_from_a_killed_controller(world):
     by_id = {"a": first, "b": second}
     epoch = world.register(1)
     assert not first.create(new_topic("t", 2))[0].HasField("error")
-    before = wait_for(lambda: (d := second.describe()).controller_id and d, "a controller")
+    before = until(lambda: (d := second.describe()).controller_id and d, "a controller")
     victim = by_id.pop(before.controller_id)
     (survivor,) = by_id.values()
     world.unregister(1)
-    wait_for(lambda: survivor.describe().offline_partitions == 2, "the loss of the leaders")
+    until(lambda: survivor.describe().offline_partitions == 2, "the loss of the leaders")
     victim.kill()
     killed = time.monotonic()
     world.register(1, resumes=epoch, clean=True)
-    wait_for(lambda: survivor.describe().offline_partitions == 0, "the elections by the survivor")
+    until(lambda: survivor.describe().offline_partitions == 0, "the elections by the survivor")
     after = survivor.describe()
     assert after.controller_id == survivor.name
     assert after.controller_epoch > before.controller_epoch
     assert time.monotonic() - killed < 2 + 5
-    wait_for(lambda: len(survivor.describe().coordinators) == 1, "the end of the victim's registration")
+    until(lambda: len(survivor.describe().coordinators) == 1, "the end of the victim's registration")
 
 
 def test_a_stopped_controller_hands_over_at_once(world):
     """An orderly stop gives the lease back: the other one does not wait for it to expire; exit code 0."""
     first = world.start("a", lease_ttl_ms=60_000)
-    wait_for(lambda: first.describe().controller_id == "a", "the first controller")
+    until(lambda: first.describe().controller_id == "a", "the first controller")
     second = world.start("b", lease_ttl_ms=60_000)
     assert first.stop() == 0
-    wait_for(lambda: second.describe().controller_id == "b", "the second controller")
+    until(lambda: second.describe().controller_id == "b", "the second controller")
 
 
 def test_remains_of_a_half_created_topic_are_cleared(world):
     """A reserved id and invisible partitions of a dead coordinator vanish after the grace time; visible topics stay."""
     coordinator = world.start("a", orphan_grace_ms=400)
     world.register(1)
-    wait_for(lambda: coordinator.metadata().brokers, "the broker")
+    until(lambda: coordinator.metadata().brokers, "the broker")
     (created,) = coordinator.create(new_topic("t", 2))
 
     async def leave_remains(metastore, keyspace):
@@ -668,8 +660,8 @@ def test_remains_of_a_half_created_topic_are_cleared(world):
         )
 
     world.in_etcd(leave_remains)
-    wait_for(lambda: world.key_count("part/") == 2, "the end of the invisible partitions")
-    wait_for(lambda: world.key_count("tid/") == 1, "the end of the unnamed topic")
+    until(lambda: world.key_count("part/") == 2, "the end of the invisible partitions")
+    until(lambda: world.key_count("tid/") == 1, "the end of the unnamed topic")
     assert len(coordinator.topic("t").partitions) == 2
     assert not coordinator.grow("t", 3).result.HasField("error")
 
@@ -678,7 +670,7 @@ def test_an_outage_of_etcd_is_survived(own_world):
     """Reads go on with a growing age, writes say what became of them, and all is well by itself afterwards."""
     coordinator = own_world.start("a", producer_id_block=50)
     own_world.register(1)
-    wait_for(lambda: coordinator.metadata().brokers, "the broker")
+    until(lambda: coordinator.metadata().brokers, "the broker")
     coordinator.create(new_topic("t", 2))
     first_id = coordinator.producer_id()
     own_world.etcd.pause()
@@ -695,7 +687,7 @@ def test_an_outage_of_etcd_is_survived(own_world):
     assert answer.age_ms > 1_000
     assert coordinator.producer_id() == first_id + 1
     own_world.etcd.resume()
-    wait_for(lambda: coordinator.metadata().age_ms < 5_500 and coordinator.describe().controller_id, "the recovery")
+    until(lambda: coordinator.metadata().age_ms < 5_500 and coordinator.describe().controller_id, "the recovery")
 
     def created():
         with contextlib.suppress(grpc.RpcError):
@@ -703,8 +695,8 @@ def test_an_outage_of_etcd_is_survived(own_world):
             return not answer.HasField("error") or answer.error.code == errors_pb2.ERROR_CODE_TOPIC_ALREADY_EXISTS
         return False
 
-    wait_for(created, "a topic after the outage")
-    wait_for(lambda: coordinator.describe().coordinators, "the registration after the outage")
+    until(created, "a topic after the outage")
+    until(lambda: coordinator.describe().coordinators, "the registration after the outage")
 
 
 def test_a_coordinator_waits_for_etcd_and_stops_while_waiting(tmp_path):
