@@ -170,7 +170,7 @@ class DiskFaults(Faults):
         """Where records go by their age, a jump that is guarded against (H43)."""
         node = chance.choice(list(self.cluster.brokers.values()))
         jumps = (-3_600_000, -5_000, 5_000, 3_600_000)
-        if self.cluster.plan.retention_ms >= 0:
+        if self.cluster.plan.goes_by_age:
             jumps = (-30 * DAY_MS, 30 * DAY_MS)
         node.wall.offset_ms += chance.choice(jumps)
         return True

@@ -58,7 +58,7 @@ class BrokerNode:
         self.name = f"b{broker_id}"
         self.filesystem = Disk(self)
         skew_ms = cluster.world.chance("skew").randrange(-5_000, 5_000)
-        self.wall = WallClock(skew_ms if cluster.plan.retention_ms < 0 else skew_ms // 100)
+        self.wall = WallClock(skew_ms // 100 if cluster.plan.goes_by_age else skew_ms)
         self.boot_id = f"{self.name} boot 0"
         self.broker: Broker | None = None
         self.wanted = True

@@ -189,6 +189,11 @@ class Plan(Adversity):
         return not self.buggy_etcd and set(self.faults) <= set(ORDERLY) and set(self.rates) <= set(ORDERLY_RATES)
 
     @property
+    def goes_by_age(self) -> bool:
+        """Whether anything goes by its age: then clocks differ little, or jump so far that they are in doubt."""
+        return self.retention_ms >= 0 or self.forgets
+
+    @property
     def slow_disk_rate(self) -> float:
         """How often an fsync takes long."""
         return self.rate_of("slow disk") * 2
