@@ -13,21 +13,7 @@ from headrace_server.topic_configs import effective_min_insync_replicas
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-A, B, C, D = Replica(1, 10), Replica(2, 20), Replica(3, 30), Replica(4, 40)
-
-
-def state(**fields):
-    defaults = {
-        "replicas": (1, 2, 3),
-        "leader": A,
-        "leader_epoch": 5,
-        "in_sync": (A, B, C),
-        "min_insync_replicas": 2,
-        "partition_epoch": 9,
-    }
-    found = PartitionState(**defaults | fields)
-    check_shape(found)
-    return found
+from tests.unit.coordinator.partition_states import A, B, C, D, state
 
 
 def live(*entries, **changed):
