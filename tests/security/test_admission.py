@@ -48,20 +48,24 @@ class Broker(broker_pb2_grpc.BrokerServiceServicer):
         return broker_pb2.ProduceResponse()
 
 
-def with_server(scenario, limits=None):
-    async def run():
-        server, broker = RpcServer(limits), Broker()
-        server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, broker, "headrace.v1.BrokerService")
-        address = await server.start("127.0.0.1:0")
-        try:
-            async with grpc.aio.insecure_channel(address) as channel:
-                async with asyncio.timeout(30):
-                    await scenario(broker, channel)
-        finally:
-            broker.gate.set()
-            await server.stop(0)
+@contextlib.asynccontextmanager
+async def serving(limits):
+    server, broker = RpcServer(limits), Broker()
+    server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, broker, "headrace.v1.BrokerService")
+    address = await server.start("127.0.0.1:0")
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield broker, channel
+    finally:
+        broker.gate.set()
+        await server.stop(0)
 
-    asyncio.run(run())
+
+@pytest.fixture
+def served(request):
+    """A broker behind a server with places for so many calls of clients, and a channel to it."""
+    places = getattr(request, "param", 0)
+    return serving(RpcLimits(places=PlaceLimits(clients=(places, places))) if places else None)
 
 
 async def nothing():
@@ -85,63 +89,58 @@ async def is_healthy(channel):
     return answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_a_half_open_call_loses_its_place_and_an_honest_one_finds_it():
+@pytest.mark.parametrize("served", [20], indirect=True)
+async def test_a_half_open_call_loses_its_place_and_an_honest_one_finds_it(served):
     """F3: headers without a message end with RESOURCE_EXHAUSTED whatever their deadline; then places are free again."""
-
-    async def scenario(_broker, channel):
-        calls = [half_open(channel, "ListOffsets") for _ in range(20)]
-        errors = [await error_of(call) for call in calls]
-        assert all(isinstance(error, ThrottledError) for error in errors)
-        assert any("did not arrive within 1 s" in error.message for error in errors)
-        await broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=30)
-
-    with_server(scenario, RpcLimits(places=PlaceLimits(clients=(20, 20))))
+    _, channel = served
+    calls = [half_open(channel, "ListOffsets") for _ in range(20)]
+    errors = [await error_of(call) for call in calls]
+    assert all(isinstance(error, ThrottledError) for error in errors)
+    assert any("did not arrive within 1 s" in error.message for error in errors)
+    await broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=30)
 
 
-def test_health_is_answered_while_clients_hold_every_place():
+@pytest.mark.parametrize("served", [4], indirect=True)
+async def test_health_is_answered_while_clients_hold_every_place(served):
     """F3, F9: the health service has places of its own."""
-
-    async def scenario(broker, channel):
-        stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        waiting = [asyncio.ensure_future(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)) for _ in range(4)]
-        await broker.is_full.wait()
-        assert isinstance(await error_of(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)), ThrottledError)
-        assert await is_healthy(channel)
-        broker.gate.set()
-        await asyncio.gather(*waiting)
-
-    with_server(scenario, RpcLimits(places=PlaceLimits(clients=(4, 4))))
+    broker, channel = served
+    stub = broker_pb2_grpc.BrokerServiceStub(channel)
+    waiting = [asyncio.ensure_future(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)) for _ in range(4)]
+    await broker.is_full.wait()
+    assert isinstance(await error_of(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)), ThrottledError)
+    assert await is_healthy(channel)
+    broker.gate.set()
+    await asyncio.gather(*waiting)
 
 
-def test_a_large_request_may_be_late_without_a_place_and_only_a_few_are():
+@pytest.mark.parametrize("served", [12], indirect=True)
+async def test_a_large_request_may_be_late_without_a_place_and_only_a_few_are(served):
     """A slow producer is not cut off after a second; it holds no place meanwhile, and there is a bound."""
-
-    async def scenario(broker, channel):
-        broker.full = 12
-        of_peer = LATE_BYTES_OF_PEER // METHODS[SERVICE + "Produce"].max_bytes
-        calls = [half_open(channel, "Produce") for _ in range(of_peer + 4)]
-        late = {asyncio.ensure_future(wait(call)) for call in calls}
-        async with asyncio.timeout(20):
-            while len(late) > of_peer:
-                _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
-        assert len(late) == of_peer
-        stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        held = [asyncio.ensure_future(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)) for _ in range(12)]
-        await broker.is_full.wait()
-        broker.gate.set()
-        await asyncio.gather(*held)
-        for call in calls:
-            call.cancel()
-        await asyncio.wait(late)
 
     async def wait(call):
         with contextlib.suppress(grpc.aio.AioRpcError):
             await call
 
-    with_server(scenario, RpcLimits(places=PlaceLimits(clients=(12, 12))))
+    broker, channel = served
+    broker.full = 12
+    of_peer = LATE_BYTES_OF_PEER // METHODS[SERVICE + "Produce"].max_bytes
+    calls = [half_open(channel, "Produce") for _ in range(of_peer + 4)]
+    late = {asyncio.ensure_future(wait(call)) for call in calls}
+    async with asyncio.timeout(20):
+        while len(late) > of_peer:
+            _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+    assert len(late) == of_peer
+    stub = broker_pb2_grpc.BrokerServiceStub(channel)
+    held = [asyncio.ensure_future(stub.Fetch(broker_pb2.FetchRequest(), timeout=60)) for _ in range(12)]
+    await broker.is_full.wait()
+    broker.gate.set()
+    await asyncio.gather(*held)
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(late)
 
 
-def test_what_is_late_is_bounded_in_bytes_of_a_peer_and_of_all():
+async def test_what_is_late_is_bounded_in_bytes_of_a_peer_and_of_all():
     """Each counts as the largest message of its method, until it has come."""
 
     async def late_calls(peers, size_bytes):
@@ -172,94 +171,72 @@ def test_what_is_late_is_bounded_in_bytes_of_a_peer_and_of_all():
         assert arrivals._late == {}
         return ends.count(b"")
 
-    async def run():
-        assert await late_calls(["a"] * 10, 32 << 20) == LATE_BYTES_OF_PEER // (32 << 20)
-        assert await late_calls([f"{number}" for number in range(20)], 32 << 20) == LATE_BYTES // (32 << 20)
-        assert await late_calls(["a"] * 10, 1 << 20) == 10
-        assert await late_calls(["a"] * 10, 0) == 0
-
-    asyncio.run(run())
+    assert await late_calls(["a"] * 10, 32 << 20) == LATE_BYTES_OF_PEER // (32 << 20)
+    assert await late_calls([f"{number}" for number in range(20)], 32 << 20) == LATE_BYTES // (32 << 20)
+    assert await late_calls(["a"] * 10, 1 << 20) == 10
+    assert await late_calls(["a"] * 10, 0) == 0
 
 
 @pytest.mark.parametrize(
     ("method", "element"),
     [("Produce", b"\x22\x00"), ("Fetch", b"\x2a\x00"), ("ListOffsets", b"\x12\x00")],
 )
-def test_a_flood_of_empty_elements_costs_next_to_nothing(method, element):
+async def test_a_flood_of_empty_elements_costs_next_to_nothing(served, method, element):
     """F1: a mebibyte of empty topics costs 0.2 s of processor time at most, and what it took is given back at once.
 
     After a few of them further ones are not even parsed.
     """
     data = element * (1 << 19)
-
-    async def scenario(broker, channel):
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        errors = [await error_of(channel.unary_unary(SERVICE + method)(data, timeout=60)) for _ in range(5)]
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        assert isinstance(errors[0], InvalidRequestError)
-        assert isinstance(errors[-1], ThrottledError)
-        assert after.ru_utime - before.ru_utime < 1.0
-        assert after.ru_maxrss - before.ru_maxrss < 128 << 10
-        assert broker.errors(method, "INVALID_REQUEST") + broker.errors(method, "THROTTLED") == 5
-
-    with_server(scenario)
+    broker, channel = served
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    errors = [await error_of(channel.unary_unary(SERVICE + method)(data, timeout=60)) for _ in range(5)]
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert isinstance(errors[0], InvalidRequestError)
+    assert isinstance(errors[-1], ThrottledError)
+    assert after.ru_utime - before.ru_utime < 1.0
+    assert after.ru_maxrss - before.ru_maxrss < 128 << 10
+    assert broker.errors(method, "INVALID_REQUEST") + broker.errors(method, "THROTTLED") == 5
 
 
-def test_undecodable_requests_are_the_callers_mistake_and_are_counted():
+async def test_undecodable_requests_are_the_callers_mistake_and_are_counted(served):
     """F22: INVALID_ARGUMENT with a plain sentence, in call_errors, and no text of a Python exception."""
-
-    async def scenario(broker, channel):
-        error = await error_of(channel.unary_unary(SERVICE + "ListOffsets")(b"\xff\xff\xff", timeout=30))
-        assert isinstance(error, InvalidRequestError)
-        assert error.message == "the request of 3 bytes is no ListOffsetsRequest"
-        assert broker.errors("ListOffsets", "INVALID_REQUEST") == 1
-
-    with_server(scenario)
+    broker, channel = served
+    error = await error_of(channel.unary_unary(SERVICE + "ListOffsets")(b"\xff\xff\xff", timeout=30))
+    assert isinstance(error, InvalidRequestError)
+    assert error.message == "the request of 3 bytes is no ListOffsetsRequest"
+    assert broker.errors("ListOffsets", "INVALID_REQUEST") == 1
 
 
-def test_a_call_that_ends_without_a_message_is_refused():
+async def test_a_call_that_ends_without_a_message_is_refused(served):
     """A stream of no messages is no request."""
-
-    async def scenario(_broker, channel):
-        call = channel.stream_unary(SERVICE + "ListOffsets")(timeout=30)
-        await call.done_writing()
-        assert "ended without a request" in (await error_of(call)).message
-
-    with_server(scenario)
+    _, channel = served
+    call = channel.stream_unary(SERVICE + "ListOffsets")(timeout=30)
+    await call.done_writing()
+    assert "ended without a request" in (await error_of(call)).message
 
 
-def test_messages_that_grpc_compressed_are_refused():
+async def test_messages_that_grpc_compressed_are_refused(served):
     """Nothing is inflated before it is admitted."""
-
-    async def scenario(_broker, channel):
-        call = channel.unary_unary(SERVICE + "ListOffsets")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(b"\x12\x00" * 1000, timeout=30, compression=grpc.Compression.Gzip)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-    with_server(scenario)
+    _, channel = served
+    call = channel.unary_unary(SERVICE + "ListOffsets")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(b"\x12\x00" * 1000, timeout=30, compression=grpc.Compression.Gzip)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_server_refuses_a_method_without_a_row(monkeypatch):
+async def test_a_server_refuses_a_method_without_a_row(monkeypatch):
     """Nobody adds a call without saying what it may carry."""
     monkeypatch.delitem(METHODS, SERVICE + "ListOffsets")
-
-    async def run():
-        with pytest.raises(UnlistedMethodError, match="BrokerService/ListOffsets has no row"):
-            RpcServer().add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
-
-    asyncio.run(run())
+    with pytest.raises(UnlistedMethodError, match="BrokerService/ListOffsets has no row"):
+        RpcServer().add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
 
 
-def test_half_open_calls_leave_an_honest_client_its_answers():
+async def test_half_open_calls_leave_an_honest_client_its_answers(served):
     """F3: every honest call is answered beside strangers that come with all the streams of a connection."""
-
-    async def scenario(_broker, channel):
-        strangers = [half_open(channel, "ListOffsets") for _ in range(200)]
-        stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        for _ in range(200):
-            await stub.ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=60)
-        for call in strangers:
-            call.cancel()
-
-    with_server(scenario)
+    _, channel = served
+    strangers = [half_open(channel, "ListOffsets") for _ in range(200)]
+    stub = broker_pb2_grpc.BrokerServiceStub(channel)
+    for _ in range(200):
+        await stub.ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=60)
+    for call in strangers:
+        call.cancel()
