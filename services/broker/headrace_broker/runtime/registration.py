@@ -156,7 +156,8 @@ class Registration:
             found = (await self._metastore.get(session_key)).key_value
             noted = (await self._metastore.get(directory_key)).key_value
             self._check_history(noted)
-            version = await self._raise_version(noted)
+            async with self._writing:  # What the session before announced last may be on its way to the disk.
+                version = await self._raise_version(noted)
             session = self._describe_past(found)
             result = await self._metastore.txn(
                 [
