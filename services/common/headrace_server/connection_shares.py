@@ -16,6 +16,8 @@ from collections import defaultdict
 
 import structlog
 
+from headrace_server.places import caller
+
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 5.0
@@ -40,7 +42,7 @@ def end_beyond_shares(port: int, max_connections: int) -> None:
                 with socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as connection:
                     peer = connection.getpeername()
                     if isinstance(peer, tuple) and connection.getsockname()[1] == port:
-                        peers[peer[0]].append((descriptor, peer))
+                        peers[caller(peer[0])].append((descriptor, peer))
     if 2 * sum(map(len, peers.values())) <= max_connections:
         return
     share = max(1, max_connections // (len(peers) + 1))

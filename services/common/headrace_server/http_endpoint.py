@@ -31,6 +31,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace_server.health import HEALTH_NAMES, Health
+from headrace_server.places import caller
 from headrace_server.rpc import AddressInUseError, split_address
 
 log = structlog.get_logger(__name__)
@@ -124,7 +125,7 @@ class _Server:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = str((writer.get_extra_info("peername") or ("",))[0])
+        peer = caller(str((writer.get_extra_info("peername") or ("",))[0]))
         try:
             environ = await self._read(reader, writer, peer)
             async with asyncio.timeout(SEND_SECONDS):

@@ -10,6 +10,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
+from urllib.parse import unquote
 
 from headrace.wire.errors import Outcome, ThrottledError
 
@@ -140,9 +143,21 @@ class Rates:
             self._paid_at.popitem(last=False)
 
 
+@lru_cache(MAX_RATED_PEERS)
+def caller(host: str) -> str:
+    """Whose an address is: IPv4's own, of IPv6 the first 64 bits, which are given to one site (RFC 6177)."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return host
+    return str(address.ipv4_mapped or ip_network((int(address) >> 64 << 64, 64)))
+
+
 def peer_host(peer: str) -> str:
-    """The address of a gRPC peer without its port: `ipv4:10.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
-    return peer.rpartition(":")[0]
+    """The `caller` of a gRPC peer: of `ipv4:10.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
+    return caller(unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]"))
 
 
 def _no_place(message: str) -> ThrottledError:

@@ -73,8 +73,13 @@ def test_rates_remember_a_bounded_number_of_peers():
 
 @pytest.mark.parametrize(
     ("peer", "host"),
-    [("ipv4:10.0.0.1:5000", "ipv4:10.0.0.1"), ("ipv6:%5B::1%5D:5000", "ipv6:%5B::1%5D"), ("unix:", "unix")],
+    [
+        ("ipv4:10.0.0.1:5000", "10.0.0.1"),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:5000", "10.0.0.1"),
+        ("ipv6:%5B2001:db8:1:2:3::4%5D:5000", "2001:db8:1:2::/64"),
+        ("unix:", ""),
+    ],
 )
 def test_a_caller_is_an_address_without_its_port(peer, host):
-    """Connections of one machine are one caller."""
+    """Connections of one machine are one caller, and so are all addresses of an IPv6 site's network."""
     assert peer_host(peer) == host

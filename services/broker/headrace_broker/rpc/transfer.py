@@ -40,6 +40,7 @@ from headrace.wire.transfer import (
     WHOLE,
 )
 from headrace_server.methods import METHODS, TRANSFER_FETCH
+from headrace_server.places import caller
 from headrace_server.requests import PENALTY_SECONDS, RequestReader
 from headrace_server.rpc import check_free, split_address
 
@@ -126,12 +127,12 @@ class TransferServer:
                 log.warning("transfer_not_accepted", cause=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
-            if not self._make_room(address[0]):
+            if not self._make_room(caller(address[0])):
                 connection.close()
                 self._count_refused(loop.time())
                 continue
             thread = threading.Thread(target=self._serve, args=(connection, loop), name="transfer", daemon=True)
-            self._connections[connection] = _Connection(thread, address[0], loop.time())
+            self._connections[connection] = _Connection(thread, caller(address[0]), loop.time())
             thread.start()
 
     def _make_room(self, peer: str) -> bool:
@@ -219,7 +220,7 @@ class TransferServer:
 
     def _locate(self, connection: socket.socket, loop: asyncio.AbstractEventLoop, request: bytes) -> Located:
         """Have the event loop find what to send; where the reader leaves meanwhile, nobody waits for more."""
-        peer = connection.getpeername()[0]
+        peer = caller(connection.getpeername()[0])
         try:
             message = self._reader.read(request, peer)
         except ThrottledError:
