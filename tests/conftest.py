@@ -10,9 +10,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from _pytest.nodeid import NodeId
+from hypothesis import settings
 
 pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
 
+settings.register_profile("headrace")  # Examples are not timed: the machine may be busy.
+settings.load_profile("headrace")
 
 _GROUPS = {
     "headrace_cluster": "headrace_cluster",

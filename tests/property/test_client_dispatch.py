@@ -345,7 +345,7 @@ def check(world):
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 1.0]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_an_idempotent_producer_neither_loses_doubles_nor_reorders(seed, faults):
     """Whatever is lost, late, forgotten or moved, with up to five requests in flight."""
     world = World(seed, idempotent=True, faults=faults)
@@ -367,7 +367,7 @@ def test_the_model_gives_requests_up_and_makes_the_topic_anew():
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_without_a_producer_id_order_holds_as_long_as_nothing_is_lost(seed):
     """One request at a time a partition: refusals and moves never reorder."""
     world = World(seed, idempotent=False, faults=0.0)

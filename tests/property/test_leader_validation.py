@@ -65,7 +65,7 @@ def compressed(batch: bytearray) -> bytearray:
     return head + stored + bytes(padding)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(damaged())
 def test_batch_that_a_leader_takes_can_be_read_by_every_reader(batch: bytes) -> None:
     """Whatever passes is decoded by all, with as many records as its header says and the same ones everywhere."""

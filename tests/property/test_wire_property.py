@@ -41,7 +41,7 @@ def batches(draw: st.DrawFn) -> tuple[list, int, bytes]:
     return rows, base, batch
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(batches())
 def test_round_trip(drawn: tuple[list, int, bytes]) -> None:
     """Every column comes back as it went in, or as the default of a column that was not given."""
@@ -58,7 +58,7 @@ def test_round_trip(drawn: tuple[list, int, bytes]) -> None:
     columns.to_arrow_headers().validate(full=True)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(st.binary(max_size=20), min_size=1, max_size=encoding.SMALL_RECORDS),
     st.integers(-(2**63), 2**63 - 1),
@@ -71,7 +71,7 @@ def test_few_short_values_are_encoded_as_many_are(values: list[bytes], base: int
     assert encode_batch(values, **how) == encoding.encode_columns(columns, **how)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(batches(), st.data())
 def test_every_changed_byte_is_refused(drawn: tuple[list, int, bytes], data: st.DataObject) -> None:
     """I17: no batch with a byte changed passes, wherever the byte is."""
@@ -82,7 +82,7 @@ def test_every_changed_byte_is_refused(drawn: tuple[list, int, bytes], data: st.
         check_batch(bytes(batch), **LIMITS)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(batches(), st.data())
 def test_unchecked_damage_is_never_out_of_range(drawn: tuple[list, int, bytes], data: st.DataObject) -> None:
     """A payload that lies is a CorruptBatchError or wrong data of the right shape: no other exception, no wild read."""
@@ -97,7 +97,7 @@ def test_unchecked_damage_is_never_out_of_range(drawn: tuple[list, int, bytes], 
     assert len(columns.values()) == len(columns.keys()) == len(columns.headers()) == len(rows)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(Codec), st.binary(max_size=200), st.integers(1, 4096))
 def test_inflating_noise_is_bounded(codec: Codec, noise: bytes, payload_bytes: int) -> None:
     """Noise never inflates to anything but the stated size."""

@@ -18,7 +18,7 @@ from headrace.cli.offsets import LogBounds
 from headrace.cli.session import UsageProblem
 from headrace.wire.errors import GroupNotEmptyError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.cli.conftest import CREATED_MS
@@ -313,7 +313,6 @@ def test_a_file_that_is_no_text_or_too_large_is_refused(
 OFFSETS = st.integers(0, 2**40)
 
 
-@settings(deadline=None)
 @given(
     OFFSETS, OFFSETS, st.none() | OFFSETS, st.integers(-(2**41), 2**41), st.sampled_from(["shift", "offset", "file"])
 )
@@ -338,7 +337,6 @@ def test_every_planned_offset_is_within_the_log(
     assert found.changes == (found.offset != before)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.tuples(st.text("abc", min_size=1), st.integers(0, 99)), OFFSETS))
 def test_a_file_gives_back_what_was_written(offsets: dict[tuple[str, int], int]) -> None:
     """Every partition with its offset, and one without none."""

@@ -16,7 +16,7 @@ from headrace.cli.move_plan import (
     with_targets,
 )
 from headrace.wire.ids import TopicPartition
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 RACKS = ("", "a", "b", "c")
@@ -70,7 +70,6 @@ def spread(partitions: list[PlanPartition], brokers: list[PlanBroker]) -> int:
     return max(counts) - min(counts)
 
 
-@settings(deadline=None)
 @given(clusters(), st.data())
 def test_removing_a_broker_moves_its_replicas_and_no_others(
     cluster: tuple[list[PlanPartition], list[PlanBroker]], data: Any
@@ -97,7 +96,6 @@ def test_removing_a_broker_moves_its_replicas_and_no_others(
             assert distinct_racks(new.replicas, brokers) == kept + bool(reachable - taken)
 
 
-@settings(deadline=None)
 @given(clusters(), st.data())
 def test_an_added_broker_receives_and_nobody_else_does(
     cluster: tuple[list[PlanPartition], list[PlanBroker]], data: Any
@@ -115,7 +113,6 @@ def test_an_added_broker_receives_and_nobody_else_does(
         assert distinct_racks(now.replicas, brokers) >= distinct_racks(old.replicas, brokers)
 
 
-@settings(deadline=None)
 @given(clusters())
 def test_without_failure_domains_the_count_becomes_even(
     cluster: tuple[list[PlanPartition], list[PlanBroker]],
@@ -133,7 +130,6 @@ def test_without_failure_domains_the_count_becomes_even(
     assert sum(len(move.adding) for move in moves) == surplus
 
 
-@settings(deadline=None)
 @given(clusters(), st.sampled_from([None, (), (1,), (1, 2)]), st.integers(0, 2))
 def test_a_plan_depends_on_nothing_else_and_is_done_when_it_is_done(
     cluster: tuple[list[PlanPartition], list[PlanBroker]], receivers: tuple[int, ...] | None, dropped: int

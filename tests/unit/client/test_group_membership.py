@@ -460,7 +460,7 @@ class MembersOfOneGroup(RuleBasedStateMachine):
 
 
 TestMembersOfOneGroup = MembersOfOneGroup.TestCase
-TestMembersOfOneGroup.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMembersOfOneGroup.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_late_heartbeat_gives_up_nothing_that_was_granted_after_it():

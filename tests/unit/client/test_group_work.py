@@ -254,4 +254,4 @@ class Work(RuleBasedStateMachine):
 
 
 TestWork = Work.TestCase
-TestWork.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestWork.settings = settings(max_examples=80, stateful_step_count=50)
