@@ -250,6 +250,18 @@ async def test_one_fsync_serves_all_that_wait() -> None:
     flusher.close()
 
 
+async def test_an_fsync_that_was_asked_for_again_ends_with_a_flusher_that_is_closed_meanwhile() -> None:
+    flusher, log = Flusher(BrokerMetrics(CollectorRegistry())), SlowLog()
+    log.appended = 1
+    flusher.request(log)
+    await until(log.running.is_set)
+    flusher.request(log)
+    log.go.release()
+    flusher.close()
+    await until(lambda: log.flushed == [1])
+    assert log.rounds == 1
+
+
 async def test_at_most_eight_fsyncs_run_at_once() -> None:
     """DESIGN 4: eight threads; the others wait their turn."""
     flusher = Flusher(BrokerMetrics(CollectorRegistry()))

@@ -56,6 +56,7 @@ class Flusher:
         self._queue: deque[Flushable] = deque()  # at most one entry a partition
         self._running = 0
         self._retries: dict[Flushable, asyncio.TimerHandle] = {}
+        self._is_closed = False
 
     def request(self, partition: Flushable) -> None:
         """See that everything appended to `partition` until now gets durable."""
@@ -70,7 +71,7 @@ class Flusher:
                 pass
 
     def _start_rounds(self) -> None:
-        while self._queue and self._running < MAX_FLUSHES_AT_ONCE:
+        while self._queue and self._running < MAX_FLUSHES_AT_ONCE and not self._is_closed:
             partition = self._queue.popleft()
             partition.flush_state = FlushState.RUNNING
             self._running += 1
@@ -110,7 +111,8 @@ class Flusher:
         self.request(partition)
 
     def close(self) -> None:
-        """End the threads when their rounds are over."""
+        """End the threads when their rounds are over; none begins any more."""
+        self._is_closed = True
         for timer in self._retries.values():
             timer.cancel()
         self._executor.shutdown(wait=True)
