@@ -58,7 +58,7 @@ def test_the_lag_of_a_group_is_seen_at_the_controller(cluster: LocalCluster) -> 
     """In records and in seconds, by topic and by partition; one coordinator says it and no other."""
     topic = "lagging"
     with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
-        admin.create_topic(topic, partitions=2)
+        admin.create_topic(topic, partitions=7)  # Leaders have several of them.
     with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
         producer.send_many(topic, [b"a"] * 10)
         producer.flush(timeout=SECONDS)
