@@ -67,12 +67,16 @@ def flood(path: str, make: Callable[[], bytes], *, listener: str = "client", at_
 
 
 def frames(data: bytes, *, listener: str = "client") -> Callable[[Addresses], Burst]:
-    """A connection after the other that sends this and goes away."""
+    """A connection after the other that sends this and goes away once the server has read it.
+
+    Who does not wait for that floods the network; that is the firewall's.
+    """
 
     def start(addresses: Addresses) -> Burst:
         def burst() -> None:
             with Stranger(addresses[listener]) as stranger:
                 stranger.send(data)
+                stranger.wait_until_read()
 
         return burst
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from types import TracebackType
@@ -9,6 +10,8 @@ from types import TracebackType
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
 END_STREAM, END_HEADERS = 1, 4
+PING_ANSWER = b"\x00\x00\x08\x06\x01"
+"""How the frame begins."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -51,3 +54,11 @@ class Stranger:
         except OSError:
             return False
         return True
+
+    def wait_until_read(self) -> None:
+        """Wait until the server has read all frames: it has answered a ping, or closed the connection."""
+        received = b""
+        if self.send(frame(PING, 0, 0, bytes(8))):
+            with contextlib.suppress(OSError):
+                while PING_ANSWER not in received and (data := self._socket.recv(1 << 16)):
+                    received = received[-len(PING_ANSWER) :] + data
