@@ -340,7 +340,12 @@ class Nemesis:
         )
 
     def full_disk(self, broker_id: int) -> None:
-        """There is no room for some file operations, one kind after another; a topic comes and goes meanwhile."""
+        """There is no room for some file operations, one kind after another; a topic comes and goes meanwhile.
+
+        The broker is registered when it begins: it cannot be without noting that on its disk, and a topic of three
+        replicas is made.
+        """
+        self._replicated.wait_in_sync(self._topic)
         topic = f"for-a-moment-{next(self._numbers)}"
         for _ in range(OPERATIONS_AT_ONCE):
             kind, machine = self._operations.draw(FILE_OPERATIONS), self._machines[broker_id]
