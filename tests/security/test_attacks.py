@@ -182,7 +182,10 @@ def test_names_that_are_none(witness: Witness, name: str) -> None:
     """Topics and groups: traversal, NUL, escapes, right-to-left and a mebibyte are refused with a sentence."""
     with bounded(witness, cpu_seconds=5.0), grpc.insecure_channel(witness.address("coordinator")) as channel:
         request = cluster_pb2.CreateTopicsRequest(topics=[cluster_pb2.NewTopic(name=name)], timeout_ms=1_000)
-        (answer,) = cluster_pb2_grpc.ClusterServiceStub(channel).CreateTopics(request, timeout=60).topics
+        create = cluster_pb2_grpc.ClusterServiceStub(channel).CreateTopics
+        while (call := create.future(request, timeout=60)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            pass  # The floods before had more refused than a caller may; an answer to that takes half a second.
+        (answer,) = call.result().topics
         assert answer.error.message
         stub = groups_pb2_grpc.GroupServiceStub(channel)
         error = refusal(lambda: stub.DescribeGroup(groups_pb2.DescribeGroupRequest(group_id=name), timeout=60))
