@@ -2,7 +2,7 @@
 # Needs Python 3.11 or later with venv, git and make; the rest comes from PyPI, pinned by requirements.lock.
 
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n 3 --dist loadgroup
+PYTEST_FLAGS ?= -n 2 --dist loadgroup
 # Lines of a file of yours for the demo's user activity: make demo LOG=/path/to/access.log
 LOG ?=
 DEMO_FLAGS ?=
