@@ -14,7 +14,7 @@ from hypothesis import settings
 
 pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
 
-settings.register_profile("headrace")  # Examples are not timed: the machine may be busy.
+settings.register_profile("headrace", deadline=None)  # Examples are not timed: the machine may be busy.
 settings.load_profile("headrace")
 
 _GROUPS = {
