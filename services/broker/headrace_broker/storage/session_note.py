@@ -39,8 +39,7 @@ class SessionNote:
     def write(self, version: int, broker_epoch: int, announced: int) -> None:
         """Note all three, synced. Raises OSError."""
         assert version >= self.version, (version, self.version)
-        noted = {
-            "generation": self._generation, "version": version, "broker_epoch": broker_epoch, "announced": announced,
-        }  # fmt: skip
-        replace_file(self._filesystem, self._path, FILE, seal(json.dumps(noted).encode()))
+        numbers = {"version": version, "broker_epoch": broker_epoch, "announced": announced}
+        noted = json.dumps({"generation": self._generation, **numbers})
+        replace_file(self._filesystem, self._path, FILE, seal(noted.encode()))
         self.version, self.broker_epoch, self.announced = version, broker_epoch, announced
