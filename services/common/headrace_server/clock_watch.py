@@ -245,9 +245,13 @@ async def trust_clock(metastore: Metastore, key: str, clock: Clock) -> int:
     Raises MetastoreUnavailableError.
     """
     now_ms = clock.now_ms()
-    reading = metadata_pb2.ProcessClock(wall_ms=now_ms, believed_ms=now_ms)
-    await metastore.txn([], success=[Put(key, reading.SerializeToString())])
+    await metastore.txn([], success=[Put(key, believed_clock(now_ms))])
     return now_ms
+
+
+def believed_clock(now_ms: int) -> bytes:
+    """Return what etcd keeps of a clock that shows `now_ms` (milliseconds since 1970) and that an operator believes."""
+    return metadata_pb2.ProcessClock(wall_ms=now_ms, believed_ms=now_ms).SerializeToString()
 
 
 def _hours(milliseconds: float) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.wire.errors import InvalidConfigError
-from headrace_server.clock_watch import OPERATOR
+from headrace_server.clock_watch import OPERATOR, believed_clock
 from headrace_server.cluster_identity import FORMAT_VERSION, SECRET_BYTES, ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import (
@@ -276,7 +276,7 @@ async def _write(
     partitions = [(new.partition(*key), encode(state)) for key, state in plan.states.items()]
     versions = [(new.directory(one.broker_id), _directory_version(one)) for one in inventories]
     # Without a time that was seen, a broker would believe any clock that it starts with.
-    clock = new.clock(OPERATOR), metadata_pb2.ProcessClock(wall_ms=now_ms, believed_ms=now_ms).SerializeToString()
+    clock = new.clock(OPERATOR), believed_clock(now_ms)
     for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups, *versions, clock]):
         await metastore.txn([], chunk)
     after = metadata_pb2.ClusterMeta(
