@@ -9,7 +9,8 @@ import grpc
 import pytest
 from headrace.wire.errors import ErrorCode, InvalidConfigError, MetastoreUnavailableError, Outcome
 from headrace_devcluster.certificates import Authority
-from headrace_devcluster.etcd import Etcd, free_port
+from headrace_devcluster.etcd import Etcd
+from headrace_devcluster.ports import ReservedPort
 from headrace_server.clock import SystemClock
 from headrace_server.metastore.api import (
     Get,
@@ -75,7 +76,8 @@ async def test_a_write_without_an_answer_is_unknown(own_etcd):
 
 async def test_reads_go_to_the_endpoint_that_answers(own_etcd):
     """With one of two endpoints away a read succeeds at once, and the second write does: the first is unknown."""
-    nobody = f"127.0.0.1:{free_port()}"
+    port = ReservedPort()  # Bound, and nobody listens.
+    nobody = f"127.0.0.1:{port}"
     async with connected(nobody, own_etcd.endpoint) as store:
         assert (await store.get(KEY)).key_value is None
     async with connected(nobody, own_etcd.endpoint) as store:

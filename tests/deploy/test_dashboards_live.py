@@ -18,7 +18,7 @@ import headrace
 import pytest
 import yaml
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
-from headrace_devcluster.etcd import free_port
+from headrace_devcluster.ports import ReservedPort
 
 from deploy.grafana.dashboards import DASHBOARDS
 from tests.deploy.conftest import ROOT
@@ -95,7 +95,8 @@ def prometheus(prometheus_program: str, loaded_cluster: LocalCluster, tmp_path_f
         job.pop("scrape_interval", None)
         job["static_configs"] = [{"targets": targets[job["job_name"]], "labels": {"cluster": "headrace"}}]
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{free_port()}"
+    port = ReservedPort()
+    address = f"127.0.0.1:{port}"
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [

@@ -6,14 +6,12 @@ may lose applied writes when it is killed (3.5.0 to 3.5.2): `Etcd.version` is th
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -29,6 +27,7 @@ from headrace.wire.errors import HeadraceError, InvalidConfigError
 
 from headrace_devcluster import guarded_exec
 from headrace_devcluster.certificates import TlsPaths
+from headrace_devcluster.ports import ReservedPort
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 10.0
@@ -160,9 +159,8 @@ class Etcd:
         assert self.pid is None, "etcd runs already"
         binary = find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
-        client_port, peer_port = free_ports(2)
-        self._client_port = self._client_port or client_port
-        self._peer_port = self._peer_port or peer_port
+        self._client_port = self._client_port or ReservedPort()
+        self._peer_port = self._peer_port or ReservedPort()
         with self.log_file.open("ab") as log_file:
             guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
             self._process = subprocess.Popen(
@@ -305,10 +303,9 @@ def make_members(
 ) -> list[Etcd]:
     """One cluster of that many members, none started yet, below `directory`.
 
-    `first_port`: they have the two ports each from it on; 0: the kernel chooses, now and for all together, so that none
-    gets what another one has not taken yet.
+    `first_port`: they have the two ports each from it on; 0: the kernel chooses.
     """
-    ports = list(range(first_port, first_port + 2 * count)) if first_port else free_ports(2 * count)
+    ports = [first_port + n if first_port else ReservedPort() for n in range(2 * count)]
     names = ["local"] if count == 1 else [f"member-{number}" for number in range(1, count + 1)]
     peers = dict(zip(names, ports[1::2], strict=True))
     return [
@@ -323,17 +320,3 @@ def make_members(
         )
         for name, client_port in zip(names, ports[::2], strict=True)
     ]
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that was free a moment ago."""
-    return free_ports(1)[0]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return different ports of 127.0.0.1 that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

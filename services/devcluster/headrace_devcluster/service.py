@@ -20,6 +20,7 @@ from pathlib import Path
 
 from headrace_devcluster import guarded_exec
 from headrace_devcluster.errors import PartStartError, PortInUseError
+from headrace_devcluster.ports import ReservedPort
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 20.0
@@ -69,8 +70,8 @@ class ServiceProcess:
 
     @property
     def address(self) -> str:
-        """host:port for clients; of a process that was ready once."""
-        assert self._port, f"{self.name} was never ready"
+        """host:port for clients; of a process that was launched once."""
+        assert self._port, f"{self.name} was never launched"
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -92,8 +93,8 @@ class ServiceProcess:
             PortInUseError: its port is taken.
         """
         assert self.pid is None, f"{self.name} runs already"
-        if self._port:
-            check_port_is_free(self._port, self.name)
+        self._port = self._port or ReservedPort()
+        check_port_is_free(self._port, self.name)
         self.spec.directory.mkdir(parents=True, exist_ok=True)
         self.ready_file.unlink(missing_ok=True)
         self._paused = self._terminated = False
@@ -133,7 +134,6 @@ class ServiceProcess:
                 raise self._start_error(f"was not ready within {timeout_seconds:g} s")
             time.sleep(POLL_SECONDS)
         ready = json.loads(self.ready_file.read_text())
-        self._port = int(str(ready["address"]).rpartition(":")[2])
         self.metrics_address = str(ready.get("metrics_address", ""))
         self.internal_address = str(ready.get("internal_address", ""))
 

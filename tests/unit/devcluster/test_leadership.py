@@ -1,8 +1,8 @@
 """What `status` says of the partitions follows from what the coordinators say."""
 
 from headrace.client.admin_rpc import ClusterDescription, PartitionDescription, TopicDescription
-from headrace_devcluster.etcd import free_port
 from headrace_devcluster.leadership import Leadership, ask_for_leadership, sentence, summarize
+from headrace_devcluster.ports import ReservedPort
 
 
 def topic(name: str, *leaders: int) -> TopicDescription:
@@ -29,5 +29,6 @@ def test_leaders_are_counted_and_those_without_are_not() -> None:
 def test_coordinators_that_do_not_answer_are_said(monkeypatch) -> None:
     """Where nobody listens there are no figures, and no error either."""
     monkeypatch.setattr("headrace_devcluster.leadership.TIMEOUT_SECONDS", 0.1)
-    assert ask_for_leadership(f"127.0.0.1:{free_port()}") is None
+    port = ReservedPort()  # Bound, and nobody listens.
+    assert ask_for_leadership(f"127.0.0.1:{port}") is None
     assert "do not answer" in sentence(None)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from headrace_devcluster.errors import PartStartError, PortInUseError
-from headrace_devcluster.etcd import free_port
+from headrace_devcluster.ports import ReservedPort
 from headrace_devcluster.service import ServiceProcess, ServiceSpec
 
 HERE = Path(__file__).parent
@@ -74,6 +75,15 @@ def test_a_restart_keeps_the_port(make) -> None:
     assert service.pid != pid
 
 
+def test_nobody_gets_the_port_of_a_killed_service(make) -> None:
+    """While it is down its port is bound: no connection that the machine opens meanwhile begins there."""
+    service = start(make())
+    service.kill()
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", int(service.address.rpartition(":")[2])))
+    start(service)
+
+
 def test_stop_is_orderly_and_leaves_no_zombie(make) -> None:
     """`stop` gives the exit code of an orderly end, and the process is reaped."""
     service = start(make())
@@ -112,7 +122,7 @@ def test_a_start_that_takes_too_long_is_killed(make) -> None:
 
 def test_a_taken_port_is_named(make) -> None:
     """One line names the port and the part."""
-    port = free_port()
+    port = ReservedPort()
     start(make(port=port))
     with pytest.raises(PortInUseError, match=f"port {port} of broker-1 is in use"):
         make(port=port).launch()
