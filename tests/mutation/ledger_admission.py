@@ -168,7 +168,7 @@ ADMISSION = (
         "one-caller-waits-everywhere",
         "A5",
         WAITERS,
-        "        if of_peer >= max(1, self._max_waiting // (peers + 1)):\n",
+        "        if of_peer >= share_of(self._max_waiting, peers):\n",
         "        if False:\n",
         "One caller may take every place in which fetches wait.",
         Test("tests/unit/broker/test_broker_runtime.py::test_waiting_places_are_shared_between_callers", NO_STRANGER),

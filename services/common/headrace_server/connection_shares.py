@@ -16,7 +16,7 @@ from collections import defaultdict
 
 import structlog
 
-from headrace_server.places import caller
+from headrace_server.places import caller, share_of
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,10 @@ async def keep_shares(port: int, max_connections: int) -> None:
     """Look again and again, in a thread; until cancelled."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        await asyncio.to_thread(end_beyond_shares, port, max_connections)
+        try:
+            await asyncio.to_thread(end_beyond_shares, port, max_connections)
+        except OSError as error:  # For example no descriptor left, which is when the next look matters most.
+            log.warning("connections_not_looked_at", cause=str(error))
 
 
 def end_beyond_shares(port: int, max_connections: int) -> None:
@@ -45,7 +48,7 @@ def end_beyond_shares(port: int, max_connections: int) -> None:
                         peers[caller(peer[0])].append((descriptor, peer))
     if 2 * sum(map(len, peers.values())) <= max_connections:
         return
-    share = max(1, max_connections // (len(peers) + 1))
+    share = share_of(max_connections, len(peers))
     for address, connections in peers.items():
         for descriptor, peer in connections[share:]:
             with contextlib.suppress(OSError), socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as found:

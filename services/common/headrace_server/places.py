@@ -143,6 +143,11 @@ class Rates:
             self._paid_at.popitem(last=False)
 
 
+def share_of(places: int, callers: int) -> int:
+    """Return how many of `places` each of `callers` may hold: one part in `callers + 1`, so the next finds some."""
+    return max(1, places // (callers + 1))
+
+
 @lru_cache(MAX_RATED_PEERS)
 def caller(host: str) -> str:
     """Whose an address is: IPv4's own, of IPv6 the first 64 bits, which are given to one site (RFC 6177)."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import socket
 import subprocess
 import sys
 
 import pytest
+from headrace_server import connection_shares
 from headrace_server.connection_shares import end_beyond_shares
 from headrace_server.descriptors import KEPT, MOST, share_out
 from headrace_server.rpc import RpcLimits, RpcServer
@@ -84,6 +86,27 @@ async def test_a_caller_with_all_connections_leaves_others_their_share() -> None
     for each in (honest, *flood):
         each.close()
     await server.stop(0)
+
+
+async def test_a_look_without_a_descriptor_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EMFILE of a flood must not end what guards against the flood."""
+    looks: list[int] = []
+    looked_twice = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def look(port: int, max_connections: int) -> None:
+        looks.append(port)
+        if len(looks) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        loop.call_soon_threadsafe(looked_twice.set)
+
+    monkeypatch.setattr(connection_shares, "end_beyond_shares", look)
+    monkeypatch.setattr(connection_shares, "LOOK_SECONDS", 0.0)
+    sharing = asyncio.create_task(connection_shares.keep_shares(1, 9))
+    async with asyncio.timeout(20):
+        await asyncio.wait([sharing, asyncio.create_task(looked_twice.wait())], return_when=asyncio.FIRST_COMPLETED)
+    assert looked_twice.is_set()
+    sharing.cancel()
 
 
 async def test_connections_beyond_the_limit_are_closed_and_later_ones_served() -> None:

@@ -40,7 +40,7 @@ from headrace.wire.transfer import (
     WHOLE,
 )
 from headrace_server.methods import METHODS, TRANSFER_FETCH
-from headrace_server.places import caller
+from headrace_server.places import caller, share_of
 from headrace_server.requests import PENALTY_SECONDS, RequestReader
 from headrace_server.rpc import check_free, split_address
 
@@ -138,7 +138,7 @@ class TransferServer:
     def _make_room(self, peer: str) -> bool:
         """Whether one more connection of `peer` is taken; one that is idle may have to go for it."""
         peers = {each.peer for each in self._connections.values()}
-        share = max(1, self._max_connections // (len(peers | {peer}) + 1))
+        share = share_of(self._max_connections, len(peers | {peer}))
         own = {at: each for at, each in self._connections.items() if each.peer == peer}
         if len(own) >= share:
             return self._end_idle(own)

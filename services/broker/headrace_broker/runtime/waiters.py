@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace_server.places import share_of
+
 from headrace_broker.metrics import BrokerMetrics
 
 
@@ -36,7 +38,7 @@ class FetchWaiters:
             return None
         of_peer = self._of_peer[peer]
         peers = len(self._of_peer) + (not of_peer)
-        if of_peer >= max(1, self._max_waiting // (peers + 1)):
+        if of_peer >= share_of(self._max_waiting, peers):
             return None
         event = asyncio.Event()
         self._waiting[event] = peer
