@@ -110,7 +110,7 @@ class Host:
         is_wrong = abs(broker.node.wall.offset_ms - EPOCH_MS) > LIMIT_MS
         if is_wrong and watch._last_seen_ms and not (watch._confirmed or watch._sound()):
             return min(now_ms, watch._last_seen_ms - EPOCH_MS + broker.clock.monotonic_ms())
-        return at_ms if now_ms - LONGEST_WRITE_MS <= at_ms <= now_ms else now_ms
+        return at_ms if now_ms - LONGEST_WRITE_MS - broker.process.paused_ms <= at_ms <= now_ms else now_ms
 
     def _append_replicated(self, append: Any, batches: Any) -> Any:
         headers = append(batches)
