@@ -18,7 +18,7 @@ from headrace_devcluster.cluster import LocalCluster
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "simple-clients.md"
 PAGE_TOPIC = "greetings"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-KNOWN_PRODUCER = "1099511627777"
+KNOWN_PRODUCER = "2718281828459045235"
 
 
 @dataclass(frozen=True)

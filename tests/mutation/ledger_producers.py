@@ -164,27 +164,12 @@ PRODUCERS = (
         ),
     ),
     Mutant(
-        "producer-blocks-not-compared",
+        "producer-ids-by-chance-the-same",
         "H53",
-        f"{COORDINATOR}/runtime/producer_ids.py",
-        "                    [ModRevisionIs(key, revision)], [Put(key",
-        "                    [], [Put(key",
-        "Two coordinators that take a block at the same time give out the same ids.",
-        Test(
-            "tests/unit/coordinator/test_producer_ids.py::test_ids_of_several_coordinators_are_unique",
-            "The simulator's producers choose their ids themselves.",
-        ),
-    ),
-    Mutant(
-        "producer-ids-begin-anew-after-a-restore",
-        "H53",
-        f"{COORDINATOR}/runtime/producer_ids.py",
-        "first, revision = self._keyspace.generation << FIRST_ID_BITS, 0",
-        "first, revision = 0, 0",
-        "After etcd was restored, ids that brokers know are given to other producers.",
-        Test(
-            "tests/unit/coordinator/test_producer_ids.py::test_each_generation_has_ids_of_its_own",
-            "The simulator's producers choose their ids themselves.",
-        ),
+        f"{COORDINATOR}/rpc/cluster_service.py",
+        "producer_id=self._draw(OWN_PRODUCER_IDS)",
+        "producer_id=self._draw(3)",
+        "Two producers get one id: what the second one sends is taken for a repeat of what the first one sent.",
+        Simulation(5),
     ),
 )

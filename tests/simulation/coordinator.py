@@ -19,7 +19,6 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.partition_rounds import registered_sessions
-from headrace_coordinator.runtime.producer_ids import ProducerIds
 from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.internal_v1 import metadata_pb2
@@ -168,10 +167,10 @@ class Coordinator:
             topics=nobody,
             partitions=nobody,
             brokers=nobody,
-            producer_ids=ProducerIds(self._metastore, view.keyspace, METRICS, block_size=2),
             settings=CoordinatorSettings(coordinator_id=self.node.name),
             metrics=METRICS,
             etcd_version="",
+            draw=self.world.chance("producer ids").randrange,
         )
         server = Server(self.cluster.transport, self.loop, self.process)
         server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)

@@ -174,7 +174,7 @@ class Plan(Adversity):
             producers=acks,
             produce_period_ms=chance.choice((20, 40, 90)),
             gives_up=random.Random(f"{seed}/gives up").random() < GIVES_UP_SHARE,
-            forgets=random.Random(f"{seed}/forgets").random() < FORGETS_SHARE and "etcd put back" not in faults,
+            forgets=random.Random(f"{seed}/forgets").random() < FORGETS_SHARE,
             slow_append_ms=chance.choice((20, 20, 0)),
             leader_rebalance_interval_ms=chance.choice((1_000, 3_000, 300_000)),
             retention_ms=chance.choice((-1, -1, -1, -1, 2_000)),

@@ -12,7 +12,7 @@ BrokerId = NewType("BrokerId", int)
 """A broker's number, given by its operator, from 0; an int32. -1: none."""
 
 ProducerId = NewType("ProducerId", int)
-"""An idempotent producer's number, given by the coordinator and never reused, from 0; an int64. -1: none."""
+"""An idempotent producer's number, drawn by the coordinator and never used twice, from 0; an int64. -1: none."""
 
 OWN_PRODUCER_IDS = 2**62
 """From here on coordinators give no producer ids: these are made by who uses them."""

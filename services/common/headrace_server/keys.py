@@ -141,14 +141,6 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "The wall clock of a process when it wrote, so that others see a clock that is wrong.",
     ),
     KeyFamily(
-        "pid",
-        "pid",
-        "coordinators, by compare-and-swap",
-        metadata_pb2.ProducerIdBlock,
-        "persistent",
-        "The first producer id that no block holds yet.",
-    ),
-    KeyFamily(
         "state",
         "/headrace/{cluster}/groups/{generation}/group/{group_id}/state",
         "coordinators, by compare-and-swap",
@@ -275,11 +267,6 @@ class DrainKey:
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerIdsKey:
-    """`pid`."""
-
-
-@dataclass(frozen=True, slots=True)
 class GroupKey:
     """`group/{group_id}/state`."""
 
@@ -331,7 +318,6 @@ ParsedKey = (
     | DeletedTopicKey
     | PartitionKey
     | DrainKey
-    | ProducerIdsKey
     | GroupKey
     | GroupAssignmentKey
     | GroupMemberKey
@@ -499,10 +485,6 @@ class Keyspace:
         """Prefix of the partition states of one topic, or of all."""
         return f"{self.prefix}part/" if topic_id is None else f"{self.prefix}part/{topic_id.hex()}/"
 
-    def producer_ids(self) -> str:
-        """Key of the next block of producer ids."""
-        return f"{self.prefix}pid"
-
     def parse(self, key: str) -> ParsedKey | None:
         """Take a key apart; None where it is outside this generation or of a family that this release does not know."""
         if key.startswith(self.groups_prefix):
@@ -517,8 +499,6 @@ class Keyspace:
                 return EndedKey()
             case ["ctl"]:
                 return ControllerKey()
-            case ["pid"]:
-                return ProducerIdsKey()
             case ["live", broker] if _is_number(broker):
                 return LiveKey(BrokerId(int(broker)))
             case ["sess", broker] if _is_number(broker):

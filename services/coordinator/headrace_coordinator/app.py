@@ -57,7 +57,6 @@ from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.partition_store import PartitionStore
 from headrace_coordinator.runtime.positions import ReportedPositions
-from headrace_coordinator.runtime.producer_ids import ProducerIds
 from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_coordinator.runtime.settled_writes import SettledWrites
 from headrace_coordinator.runtime.topic_store import TopicStore
@@ -351,9 +350,6 @@ class _Coordinator:
                 self._metrics,
             ),
             brokers=BrokerRequests(BrokerStore(writes, view.keyspace, self._clock), view, answers),
-            producer_ids=ProducerIds(
-                self._metastore, view.keyspace, self._metrics, block_size=self._settings.producer_id_block
-            ),
             settings=self._settings,
             metrics=self._metrics,
             etcd_version=self._status.version,

@@ -46,7 +46,6 @@ class CoordinatorMetrics:
         )
         self.topics_created = counter("topics_created", "Topics created here")
         self.topics_deleted = counter("topics_deleted", "Topics deleted here")
-        self.producer_ids = counter("producer_ids", "Producer ids given out")
         self.unknown_writes = counter("unknown_writes", "Writes whose answer was lost; each was resolved or reported")
         self.partition_changes = counter_by(
             "partition_changes", "Writes of partitions by this controller, by step", "step"

@@ -36,7 +36,6 @@ from headrace_server.keys import (
     Keyspace,
     LiveKey,
     PartitionKey,
-    ProducerIdsKey,
     SessionKey,
     TopicIdKey,
     TopicKey,
@@ -204,7 +203,7 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
                     copied.append((renamed, key_value.value))
             case SessionKey(broker_id):
                 brokers.add(broker_id)
-            case LiveKey() | CoordinatorKey() | ControllerKey() | ClockKey() | ProducerIdsKey() | EndedKey():
+            case LiveKey() | CoordinatorKey() | ControllerKey() | ClockKey() | EndedKey():
                 pass  # Of processes that have ended, or of this generation alone.
             case _:
                 raise NotBegunError(

@@ -134,10 +134,6 @@ class CoordinatorSettings(TlsSettings):
             description="Milliseconds that a group without members is kept, with its offsets.",
         ),
     ] = 30 * 86_400_000
-    producer_id_block: Annotated[
-        int,
-        Field(ge=1, le=1_000_000, description="Producer ids taken from etcd at once; those left at a stop are lost."),
-    ] = 1_000
     max_connections: MaxConnections = 0
     max_concurrent_calls: Annotated[
         int, Field(ge=2, description="Calls at once; more are refused. Each member of a group holds one.")

@@ -22,7 +22,6 @@ from headrace_server.keys import (
     LiveKey,
     PartitionKey,
     PositionKey,
-    ProducerIdsKey,
     SessionKey,
     TopicIdKey,
     TopicKey,
@@ -46,7 +45,6 @@ BUILT = [
     (KEYS.deleted_topic(TOPIC_ID), f"deleted/{TOPIC_ID.hex()}", DeletedTopicKey(TOPIC_ID), "deleted"),
     (KEYS.partition(TOPIC_ID, 7), f"part/{TOPIC_ID.hex()}/7", PartitionKey(TOPIC_ID, 7), "part"),
     (KEYS.drained(3), "drain/3", DrainKey(3), "drain"),
-    (KEYS.producer_ids(), "pid", ProducerIdsKey(), "pid"),
 ]
 MEMBER_ID = bytes(range(16, 32))
 GROUP_BUILT = [

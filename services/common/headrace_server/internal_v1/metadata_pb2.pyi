@@ -190,12 +190,6 @@ class ProcessClock(_message.Message):
     believed_ms: int
     def __init__(self, wall_ms: _Optional[int] = ..., in_doubt: bool = ..., believed_ms: _Optional[int] = ...) -> None: ...
 
-class ProducerIdBlock(_message.Message):
-    __slots__ = ("next_producer_id",)
-    NEXT_PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
-    next_producer_id: int
-    def __init__(self, next_producer_id: _Optional[int] = ...) -> None: ...
-
 class GroupState(_message.Message):
     __slots__ = ("group_epoch", "assignment_epoch", "assignor", "members", "topics", "empty_since_ms")
     GROUP_EPOCH_FIELD_NUMBER: _ClassVar[int]

@@ -6,11 +6,13 @@ METASTORE_UNAVAILABLE and say whether they may have been applied. Belongs to the
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Sized
 from typing import Any, TypeVar
 
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 from headrace.wire.errors import InvalidRequestError
+from headrace.wire.ids import OWN_PRODUCER_IDS
 from headrace_server.cluster_identity import FORMAT_VERSION
 from headrace_server.keys import Keyspace, meta_key, value_json
 from headrace_server.metadata_view import ClusterView, Coordinator
@@ -23,7 +25,6 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.broker_requests import BrokerRequests
 from headrace_coordinator.rpc.partition_requests import PartitionRequests
 from headrace_coordinator.rpc.topic_requests import TopicRequests
-from headrace_coordinator.runtime.producer_ids import ProducerIds
 from headrace_coordinator.settings import CoordinatorSettings
 
 SERVICE_NAME = "headrace.v1.ClusterService"
@@ -44,17 +45,18 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         topics: TopicRequests,
         partitions: PartitionRequests,
         brokers: BrokerRequests,
-        producer_ids: ProducerIds,
         settings: CoordinatorSettings,
         metrics: CoordinatorMetrics,
         etcd_version: str,
+        draw: Callable[[int], int] = secrets.randbelow,
     ) -> None:
+        """`draw` returns a number below its argument that nobody can guess or repeat."""
         self._metastore = metastore
         self._view = view
         self._topics = topics
         self._partitions = partitions
         self._brokers = brokers
-        self._producer_ids = producer_ids
+        self._draw = draw
         self._settings = settings
         self.call_errors = metrics.common.call_errors
         self.call_seconds = metrics.timers(SERVICE_NAME)
@@ -124,9 +126,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def InitProducerId(
         self, request: cluster_pb2.InitProducerIdRequest, context: Any
     ) -> cluster_pb2.InitProducerIdResponse:
-        """Give a producer id that nobody had before, in epoch 0."""
+        """Draw a producer id, in epoch 0: of 2^62 nobody gets one twice, whatever etcd or this process forgot (H53)."""
         self._check(request.client_id, ())
-        return cluster_pb2.InitProducerIdResponse(producer_id=await self._producer_ids.take(), producer_epoch=0)
+        return cluster_pb2.InitProducerIdResponse(producer_id=self._draw(OWN_PRODUCER_IDS), producer_epoch=0)
 
     @unary
     async def ReassignPartitions(
