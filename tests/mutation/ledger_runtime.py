@@ -14,8 +14,8 @@ RUNTIME_RULES = (
         "append-during-a-flush-not-flushed",
         "H34",
         f"{RUNTIME}/flusher.py",
-        "            if dirty:\n",
-        "            if False:\n",
+        "            for each in asked_again:\n",
+        "            for each in ():\n",
         "What was appended while a flush ran waits for the next append to be flushed.",
         Test(
             "tests/unit/broker/test_broker_runtime.py::test_one_fsync_serves_all_that_wait",

@@ -29,7 +29,7 @@ class Log:
         self.end_at = None
         self.replica = self
 
-    def append_now(self, batches, known_epoch, *, committed):
+    def append_now(self, batches, known_epoch, *, committed, caller):
         result = AppendResult(leader_epoch=self.epoch, append_timestamp_ms=len(self.slices))
         self.slices.append((len(batches), known_epoch))
         if known_epoch not in (-1, self.epoch):

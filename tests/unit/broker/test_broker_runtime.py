@@ -19,7 +19,7 @@ from headrace_broker.core.messages import SessionLost, SessionStarted, StateSeen
 from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.budget import MemoryBudget
-from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, Flusher, FlushState
+from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, Flusher
 from headrace_broker.runtime.partition import Partition, PartitionServices, log_settings
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.settings import BrokerSettings
@@ -196,7 +196,6 @@ async def test_a_failed_fsync_takes_the_replica_offline(partition: Partition) ->
     assert error.outcome is Outcome.UNKNOWN
     assert partition.replica.role is Role.OFFLINE
     partition.flush_soon()
-    assert partition.flush_state is FlushState.CLEAN
     assert len(calls) == 1
 
 
@@ -204,7 +203,6 @@ class SlowLog:
     """Something to flush that waits to be let go."""
 
     def __init__(self) -> None:
-        self.flush_state = FlushState.CLEAN
         self.appended = 0
         self.rounds = 0
         self.flushed: list[int] = []
@@ -235,27 +233,26 @@ async def test_one_fsync_serves_all_that_wait() -> None:
     """Group commit: whatever asks while a round runs is covered by exactly one more."""
     flusher, log = Flusher(BrokerMetrics(CollectorRegistry())), SlowLog()
     log.appended = 1
-    flusher.request(log)
+    flusher.request(log, "")
     await until(log.running.is_set)
     for appended in range(2, 10):
         log.appended = appended
-        flusher.request(log)
+        flusher.request(log, "")
     log.go.release()
     await until(lambda: log.flushed == [1])
-    assert log.flush_state is FlushState.RUNNING
+    await until(lambda: log.rounds == 2)
     log.go.release()
     await until(lambda: log.flushed == [1, 9])
     assert log.rounds == 2
-    assert log.flush_state is FlushState.CLEAN
     flusher.close()
 
 
 async def test_an_fsync_that_was_asked_for_again_ends_with_a_flusher_that_is_closed_meanwhile() -> None:
     flusher, log = Flusher(BrokerMetrics(CollectorRegistry())), SlowLog()
     log.appended = 1
-    flusher.request(log)
+    flusher.request(log, "")
     await until(log.running.is_set)
-    flusher.request(log)
+    flusher.request(log, "")
     log.go.release()
     flusher.close()
     await until(lambda: log.flushed == [1])
@@ -267,13 +264,46 @@ async def test_at_most_eight_fsyncs_run_at_once() -> None:
     flusher = Flusher(BrokerMetrics(CollectorRegistry()))
     logs = [SlowLog() for _ in range(MAX_FLUSHES_AT_ONCE + 2)]
     for log in logs:
-        flusher.request(log)
+        flusher.request(log, "")
     await until(lambda: sum(log.running.is_set() for log in logs) == MAX_FLUSHES_AT_ONCE)
-    assert [log.flush_state for log in logs[-2:]] == [FlushState.QUEUED] * 2
+    assert not any(log.running.is_set() for log in logs[-2:])
     for log in logs:
         log.go.release()
     await until(lambda: all(log.flushed for log in logs))
     flusher.close()
+
+
+async def test_no_caller_waits_for_all_that_another_one_appended_to() -> None:
+    """Of one's own partition and of one that another caller has asked for, too, the round is among the next two."""
+    flusher = Flusher(BrokerMetrics(CollectorRegistry()))
+    flood, own = [SlowLog() for _ in range(3 * MAX_FLUSHES_AT_ONCE)], SlowLog()
+    for log in flood:
+        flusher.request(log, "flood")
+    shared = flood[-1]
+    flusher.request(shared, "honest")
+    flusher.request(own, "honest")
+    for at, log in enumerate((shared, own)):
+        for ended in flood[2 * at : 2 * at + 2]:
+            ended.go.release()
+        await until(log.running.is_set)
+    for log in (*flood, own):
+        log.go.release()
+    await until(lambda: all(log.flushed for log in (*flood, own)))
+    assert [log.rounds for log in (*flood, own)] == [1] * (len(flood) + 1)
+    flusher.close()
+
+
+async def test_several_callers_that_ask_during_a_round_get_one_more() -> None:
+    flusher, log = Flusher(BrokerMetrics(CollectorRegistry())), SlowLog()
+    flusher.request(log, "a")
+    await until(log.running.is_set)
+    for caller in "abc":
+        flusher.request(log, caller)
+    for _ in range(3):
+        log.go.release()
+    await until(lambda: len(log.flushed) == 2)
+    flusher.close()
+    assert log.rounds == 2
 
 
 def test_bytes_in_flight_are_bounded() -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 from headrace.v1 import broker_pb2
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
+from headrace_server.places import peer_host
 from headrace_server.rpc import ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.rpc.records import check_records, encode_records
@@ -39,6 +40,7 @@ class _Work(NamedTuple):
     is_large: bool
     """Whether it is more than one slice."""
     connection: str
+    caller: str
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class ProduceHandler:
                 f"{batches_in_all} batches are over the limit of {self._services.settings.max_request_batches}"
             )
         is_large = max(batches_in_all, partitions) > ITEMS_PER_TURN or size_bytes > SLICE_BYTES
-        return _Work(topics, size_bytes, is_large, connection)
+        return _Work(topics, size_bytes, is_large, connection, peer_host(connection))
 
     async def _append_all(
         self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float, times: _Times
@@ -172,7 +174,7 @@ class ProduceHandler:
                         assert unknown is not None
                         raise unknown
                     partition = self._assignments.find_in(topic, part.partition)
-                    appended = await self._append(partition, part, batches, committed, is_large)
+                    appended = await self._append(partition, part, batches, committed, work)
                     times.append_seconds += appended.append_seconds
                 except HeadraceError as error:
                     self._set_error(result, error)
@@ -203,7 +205,7 @@ class ProduceHandler:
         part: broker_pb2.PartitionProduce,
         batches: list[bytes],
         committed: bool,
-        in_slices: bool,
+        work: _Work,
     ) -> AppendResult:
         if part.records:
             if batches:
@@ -216,25 +218,25 @@ class ProduceHandler:
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
         known_epoch = _known_epoch(part)
-        if in_slices and len(batches) > 1:
-            return await self._append_slices(partition, batches, known_epoch, committed)
+        if work.is_large and len(batches) > 1:
+            return await self._append_slices(partition, batches, known_epoch, committed, work.caller)
         started = time.perf_counter()
-        result = partition.append_now(batches, known_epoch, committed=committed)
+        result = partition.append_now(batches, known_epoch, committed=committed, caller=work.caller)
         if result is None:
-            return await partition.append(batches, known_epoch, committed=committed)
+            return await partition.append(batches, known_epoch, committed=committed, caller=work.caller)
         result.append_seconds = time.perf_counter() - started
         return result
 
     async def _append_slices(
-        self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool
+        self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool, caller: str
     ) -> AppendResult:
         """Append them under one leader's epoch, or the answer could not say which of them are acknowledged by whom."""
         whole: AppendResult | None = None
         for each in _slices(batches):
             started = time.perf_counter()
-            result = partition.append_now(each, known_epoch, committed=committed)
+            result = partition.append_now(each, known_epoch, committed=committed, caller=caller)
             if result is None:
-                result = await partition.append(each, known_epoch, committed=committed)
+                result = await partition.append(each, known_epoch, committed=committed, caller=caller)
             else:
                 result.append_seconds = time.perf_counter() - started
             if whole is None:

@@ -1,5 +1,6 @@
 """Group commit: fsync in threads, at most eight at once, one a dirty log and round; one fsync serves all that wait.
 
+Callers have turns: each in its order, one partition at a time, so that none waits for all that another one appended to.
 A partition that asks while its round runs gets one more round afterwards, which covers everything appended meanwhile. A
 failed fsync takes the replica offline and is never retried (PROTOCOL H34); one that a full disk or a busy machine
 refused is tried again after a moment.
@@ -9,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 
@@ -23,19 +22,8 @@ from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogClosedEr
 MAX_FLUSHES_AT_ONCE = 8
 
 
-class FlushState(Enum):
-    """Where a log stands with the flusher."""
-
-    CLEAN = auto()
-    QUEUED = auto()
-    RUNNING = auto()
-    RUNNING_DIRTY = auto()  # asked again while its round runs
-
-
 class Flushable(Protocol):
     """What the flusher asks of a partition."""
-
-    flush_state: FlushState
 
     def flush_blocking(self) -> Offset:
         """Fsync; called in a thread. Raises StorageFullError, StorageBusyError: try again; StorageOfflineError."""
@@ -53,36 +41,48 @@ class Flusher:
     def __init__(self, metrics: BrokerMetrics) -> None:
         self._metrics = metrics
         self._executor = ThreadPoolExecutor(MAX_FLUSHES_AT_ONCE, thread_name_prefix="flush")
-        self._queue: deque[Flushable] = deque()  # at most one entry a partition
-        self._running = 0
+        self._queues: dict[str, dict[Flushable, None]] = {}  # by caller, whose turn it is first
+        self._queued: set[Flushable] = set()  # of the queues: the others are old entries of what has begun since
+        self._running: dict[Flushable, dict[str, None]] = {}  # and who asked again since the round began
         self._retries: dict[Flushable, asyncio.TimerHandle] = {}
         self._is_closed = False
 
-    def request(self, partition: Flushable) -> None:
-        """See that everything appended to `partition` until now gets durable."""
-        match partition.flush_state:
-            case FlushState.CLEAN:
-                partition.flush_state = FlushState.QUEUED
-                self._queue.append(partition)
-                self._start_rounds()
-            case FlushState.RUNNING:
-                partition.flush_state = FlushState.RUNNING_DIRTY
-            case FlushState.QUEUED | FlushState.RUNNING_DIRTY:
-                pass
+    def request(self, partition: Flushable, caller: str) -> None:
+        """See that everything appended to `partition` until now gets durable, in the turns of `caller`."""
+        if partition in self._running:
+            self._running[partition][caller] = None
+            return
+        self._queue(partition, caller)
+        self._start_rounds()
+
+    def _queue(self, partition: Flushable, caller: str) -> None:
+        self._queued.add(partition)
+        self._queues.setdefault(caller, {})[partition] = None
+
+    def _next(self) -> tuple[Flushable, str]:
+        """Of the caller whose turn it is; what is `_queued` is in a queue."""
+        while True:
+            caller = next(iter(self._queues))
+            queue = self._queues.pop(caller)
+            while queue:
+                partition = next(iter(queue))
+                del queue[partition]
+                if partition in self._queued:
+                    if queue:
+                        self._queues[caller] = queue
+                    self._queued.remove(partition)
+                    return partition, caller
 
     def _start_rounds(self) -> None:
-        while self._queue and self._running < MAX_FLUSHES_AT_ONCE and not self._is_closed:
-            partition = self._queue.popleft()
-            partition.flush_state = FlushState.RUNNING
-            self._running += 1
+        while self._queued and len(self._running) < MAX_FLUSHES_AT_ONCE and not self._is_closed:
+            partition, caller = self._next()
+            self._running[partition] = {}
             started = time.perf_counter()
             future = asyncio.get_running_loop().run_in_executor(self._executor, partition.flush_blocking)
-            future.add_done_callback(partial(self._finish, partition, started))
+            future.add_done_callback(partial(self._finish, partition, caller, started))
 
-    def _finish(self, partition: Flushable, started: float, future: asyncio.Future[Offset]) -> None:
-        self._running -= 1
-        dirty = partition.flush_state is FlushState.RUNNING_DIRTY
-        partition.flush_state = FlushState.CLEAN
+    def _finish(self, partition: Flushable, caller: str, started: float, future: asyncio.Future[Offset]) -> None:
+        asked_again = self._running.pop(partition)
         error = None if future.cancelled() else future.exception()
         if future.cancelled():
             pass
@@ -90,25 +90,25 @@ class Flusher:
             pass  # Its replica is gone, and nobody waits for it.
         elif isinstance(error, REFUSALS):
             self._metrics.storage_refusals.inc()
-            self._retry_later(partition)
+            self._retry_later(partition, caller)
         elif error is not None:
             partition.on_flush_failed(error)
         else:
             self._metrics.flush_seconds.observe(time.perf_counter() - started)
-            if dirty:
-                self.request(partition)
+            for each in asked_again:
+                self._queue(partition, each)
             partition.on_flushed(future.result())
         self._start_rounds()
 
-    def _retry_later(self, partition: Flushable) -> None:
+    def _retry_later(self, partition: Flushable, caller: str) -> None:
         if partition not in self._retries:
             self._retries[partition] = asyncio.get_running_loop().call_later(
-                RETRY_AFTER_MS / 1000, self._retry, partition
+                RETRY_AFTER_MS / 1000, self._retry, partition, caller
             )
 
-    def _retry(self, partition: Flushable) -> None:
+    def _retry(self, partition: Flushable, caller: str) -> None:
         del self._retries[partition]
-        self.request(partition)
+        self.request(partition, caller)
 
     def close(self) -> None:
         """End the threads when their rounds are over; none begins any more."""

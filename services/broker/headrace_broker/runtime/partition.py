@@ -86,7 +86,6 @@ from headrace_broker.core.replica_fetch import (
     next_step,
 )
 from headrace_broker.runtime.batch_checks import AppendResult, check_compressed, check_run, must_inflate
-from headrace_broker.runtime.flusher import FlushState
 from headrace_broker.runtime.producer_state import SnapshotClock, rebuild_producers
 from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.runtime.uninterrupted import uninterrupted
@@ -164,7 +163,6 @@ class Partition:
         self.services = services
         self.watchers: dict[asyncio.Event, None] = {}
         self.replica_watchers: dict[ReplicaWatcher, None] = {}
-        self.flush_state = FlushState.CLEAN
         self._log = partition_log
         self.log_lock = asyncio.Lock()
         self._host = host
@@ -221,30 +219,36 @@ class Partition:
 
     # --- appending ---
 
-    def append_now(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult | None:
+    def append_now(
+        self, batches: Sequence[bytes], known_epoch: int, *, committed: bool, caller: str = ""
+    ) -> AppendResult | None:
         """Append on the event loop, into the page cache; None where `append` has to do it, in a thread.
 
         `committed`: the caller will wait for the high watermark, so too few in-sync replicas refuse it (H13).
+        `caller`: in whose turns it gets durable.
         """
         if self._slow or self._appending or self.log_lock.locked() or must_inflate(batches, self.config):
             return None
-        result = AppendResult()
+        result = AppendResult(caller)
         try:
             self._append_run(batches, known_epoch, committed, result)
         except HeadraceError as error:
             self._end_append(result, error)
         return result
 
-    async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
+    async def append(
+        self, batches: Sequence[bytes], known_epoch: int, *, committed: bool, caller: str = ""
+    ) -> AppendResult:
         """As `append_now`, with the writes in a thread and in the order of the calls."""
         self._appending += 1  # From here on `append_now` overtakes nobody, though the lock is not held yet.
         try:
-            return await uninterrupted(self._append(batches, known_epoch, committed=committed))
+            return await uninterrupted(self._append(batches, known_epoch, committed, AppendResult(caller)))
         finally:
             self._appending -= 1
 
-    async def _append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
-        result = AppendResult()
+    async def _append(
+        self, batches: Sequence[bytes], known_epoch: int, committed: bool, result: AppendResult
+    ) -> AppendResult:
         async with self.log_lock:
             position = 0
             try:
@@ -328,7 +332,7 @@ class Partition:
         metrics.produced_bytes.inc(size_bytes)
         self.produced_records += records
         self.produced_bytes += size_bytes
-        self.ask_for_flush(records)
+        self.ask_for_flush(records, result.caller)
         self._perform(actions)
         self.wake_replicas()
 
@@ -514,7 +518,7 @@ class Partition:
             return False
         at_end = self._flushes_always and not self._more
         if at_end and replica.flushed_offset < replica.log_end_offset:
-            self.services.flusher.request(self)
+            self.services.flusher.request(self, self.topic)
             return False
         return True
 
@@ -604,7 +608,7 @@ class Partition:
                 raise
             self.handle(BatchesReplicated(headers))
             self.services.metrics.replicated_in_bytes.inc(len(step.batches))
-            self.ask_for_flush(sum(header.record_count for header in headers))
+            self.ask_for_flush(sum(header.record_count for header in headers), self.topic)
             rate = self._copied_at_rate = self._copy_rate()
             if rate:
                 now_ms = self.services.clock.monotonic_ms()
@@ -838,11 +842,11 @@ class Partition:
             return True
         return self.replica.flushed_only and not self.config.flushes_by_policy
 
-    def ask_for_flush(self, records: int) -> None:
-        """See that `records` that were appended become durable when the topic's settings say so."""
+    def ask_for_flush(self, records: int, caller: str) -> None:
+        """See that `records` that `caller` appended become durable when the topic's settings say so."""
         config = self.config
         if self._flushes_always:
-            self.services.flusher.request(self)
+            self.services.flusher.request(self, caller)
             return
         if not config.flushes_by_policy:
             return
@@ -859,7 +863,7 @@ class Partition:
             self._flush_timer.cancel()
             self._flush_timer = None
         if self.replica.role not in (Role.OFFLINE, Role.DELETED):
-            self.services.flusher.request(self)
+            self.services.flusher.request(self, self.topic)
 
     def update_config(self, config: TopicConfig) -> None:
         """Apply changed topic settings; the log takes its part under the lock by `update_log_settings`."""
