@@ -218,6 +218,8 @@ class Cluster:
         sessions = {each: found.create_revision for each, found in live.items() if found is not None}
         if self.partitions or len(sessions) < plan.replication_factor:
             return False
+        if not (self.flushed_only or self._is_up()):
+            return False  # A session may be of a machine that lost power: async stands one at a time.
         configs = {
             "min_insync_replicas": str(plan.min_insync_replicas),
             "file_delete_delay_ms": str(FILE_DELETE_DELAY_MS),
