@@ -87,6 +87,17 @@ async def test_reads_go_to_the_endpoint_that_answers(own_etcd):
         assert (await store.get(KEY)).key_value.version == 1
 
 
+async def test_an_etcd_that_is_slow_to_greet_is_waited_for(own_etcd):
+    """A busy machine or a far one takes more than a moment for a connection: a read has its own deadline, no shorter."""
+    own_etcd.pause()
+    async with connected(own_etcd.endpoint) as store:
+        reading = asyncio.create_task(store.get(KEY))
+        failed, _ = await asyncio.wait([reading], timeout=0.4)
+        own_etcd.resume()
+        assert not failed
+        assert (await reading).key_value is None
+
+
 async def test_a_watch_leaves_a_member_that_is_silent(etcd_members):
     """A machine that vanishes closes no connection: the view goes on at another member, before TCP would say so."""
     silent, *others = etcd_members
