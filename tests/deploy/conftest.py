@@ -12,6 +12,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "headrace"
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, which every wheel of PyYAML has, is ten times as fast."""
+
 Objects = list[dict[str, Any]]
 Render = Callable[..., Objects]
 
@@ -40,7 +43,7 @@ def render(chart: Any) -> Render:
         objects = []
         for path in sorted(rendered):
             if path.endswith(".yaml"):
-                objects += [found for found in yaml.safe_load_all(rendered[path]) if found]
+                objects += [found for found in yaml.load_all(rendered[path], LOADER) if found]
         return objects
 
     return render
