@@ -12,6 +12,8 @@ import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import settings
 
+from tests.fork_server import forked_services, is_fork_server
+
 pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
 
 settings.register_profile("headrace", deadline=None)  # Examples are not timed: the machine may be busy.
@@ -60,8 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left() -> Iterator[None]:
     """Every process that the tests started has ended when they have: the last fixture to be torn down looks."""
-    yield
+    with forked_services():
+        yield
     left = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    left = [child for child in left if not is_fork_server(child)]
     ours = [child for child in left if any(word in " ".join(child.cmdline()) for word in ("headrace", "etcd"))]
     for child in ours:
         child.kill()

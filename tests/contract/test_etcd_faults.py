@@ -88,7 +88,7 @@ async def test_reads_go_to_the_endpoint_that_answers(own_etcd):
 
 
 async def test_an_etcd_that_is_slow_to_greet_is_waited_for(own_etcd):
-    """A busy machine or a far one takes more than a moment for a connection: a read has its own deadline, no shorter."""
+    """A busy machine or a far one takes more than a moment for a connection: a read waits for its own deadline."""
     own_etcd.pause()
     async with connected(own_etcd.endpoint) as store:
         reading = asyncio.create_task(store.get(KEY))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -14,8 +13,9 @@ from pathlib import Path
 import grpc
 import pytest
 from headrace.v1 import broker_pb2_grpc
+from headrace_devcluster import service
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
-from headrace_devcluster.etcd import Etcd, die_with_parent
+from headrace_devcluster.etcd import Etcd
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, DeletePrefix, Put
@@ -25,6 +25,7 @@ from headrace_server.partition_state import PartitionState, Replica, change, dec
 from tests.integration.replicated import BROKER_SETTINGS, Replicated
 
 START_SECONDS = 30.0
+COMMAND = [sys.executable, "-m", "headrace_broker"]
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def broker_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 class BrokerProcess:
-    """A broker as `python -m headrace_broker` runs it, and a hand in etcd that plays the controller."""
+    """A broker without a cluster, and a hand in etcd that plays the controller."""
 
     def __init__(self, etcd: Etcd, directory: Path, *, cluster: str = "", broker_id: int = 1) -> None:
         self.etcd = etcd
@@ -45,7 +46,7 @@ class BrokerProcess:
         self.broker_id = broker_id
         self.overrides: dict[str, object] = {}
         self.address = ""
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.Channel | None = None
 
     def arguments(self, **overrides: object) -> list[str]:
@@ -62,26 +63,20 @@ class BrokerProcess:
             **self.overrides,
             **overrides,
         }
-        settings_arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-        return [sys.executable, "-m", "headrace_broker", *settings_arguments]
+        return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
-    def start(self, preexec: Callable[[], None] | None = None) -> BrokerProcess:
-        """Start it and wait until it serves."""
+    def start(self, open_files: int = 0) -> BrokerProcess:
+        """Start it, where it is told so with no more open files than these, and wait until it serves."""
         ready = self.directory / "ready.json"
         ready.unlink(missing_ok=True)
 
-        def before_exec() -> None:
-            die_with_parent()
-            if preexec is not None:
-                preexec()
-
-        with (self.directory / "broker.log").open("a") as log_file:
-            self._process = subprocess.Popen(
-                self.arguments(),
-                stderr=log_file,
-                text=True,
-                preexec_fn=before_exec,  # noqa: PLW1509
-            )
+        log_file = self.directory / "broker.log"
+        if open_files:
+            limited = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *COMMAND, *self.arguments()]
+            with log_file.open("a") as log:
+                self._process = subprocess.Popen(limited, stderr=log)
+        else:
+            self._process = service.Child("headrace_broker", self.arguments(), {}, log_file)
         wait_until(lambda: ready.exists() or self._process.poll() is not None, "the broker serves", self.log)
         assert ready.exists(), self.log()
         self.address = json.loads(ready.read_text())["address"]
@@ -106,7 +101,7 @@ class BrokerProcess:
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
         code = self._process.wait(START_SECONDS)
         self.close()
         return code

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ def produce_request(topic_id: bytes, *batches: bytes, timeout_ms: int = 5000) ->
     return pb.ProduceRequest(timeout_ms=timeout_ms, topics=topics)
 
 
-def start_leading(broker: Any, *, preexec: Callable[[], None] | None = None, **configs: object) -> bytes:
+def start_leading(broker: Any, *, open_files: int = 0, **configs: object) -> bytes:
     """Start the broker with a topic that it leads; the topic's id."""
-    broker.start(preexec)
+    broker.start(open_files)
     topic_id = asyncio.run(broker.create_topic("t", **configs))
     until(lambda: not fetch(broker, topic_id, 0).HasField("error"), "the broker leads")
     return topic_id
@@ -144,11 +143,10 @@ def test_a_flood_of_connections_costs_the_log_nothing(broker_process: Any) -> No
     The listener closes what is beyond its share, so that the log, the lease, etcd and health keep theirs for as long as
     the flood lasts, here for more than two lease times; no restart is needed.
     """
-    few = 400
     broker_process.overrides = {"metrics_listen": "127.0.0.1:0", "lease_ttl_ms": 1_000}
     topic_id = start_leading(
         broker_process,
-        preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few)),
+        open_files=400,
         segment_bytes=1 << 20,
         max_batch_bytes=1 << 20,
         durability="fsync",

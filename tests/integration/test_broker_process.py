@@ -23,6 +23,7 @@ from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import ErrorCode, Outcome, from_rpc_error
 from headrace_server.metastore.etcd import EtcdMetastore
 
+from tests.integration.conftest import COMMAND
 from tests.integration.replicated import until
 
 
@@ -60,7 +61,8 @@ def until_leading(broker: Any, topic_id: bytes, partition: int = 0) -> None:
 
 def run_to_end(broker: Any, **overrides: object) -> tuple[int, str]:
     """Run a broker that cannot start; its exit code and what it wrote."""
-    done = subprocess.run(broker.arguments(**overrides), stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    command = [*COMMAND, *broker.arguments(**overrides)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
     return done.returncode, done.stderr
 
 

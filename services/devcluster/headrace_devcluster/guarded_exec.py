@@ -15,13 +15,17 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Never returns: becomes the program, or ends because the parent is gone already."""
-    parent, program = int(sys.argv[1]), sys.argv[2:]
+    end_with(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])
+
+
+def end_with(parent: int) -> None:
+    """Ask Linux to kill this process when its parent, which had that id, ends; end at once where it has."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only; elsewhere children outlive a killed parent.
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the parent ended before this process began")
-    os.execv(program[0], program)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,29 @@ class ServiceSpec:
     """Variables beyond those of this process."""
 
 
+class Child(subprocess.Popen[bytes]):
+    """`python -m` of a module: a session of its own (Ctrl-C in a terminal reaches the owner of the cluster, who then
+    stops it in order), its output at the end of a log, and it ends with this process.
+    """
+
+    def __init__(self, module: str, arguments: list[str], environment: Mapping[str, str], log_file: Path) -> None:
+        guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
+        with log_file.open("ab") as log:
+            super().__init__(
+                [*guard, sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**environ_without_settings(), **environment},
+            )
+
+    def wait_until_still(self) -> None:
+        """Return when a SIGSTOP has stopped it, or it has ended."""
+        if self.poll() is None:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
 class ServiceProcess:
     """One process and its files. Any thread may call it, one at a time.
 
@@ -64,7 +87,7 @@ class ServiceProcess:
         self.internal_address = ""
         """host:port for brokers and coordinators since it was last ready; empty where it has none."""
         self._port = spec.port
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._paused = False
         self._terminated = False
 
@@ -103,20 +126,8 @@ class ServiceProcess:
             "ready_file": str(self.ready_file),
             **self.spec.settings,
         }
-        command = [sys.executable, "-m", self.spec.module]
-        for name, value in settings.items():
-            command += ["--set", f"{name}={value}"]
-        guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
-        with self.log_file.open("ab") as log:
-            # A session of its own: Ctrl-C in a terminal reaches the owner of the cluster, who then stops it in order.
-            self._process = subprocess.Popen(
-                [*guard, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**_environ_without_settings(), **self.spec.environment},
-            )
+        arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        self._process = Child(self.spec.module, arguments, self.spec.environment, self.log_file)
 
     def wait_until_ready(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
         """Return when it serves.
@@ -169,10 +180,9 @@ class ServiceProcess:
     def pause(self) -> None:
         """Freeze it (SIGSTOP): it keeps its connections and answers nobody. Returns when it stands still."""
         self._signal(signal.SIGSTOP)
-        pid = self.pid
-        self._paused = pid is not None
-        if pid is not None:
-            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        self._paused = self.pid is not None
+        if self._process is not None:
+            self._process.wait_until_still()
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
@@ -216,7 +226,7 @@ def check_port_is_free(port: int, part: str) -> None:
             ) from error
 
 
-def _environ_without_settings() -> dict[str, str]:
+def environ_without_settings() -> dict[str, str]:
     """This process's environment less headrace's settings: a cluster is what its spec says, whatever the shell has."""
     prefixes = ("HEADRACE_BROKER_", "HEADRACE_COORDINATOR_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
