@@ -61,9 +61,9 @@ def test_replicas_move_leaders_change_and_brokers_drain(headrace_cluster, topic_
 
             async def has_caught_up():
                 logs = await admin.describe_logs(topic_name)
-                (leader,) = (log for log in logs if log.is_leader)
+                followers = [each for log in logs if log.is_leader for each in log.followers]
                 return {log.broker_id for log in logs} == {1, 3} and [
-                    (each.broker_id, each.durable_offset, each.in_sync) for each in leader.followers
+                    (each.broker_id, each.durable_offset, each.in_sync) for each in followers
                 ] == [(3, 1, True)]
 
             await until(has_caught_up)
