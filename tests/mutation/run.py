@@ -34,7 +34,13 @@ PACKAGES = (
     "services/devcluster/headrace_devcluster",
 )
 TESTS = tuple(f"tests/{each}" for each in ("mutation", "property", "scenario", "security", "simulation", "unit"))
-FILES = ("pyproject.toml", "tests/async_tests.py", "tests/conftest.py", "tests/spark_session.py")
+FILES = (
+    "pyproject.toml",
+    "tests/async_tests.py",
+    "tests/conftest.py",
+    "tests/fork_server.py",
+    "tests/spark_session.py",
+)
 TIME_LIMIT_S = 300.0
 """A killer that takes longer has not decided."""
 
