@@ -316,8 +316,10 @@ class Checks:
                 raise SimulationError(
                     "I8", f"{_name(host)}: high watermark {high_watermark}, {member} has acknowledged less"
                 )
-        if replica.flushed_only and host.log.flushed_offset < high_watermark:
-            raise SimulationError("I9", f"{_name(host)}: high watermark {high_watermark} beyond its own fsync")
+        if replica.flushed_only:
+            if host.log.flushed_offset < high_watermark:
+                raise SimulationError("I9", f"{_name(host)}: high watermark {high_watermark} beyond its own fsync")
+            shadow.flushed = max(shadow.flushed, high_watermark)  # It may lose its power before the event is over.
 
     def _commit(self, host: Host, shadow: Shadow, partition: Partition, high_watermark: int) -> None:
         """Extend what is committed by this leader's log, which must have all of it as it is."""
