@@ -254,8 +254,8 @@ ADMISSION = (
         "large-requests-in-one-piece",
         "A9",
         f"{BROKER}/rpc/produce.py",
-        "        is_large = max(",
-        "        is_large = False and max(",
+        "        is_large = partitions > SMALL_PARTITIONS or",
+        "        is_large = False and",
         "A request of 10,000 partitions keeps the event loop for a third of a second.",
         Test(
             "tests/unit/broker/test_broker_produce_slices.py::"
@@ -274,6 +274,31 @@ ADMISSION = (
             "tests/unit/broker/test_broker_produce_slices.py::"
             "test_others_have_the_loop_beside_a_large_request_and_its_own_connection_stays_in_order",
             "The simulator's producers send no request that is appended in slices.",
+        ),
+    ),
+    Mutant(
+        "slices-of-all-large-calls-in-one-turn",
+        "A11",
+        f"{SERVER}/caller_turns.py",
+        "    if not waiting:\n        loop.call_soon(_give, loop, waiting)\n",
+        "    loop.call_soon(_give, loop, waiting)\n",
+        "Each turn of the event loop has a slice of every large call, and small calls need ten turns.",
+        Test(
+            "tests/unit/common/test_caller_turns.py::"
+            "test_a_turn_of_the_loop_has_one_slice_however_many_calls_are_large",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "fsyncs-first-come-first-served",
+        "A11",
+        f"{BROKER}/runtime/flusher.py",
+        "        self._queue.put(caller, partition)\n",
+        '        self._queue.put("", partition)\n',
+        "Whoever appends to one partition waits for the fsyncs of 500 of another caller.",
+        Test(
+            "tests/unit/broker/test_broker_runtime.py::test_no_caller_waits_for_all_that_another_one_appended_to",
+            NO_STRANGER,
         ),
     ),
     Mutant(

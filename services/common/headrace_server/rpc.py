@@ -33,10 +33,11 @@ from prometheus_client import Counter
 
 from headrace_server import calls
 from headrace_server.admission import Admission
-from headrace_server.calls import CURRENT_CALL, refuse, request_id
+from headrace_server.caller_turns import next_turn
+from headrace_server.calls import CALLER, CURRENT_CALL, refuse, request_id
 from headrace_server.connection_shares import keep_shares
 from headrace_server.health import Health, HealthServicer
-from headrace_server.places import PlaceLimits
+from headrace_server.places import PlaceLimits, peer_host
 from headrace_server.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -46,8 +47,8 @@ RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
-ITEMS_PER_TURN = 50
-"""What a handler does for so many items, at 20 to 100 us each, keeps the event loop for some milliseconds."""
+ITEMS_PER_TURN = 10
+"""What a handler does for so many items, at 20 to 150 us each, keeps the event loop for a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ def unary(
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AnswerT:
         CURRENT_CALL.set(context)
+        CALLER.set(peer_host(context.peer()))
         started = time.perf_counter()
         try:
             require_deadline(context)
@@ -128,6 +130,7 @@ def server_streaming(
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AsyncIterator[AnswerT]:
         CURRENT_CALL.set(context)
+        CALLER.set(peer_host(context.peer()))
         started = time.perf_counter()
         try:
             require_deadline(context)
@@ -164,7 +167,7 @@ def require_deadline(context: Any) -> None:
 async def let_others_run(index: int, every: int = ITEMS_PER_TURN) -> None:
     """Await this in a loop over what a request names: at each `every`th `index` other calls have a turn."""
     if index % every == every - 1:
-        await asyncio.sleep(0)
+        await next_turn()
 
 
 def _unexpected(error: Exception) -> InternalError:

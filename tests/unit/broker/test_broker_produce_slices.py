@@ -10,10 +10,9 @@ from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import NotLeaderError
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.rpc.produce import ProduceHandler
+from headrace_broker.rpc.produce import SLICE_BATCHES, ProduceHandler
 from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.budget import MemoryBudget
-from headrace_server.rpc import ITEMS_PER_TURN
 from prometheus_client import CollectorRegistry
 
 MIB = 1 << 20
@@ -29,7 +28,7 @@ class Log:
         self.end_at = None
         self.replica = self
 
-    def append_now(self, batches, known_epoch, *, committed, caller):
+    def append_now(self, batches, known_epoch, *, committed):
         result = AppendResult(leader_epoch=self.epoch, append_timestamp_ms=len(self.slices))
         self.slices.append((len(batches), known_epoch))
         if known_epoch not in (-1, self.epoch):
@@ -108,11 +107,11 @@ def test_many_batches_of_one_partition_are_appended_in_slices(run):
     """All of them, in order, under the epoch of the first; large ones by their bytes."""
 
     async def scenario(broker):
-        batches = [b"%d" % number for number in range(3 * ITEMS_PER_TURN + 1)]
+        batches = [b"%d" % number for number in range(3 * SLICE_BATCHES + 1)]
         answer = await broker.produce("a", {0: batches, 1: [bytes(3 * MIB)] * 3})
         log = broker.logs[0]
         assert log.batches == batches
-        assert log.slices == [(ITEMS_PER_TURN, -1), *[(ITEMS_PER_TURN, 3)] * 2, (1, 3)]
+        assert log.slices == [(SLICE_BATCHES, -1), *[(SLICE_BATCHES, 3)] * 2, (1, 3)]
         assert broker.logs[1].slices == [(1, -1), (1, 3), (1, 3)]
         first, second = answer.topics[0].partitions
         assert list(first.base_offsets) == list(range(len(batches)))
@@ -126,10 +125,10 @@ def test_an_epoch_that_ends_between_two_slices_ends_the_append(run):
     """What was appended before is told, and nothing is behind the gap."""
 
     async def scenario(broker):
-        broker.find_in(None, 0).end_at = 2 * ITEMS_PER_TURN
-        answer = await broker.produce("a", {0: [b"x"] * (4 * ITEMS_PER_TURN)})
+        broker.find_in(None, 0).end_at = 2 * SLICE_BATCHES
+        answer = await broker.produce("a", {0: [b"x"] * (4 * SLICE_BATCHES)})
         (result,) = answer.topics[0].partitions
-        assert len(result.base_offsets) == len(broker.logs[0].batches) == 2 * ITEMS_PER_TURN
+        assert len(result.base_offsets) == len(broker.logs[0].batches) == 2 * SLICE_BATCHES
         assert result.HasField("error")
         assert result.append_timestamp_ms == 1
 

@@ -48,6 +48,9 @@ class Context:
     def time_remaining(self):
         return 10.0
 
+    def peer(self):
+        return "ipv4:127.0.0.1:5000"
+
 
 async def test_a_measurement_serves_all_who_ask():
     """F19: whoever asks, and however often, the data disk has one fsync of theirs in five seconds."""

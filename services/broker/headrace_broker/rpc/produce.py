@@ -16,8 +16,8 @@ from typing import NamedTuple, cast
 from headrace.v1 import broker_pb2
 from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
-from headrace_server.places import peer_host
-from headrace_server.rpc import ITEMS_PER_TURN, let_others_run
+from headrace_server.caller_turns import next_turn
+from headrace_server.rpc import let_others_run
 
 from headrace_broker.rpc.records import check_records, encode_records
 from headrace_broker.rpc.topics import answer_topic
@@ -27,7 +27,11 @@ from headrace_broker.runtime.partition import AppendResult, Partition, Partition
 from headrace_broker.runtime.turns import Turns
 
 SLICE_BYTES = 4 << 20
-"""Checking and writing so many bytes keeps the event loop for some 10 ms, `ITEMS_PER_TURN` small batches for some 5."""
+"""Checking and writing so many bytes keeps the event loop for some 10 ms."""
+SLICE_BATCHES = 50
+"""So many small ones of one partition keep it for some 2 ms."""
+SMALL_PARTITIONS = 20
+"""A request of more is appended in slices: each keeps the event loop for 0.1 ms and more."""
 
 _Parts = list[tuple[broker_pb2.PartitionProduce, list[bytes]]]
 
@@ -40,7 +44,6 @@ class _Work(NamedTuple):
     is_large: bool
     """Whether it is more than one slice."""
     connection: str
-    caller: str
 
 
 @dataclass(slots=True)
@@ -137,8 +140,8 @@ class ProduceHandler:
             raise InvalidRequestError(
                 f"{batches_in_all} batches are over the limit of {self._services.settings.max_request_batches}"
             )
-        is_large = max(batches_in_all, partitions) > ITEMS_PER_TURN or size_bytes > SLICE_BYTES
-        return _Work(topics, size_bytes, is_large, connection, peer_host(connection))
+        is_large = partitions > SMALL_PARTITIONS or batches_in_all > SLICE_BATCHES or size_bytes > SLICE_BYTES
+        return _Work(topics, size_bytes, is_large, connection)
 
     async def _append_all(
         self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float, times: _Times
@@ -146,7 +149,7 @@ class ProduceHandler:
         committed = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
         if work.is_large or self._turns.must_wait(work.connection):
             async with self._turns.take(work.connection):
-                await asyncio.sleep(0)  # Reading a large request took its time.
+                await next_turn()  # Reading a large request took its time.
                 response, pending = await self._append_each(work, committed, times)
         else:
             response, pending = await self._append_each(work, committed, times)
@@ -174,7 +177,7 @@ class ProduceHandler:
                         assert unknown is not None
                         raise unknown
                     partition = self._assignments.find_in(topic, part.partition)
-                    appended = await self._append(partition, part, batches, committed, work)
+                    appended = await self._append(partition, part, batches, committed, is_large)
                     times.append_seconds += appended.append_seconds
                 except HeadraceError as error:
                     self._set_error(result, error)
@@ -205,7 +208,7 @@ class ProduceHandler:
         part: broker_pb2.PartitionProduce,
         batches: list[bytes],
         committed: bool,
-        work: _Work,
+        in_slices: bool,
     ) -> AppendResult:
         if part.records:
             if batches:
@@ -218,25 +221,25 @@ class ProduceHandler:
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
         known_epoch = _known_epoch(part)
-        if work.is_large and len(batches) > 1:
-            return await self._append_slices(partition, batches, known_epoch, committed, work.caller)
+        if in_slices and len(batches) > 1:
+            return await self._append_slices(partition, batches, known_epoch, committed)
         started = time.perf_counter()
-        result = partition.append_now(batches, known_epoch, committed=committed, caller=work.caller)
+        result = partition.append_now(batches, known_epoch, committed=committed)
         if result is None:
-            return await partition.append(batches, known_epoch, committed=committed, caller=work.caller)
+            return await partition.append(batches, known_epoch, committed=committed)
         result.append_seconds = time.perf_counter() - started
         return result
 
     async def _append_slices(
-        self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool, caller: str
+        self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool
     ) -> AppendResult:
         """Append them under one leader's epoch, or the answer could not say which of them are acknowledged by whom."""
         whole: AppendResult | None = None
         for each in _slices(batches):
             started = time.perf_counter()
-            result = partition.append_now(each, known_epoch, committed=committed, caller=caller)
+            result = partition.append_now(each, known_epoch, committed=committed)
             if result is None:
-                result = await partition.append(each, known_epoch, committed=committed, caller=caller)
+                result = await partition.append(each, known_epoch, committed=committed)
             else:
                 result.append_seconds = time.perf_counter() - started
             if whole is None:
@@ -245,7 +248,7 @@ class ProduceHandler:
                 whole.add(result)
             if result.error is not None:
                 break
-            await asyncio.sleep(0)
+            await next_turn()
         assert whole is not None, "there is a batch"
         return whole
 
@@ -286,10 +289,10 @@ class ProduceHandler:
 
 
 def _slices(batches: list[bytes]) -> Iterator[list[bytes]]:
-    """The batches of one partition, in parts of at most `ITEMS_PER_TURN` batches and, but for one, `SLICE_BYTES`."""
+    """The batches of one partition, in parts of at most `SLICE_BATCHES` batches and, but for one, `SLICE_BYTES`."""
     first = size_bytes = 0
     for index, batch in enumerate(batches):
-        if index > first and (index - first == ITEMS_PER_TURN or size_bytes + len(batch) > SLICE_BYTES):
+        if index > first and (index - first == SLICE_BATCHES or size_bytes + len(batch) > SLICE_BYTES):
             yield batches[first:index]
             first, size_bytes = index, 0
         size_bytes += len(batch)

@@ -22,6 +22,7 @@ from headrace.wire.errors import (
     ShuttingDownError,
     to_detail,
 )
+from headrace_server.calls import CALLER
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.places import peer_host
 from headrace_server.rpc import let_others_run, unary
@@ -120,6 +121,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
     async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
         """Fetch of `peer` for the transfer port, behind the same gates; it checks the lease again when it has sent."""
+        CALLER.set(peer)
         self.check_serving()
         return await self._fetch.locate(request, peer)
 

@@ -43,7 +43,6 @@ _GROUP_BYTES = 8 << 20
 class AppendResult:
     """What became of one partition's batches."""
 
-    caller: str = ""  # who sent them
     base_offsets: list[int] = field(default_factory=list)  # one a batch that was appended or was there already
     end_offset: int = 0  # the high watermark that acknowledges them all; 0: nothing to wait for
     repeated: bool = False  # some batch was there already

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from headrace.wire.ids import Offset
+from headrace_server.caller_turns import CallerQueue
 
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogClosedError
@@ -41,8 +42,8 @@ class Flusher:
     def __init__(self, metrics: BrokerMetrics) -> None:
         self._metrics = metrics
         self._executor = ThreadPoolExecutor(MAX_FLUSHES_AT_ONCE, thread_name_prefix="flush")
-        self._queues: dict[str, dict[Flushable, None]] = {}  # by caller, whose turn it is first
-        self._queued: set[Flushable] = set()  # of the queues: the others are old entries of what has begun since
+        self._queue: CallerQueue[Flushable] = CallerQueue()
+        self._queued: set[Flushable] = set()  # of the queue: the others are old entries of what has begun since
         self._running: dict[Flushable, dict[str, None]] = {}  # and who asked again since the round began
         self._retries: dict[Flushable, asyncio.TimerHandle] = {}
         self._is_closed = False
@@ -52,30 +53,19 @@ class Flusher:
         if partition in self._running:
             self._running[partition][caller] = None
             return
-        self._queue(partition, caller)
+        self._put(partition, caller)
         self._start_rounds()
 
-    def _queue(self, partition: Flushable, caller: str) -> None:
+    def _put(self, partition: Flushable, caller: str) -> None:
         self._queued.add(partition)
-        self._queues.setdefault(caller, {})[partition] = None
-
-    def _next(self) -> tuple[Flushable, str]:
-        """Of the caller whose turn it is; what is `_queued` is in a queue."""
-        while True:
-            caller = next(iter(self._queues))
-            queue = self._queues.pop(caller)
-            while queue:
-                partition = next(iter(queue))
-                del queue[partition]
-                if partition in self._queued:
-                    if queue:
-                        self._queues[caller] = queue
-                    self._queued.remove(partition)
-                    return partition, caller
+        self._queue.put(caller, partition)
 
     def _start_rounds(self) -> None:
         while self._queued and len(self._running) < MAX_FLUSHES_AT_ONCE and not self._is_closed:
-            partition, caller = self._next()
+            caller, partition = self._queue.pop()
+            if partition not in self._queued:
+                continue
+            self._queued.remove(partition)
             self._running[partition] = {}
             started = time.perf_counter()
             future = asyncio.get_running_loop().run_in_executor(self._executor, partition.flush_blocking)
@@ -96,7 +86,7 @@ class Flusher:
         else:
             self._metrics.flush_seconds.observe(time.perf_counter() - started)
             for each in asked_again:
-                self._queue(partition, each)
+                self._put(partition, each)
             partition.on_flushed(future.result())
         self._start_rounds()
 

@@ -32,6 +32,7 @@ from headrace.wire.errors import (
     TimedOutError,
 )
 from headrace.wire.ids import LeaderEpoch, Offset
+from headrace_server.calls import CALLER
 from headrace_server.partition_state import Replica
 from headrace_server.topic_configs import INT64_MAX, Durability, TopicConfig
 
@@ -219,36 +220,30 @@ class Partition:
 
     # --- appending ---
 
-    def append_now(
-        self, batches: Sequence[bytes], known_epoch: int, *, committed: bool, caller: str = ""
-    ) -> AppendResult | None:
+    def append_now(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult | None:
         """Append on the event loop, into the page cache; None where `append` has to do it, in a thread.
 
         `committed`: the caller will wait for the high watermark, so too few in-sync replicas refuse it (H13).
-        `caller`: in whose turns it gets durable.
         """
         if self._slow or self._appending or self.log_lock.locked() or must_inflate(batches, self.config):
             return None
-        result = AppendResult(caller)
+        result = AppendResult()
         try:
             self._append_run(batches, known_epoch, committed, result)
         except HeadraceError as error:
             self._end_append(result, error)
         return result
 
-    async def append(
-        self, batches: Sequence[bytes], known_epoch: int, *, committed: bool, caller: str = ""
-    ) -> AppendResult:
+    async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
         """As `append_now`, with the writes in a thread and in the order of the calls."""
         self._appending += 1  # From here on `append_now` overtakes nobody, though the lock is not held yet.
         try:
-            return await uninterrupted(self._append(batches, known_epoch, committed, AppendResult(caller)))
+            return await uninterrupted(self._append(batches, known_epoch, committed=committed))
         finally:
             self._appending -= 1
 
-    async def _append(
-        self, batches: Sequence[bytes], known_epoch: int, committed: bool, result: AppendResult
-    ) -> AppendResult:
+    async def _append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
+        result = AppendResult()
         async with self.log_lock:
             position = 0
             try:
@@ -332,7 +327,7 @@ class Partition:
         metrics.produced_bytes.inc(size_bytes)
         self.produced_records += records
         self.produced_bytes += size_bytes
-        self.ask_for_flush(records, result.caller)
+        self.ask_for_flush(records, CALLER.get())
         self._perform(actions)
         self.wake_replicas()
 
