@@ -24,6 +24,10 @@ from headrace_server.descriptors import raise_limit
 
 log = structlog.get_logger(__name__)
 
+SWITCH_SECONDS = 0.0005
+"""A thread that waits for the interpreter has it after so long: one that ends an fsync, or brings a call, needs it
+several times. Python's own 5 ms are what each of them waits beside a busy event loop."""
+
 
 class ExitCode(IntEnum):
     """What the process says to whoever started it."""
@@ -71,6 +75,7 @@ def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds
     """
     code = ExitCode.OK
     raise_limit()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         asyncio.run(_run(serve, stop_timeout_seconds))
     except* InvalidConfigError as group:
