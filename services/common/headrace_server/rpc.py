@@ -60,8 +60,10 @@ class RpcLimits:
     max_answer_bytes: int = 32 << 20
     places: PlaceLimits = field(default_factory=PlaceLimits)
     """Calls beyond are refused by `admission` with RESOURCE_EXHAUSTED."""
-    max_concurrent_streams: int = 256
-    """Calls at once on one connection; a client waits beyond."""
+    max_concurrent_streams: int = 100
+    """Calls at once on one connection, as few as RFC 9113 (6.5.2) recommends; a client holds back those beyond. gRPC
+    hands calls over in the order in which they came: who comes behind those of one connection waits some 50 ms.
+    """
     max_connections: int = 0
     """At once, shared between callers (`connection_shares`); further ones are closed; 0: no limit."""
     max_metadata_bytes: int = 8192

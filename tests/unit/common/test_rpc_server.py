@@ -1,5 +1,6 @@
 """The gRPC server of a service: typed errors, deadlines, health, addresses."""
 
+import asyncio
 import contextlib
 import socket
 
@@ -33,6 +34,25 @@ class Broker(broker_pb2_grpc.BrokerServiceServicer):
         return broker_pb2.ListOffsetsResponse()
 
 
+class Waiting(broker_pb2_grpc.BrokerServiceServicer):
+    """Its ListOffsets are answered when they may be, its DescribeLogs at once."""
+
+    def __init__(self):
+        self.calls, self.hundred, self.may_answer = 0, asyncio.Event(), asyncio.Event()
+
+    @unary
+    async def ListOffsets(self, request, context):
+        self.calls += 1
+        if self.calls == 100:
+            self.hundred.set()
+        await self.may_answer.wait()
+        return broker_pb2.ListOffsetsResponse()
+
+    @unary
+    async def DescribeLogs(self, request, context):
+        return broker_pb2.DescribeLogsResponse()
+
+
 class Cluster(cluster_pb2_grpc.ClusterServiceServicer):
     @server_streaming
     async def DumpMetadata(self, request, context):
@@ -41,9 +61,9 @@ class Cluster(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving():
+async def serving(broker):
     server = RpcServer()
-    server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
+    server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, broker, "headrace.v1.BrokerService")
     server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, Cluster(), "headrace.v1.ClusterService")
     address = await server.start("127.0.0.1:0")
     try:
@@ -56,7 +76,7 @@ async def serving():
 @pytest.fixture
 def served():
     """A server and a channel to it."""
-    return serving()
+    return serving(Broker())
 
 
 async def test_a_typed_error_reaches_the_caller_whole(served):
@@ -70,6 +90,23 @@ async def test_a_typed_error_reaches_the_caller_whole(served):
     assert error.outcome is Outcome.NOT_APPLIED
     assert error.leader == LeaderHint(2, 7, "host:1")
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_others_wait_for_a_hundred_calls_of_a_connection_at_most():
+    """gRPC hands calls over in the order in which they came; a client holds back what is over the limit."""
+    broker = Waiting()
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    async with serving(broker) as (server, channel), grpc.aio.insecure_channel(server.address, options=own) as other:
+        stub, honest = broker_pb2_grpc.BrokerServiceStub(channel), broker_pb2_grpc.BrokerServiceStub(other)
+        await stub.DescribeLogs(broker_pb2.DescribeLogsRequest(), timeout=30)  # The client knows the limit.
+        flood = [
+            asyncio.ensure_future(stub.ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=30)) for _ in range(150)
+        ]
+        await asyncio.wait_for(broker.hundred.wait(), 30)
+        await honest.DescribeLogs(broker_pb2.DescribeLogsRequest(), timeout=30)
+        assert broker.calls == 100
+        broker.may_answer.set()
+        await asyncio.gather(*flood, return_exceptions=True)
 
 
 async def test_an_unexpected_error_is_internal_unknown_and_keeps_its_text_to_itself(served):
