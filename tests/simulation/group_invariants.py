@@ -61,11 +61,15 @@ class GroupChecks:
         self._given: dict[TopicPartition, int] = {}
         self.deletes_group = False
         """Whether an administrator deletes the group as soon as it has no members."""
+        self.open_deletions = 0
+        """Requests to delete it that may still do so: a coordinator that was paused serves them late."""
         self._last_epoch = 0
         """The group's epoch when it was deleted last; 0: it never was."""
         self._granted: dict[TopicPartition, int] = {}
         """The last assignment epoch of each partition, deletions of the group notwithstanding."""
         self._stored_in: dict[TopicPartition, tuple[int, int, int]] = {}
+        self._deleted_in: dict[TopicPartition, int] = {}
+        """The revision in which an offset was deleted: a member that was paused hears later that it was stored."""
         """Assignment epoch, commit number and offset of the last commit."""
         self._owners: dict[TopicPartition, tuple[bytes, int]] = {}
         self._asked_ms: dict[bytes, int] = {}
@@ -263,11 +267,13 @@ class GroupChecks:
                 if before.members:
                     self._fail("H70", f"the offset of {partition[1]} was deleted while the group has members")
                 empty_ms = self.world.now_ms - (self.world.now_ms if self._empty_ms is None else self._empty_ms)
-                if empty_ms < self.cluster.plan.offsets_retention_ms and not self.deletes_group:
+                asked = self.deletes_group or self.open_deletions
+                if empty_ms < self.cluster.plan.offsets_retention_ms and not asked:
                     self._fail("H70", f"the offset of {partition[1]} was deleted after {empty_ms} ms without members")
                 self.world.count("offsets expired")
                 self.acknowledged.pop(partition, None)
                 self._stored_in.pop(partition, None)
+                self._deleted_in[partition] = revision
             return
         commit = metadata_pb2.CommittedOffset.FromString(value)
         self.now.offsets[partition] = commit
@@ -342,7 +348,7 @@ class GroupChecks:
                 partition = bytes(asked.topic_id), given.partition
                 if given.HasField("error"):
                     self.world.count("commits refused")
-                elif self.cluster.exists(partition[0]):
+                elif self.cluster.exists(partition[0]) and answer.revision > self._deleted_in.get(partition, 0):
                     self.acknowledged[partition] = max(wanted.offset, self.acknowledged.get(partition, 0))
 
     def told_unknown(self, request: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from headrace.v1 import groups_pb2
+from headrace.v1 import errors_pb2, groups_pb2
 
 from tests.simulation.faults import duration
 from tests.simulation.group_cluster import GroupCluster
@@ -128,8 +128,13 @@ class GroupNemesis(SharedFaults):
         running = [node.coordinator for node in self.group.coordinators if node.coordinator is not None]
         if running:
             request = groups_pb2.DeleteGroupsRequest(group_ids=[GROUP])
-            chance.choice(running).serve("DeleteGroups", request, 5.0, lambda _answer, _error: None)
+            self.group.checks.open_deletions += 1
+            chance.choice(running).serve("DeleteGroups", request, 5.0, self._deletion_answered)
         self._later(DELETE_EVERY_MS, lambda: self._try_to_delete(chance, tries - 1))
+
+    def _deletion_answered(self, answer: Any, error: Exception | None) -> None:
+        if error is None and answer.groups[0].error.outcome != errors_pb2.OUTCOME_UNKNOWN:
+            self.group.checks.open_deletions -= 1
 
     def _pause_member(self, chance: random.Random) -> bool:
         life = self._life(chance)
