@@ -22,8 +22,6 @@ spark = (
     .config("spark.executorEnv.PYTHONPATH", os.environ["EXECUTOR_PATH"])
     .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
     .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
-    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     .getOrCreate()
 )
 rows = spark.read.format("headrace").options(**{"headrace.bootstrap.servers": servers, "subscribe": topic}).load()

@@ -48,15 +48,14 @@ class SparkCluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_NO_DAEMONIZE": "1",
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }
-        self.master = self._start("Master", [])
-        for number in (1, 2):
-            work = directory / f"worker-{number}"
-            self._start("Worker", ["-c", "1", "-m", "600M", "-d", str(work), self.master])
+        self.master = self._there(self._start("Master", []), r"Starting Spark master at (spark://\S+)")
+        works = [str(directory / f"worker-{number}") for number in (1, 2)]
+        for log in [self._start("Worker", ["-c", "1", "-m", "600M", "-d", work, self.master]) for work in works]:
+            self._there(log, r"registered with master ()")
 
-    def _start(self, kind: str, arguments: list[str]) -> str:
-        """Start one and wait until it says that it is there; gives what a master's URL is."""
+    def _start(self, kind: str, arguments: list[str]) -> Path:
+        """Start one; gives its log."""
         log = self._directory / f"{kind}-{len(self._processes)}.log"
         command = [str(self._spark_class), f"org.apache.spark.deploy.{kind.lower()}.{kind}", "--host", "127.0.0.1"]
         with log.open("wb") as output:
@@ -68,13 +67,16 @@ class SparkCluster:
                 start_new_session=True,
             )
         self._processes.append(process)
-        said = re.compile(
-            r"Starting Spark master at (spark://\S+)" if kind == "Master" else r"registered with master ()"
-        )
-        until(lambda: said.search(log.read_text()) or process.poll() is not None, f"{kind} is there", PATIENCE_SECONDS)
-        found = said.search(log.read_text())
-        assert found, log.read_text()[-3000:]
-        return found[1]
+        return log
+
+    def _there(self, log: Path, says: str) -> str:
+        """Wait until a log says that its process is there; gives what it says besides."""
+
+        def said() -> re.Match[str] | None:
+            assert not any(process.poll() for process in self._processes), log.read_text()[-3000:]
+            return re.search(says, log.read_text())
+
+        return until(said, log.stem, PATIENCE_SECONDS)[1]
 
     def close(self) -> None:
         """End all, with the executors, which are in their workers' process groups."""

@@ -282,10 +282,7 @@ from headrace.spark.java import use_java
 use_java()
 from pyspark.sql import SparkSession
 servers, source, target, checkpoint, limit, tasks = sys.argv[1:]
-spark = (
-    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC").getOrCreate()
-)
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 servers = {"headrace.bootstrap.servers": servers}
 stream = spark.readStream.format("headrace").options(
     subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger=limit, minPartitions=tasks, **servers
