@@ -46,26 +46,21 @@ def test_a_file_is_sent_line_by_line(tmp_path: Path) -> None:
     result = demo("--log", str(path), "--brokers", "1")
     assert result["ok"]
     assert result["failover"] is None
+    assert result["table"] is None
     assert result["topics"][0]["records"] == 3_000
     assert result["topics"][0]["value_bytes"] == path.stat().st_size - 3_000
 
 
-def test_nobody_is_killed_who_is_not_to_be() -> None:
-    """With `--no-kill` three brokers live through it, and every replica has everything."""
-    result = demo("--no-kill", "--records", "5000")
-    assert result["ok"]
-    assert result["failover"] is None
-    assert result["topics"][0]["replicas"] == 3
-    assert result["table"] is None
-
-
 @pytest.mark.timeout(300)
 def test_it_ends_with_a_table_and_three_answers(tmp_path: Path) -> None:
-    """The load job finds all that was sent, says where the table lies, and the table answers."""
+    """The load job finds all that was sent, says where the table lies, and the table answers; nobody is killed with
+    `--no-kill`, and every replica has everything."""
     table = tmp_path / "table"
     result = demo("--no-kill", "--records", "5000", "--table", str(table), command=COMMAND)
     loaded = result["table"]
     assert result["ok"]
+    assert result["failover"] is None
+    assert result["topics"][0]["replicas"] == 3
     assert (loaded["rows"], loaded["lag"], loaded["table"]) == (5_000, 0, str(table))
     assert list(table.glob("event_hour=2023-11-14-*/*.parquet"))
     by_hour, by_page, by_user = (answer["rows"] for answer in loaded["answers"])
