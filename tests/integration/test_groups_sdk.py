@@ -431,8 +431,8 @@ def test_a_record_that_ends_every_process_goes_to_the_dead_letters(cluster, kind
     assert headers["headrace.dead_letter.error"] == b"ProcessEndedError"
     assert (headers["headrace.dead_letter.offset"], headers["headrace.dead_letter.attempts"]) == (b"7", b"4")
     with headrace.Consumer(topic, bootstrap_servers=servers, group_id=topic) as consumer:
-        consumer.poll(10)
-        assert all(stored.metadata == "" for stored in consumer.committed().values())
+        stored = consumer.committed(*(TopicPartition(topic, number) for number in range(2)))
+    assert [each.metadata for each in stored.values()] == ["", ""]
 
 
 EXITS = """
