@@ -1,7 +1,7 @@
 """Brokers and coordinators of test clusters as forks of one process that has imported them: each start costs half a
 second of CPU less, and tests make hundreds.
 
-What a start by command does besides is tested where that is how they start: coordinators alone, the local cluster's
+What a start by command does besides is tested where that is how they start: those that cannot be, the local cluster's
 command line, the demo. gRPC is not initialised in the server: each fork does that for itself.
 """
 

@@ -31,7 +31,7 @@ from headrace.wire.errors import (
     from_rpc_error,
 )
 from headrace.wire.ids import OWN_PRODUCER_IDS
-from headrace_devcluster import guarded_exec
+from headrace_devcluster import guarded_exec, service
 from headrace_devcluster.etcd import Etcd
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
@@ -51,7 +51,7 @@ def command(*arguments):
 
 
 class CoordinatorProcess:
-    """One coordinator as an operator starts it."""
+    """One coordinator without a cluster."""
 
     def __init__(self, directory, name, etcd_endpoint, cluster, **settings):
         self.name = name
@@ -67,8 +67,7 @@ class CoordinatorProcess:
             **settings,
         }
         arguments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(command(*arguments), stdout=log, stderr=log)
+        self.process = service.Child("headrace_coordinator", arguments, {}, self.log_file)
         until(lambda: ready.exists() or self.process.poll() is not None, "the ready file")
         assert ready.exists(), self.log()
         self.ready = json.loads(ready.read_text())
