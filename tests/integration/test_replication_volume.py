@@ -57,6 +57,7 @@ def test_a_volume_that_was_put_back(own_cluster: Callable[..., LocalCluster], tm
         shutil.rmtree(volume)
         shutil.copytree(copy, volume)
         cluster.restart(replicated.broker(1))
+        replicated.wait_for("rolled-back", lambda part: part.leader_id not in (2, 3), "the last leader's end")
         assert replicated.partition("rolled-back").leader_id <= 0
         assert "directory_went_back" in replicated.broker(1).log_file.read_text()
         for broker_id in (2, 3):
