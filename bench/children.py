@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,4 +19,4 @@ def guarded(command: Sequence[str | Path]) -> list[str]:
     """The command, so that what it runs ends with this process, however that ends."""
     program = shutil.which(command[0], path=search_path())
     assert program is not None, f"{command[0]} was there when it was looked for"
-    return [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid()), program, *map(str, command[1:])]
+    return guarded_exec.guarded([program, *map(str, command[1:])])

