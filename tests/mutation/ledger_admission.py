@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutants import BROKER, SERVER, Mutant, Test
 
 REQUESTS = f"{SERVER}/requests.py"
-SHARES = f"{SERVER}/connection_shares.py"
+CONNECTIONS = f"{SERVER}/connections.py"
 PLACES = f"{SERVER}/places.py"
 ARRIVALS = f"{SERVER}/arrivals.py"
 ENVELOPES = "sdk/headrace/wire/envelopes.py"
@@ -16,6 +16,9 @@ POSITIONS = "sdk/headrace/client/positions.py"
 VIEW = f"{SERVER}/metadata_view.py"
 PROCESS = f"{SERVER}/process_service.py"
 LINK = f"{BROKER}/runtime/leader_link.py"
+WASTERS = (
+    "tests/unit/common/test_wasted_calls.py::test_who_wastes_calls_is_shut_out_until_they_are_paid_and_nobody_else_is"
+)
 NO_STRANGER = "The simulator has no strangers and no gRPC."
 
 REPLICATION = f"{BROKER}/runtime/replication.py"
@@ -73,14 +76,32 @@ ADMISSION = (
     Mutant(
         "connections-unshared",
         "A6",
-        SHARES,
-        "                    found.shutdown(socket.SHUT_RDWR)\n",
-        "                    pass\n",
+        CONNECTIONS,
+        "                connection.shutdown(socket.SHUT_RDWR)\n",
+        "                pass\n",
         "One caller may keep every connection of a listener.",
         Test(
             "tests/unit/common/test_descriptors.py::test_a_caller_with_all_connections_leaves_others_their_share",
             NO_STRANGER,
         ),
+    ),
+    Mutant(
+        "wasted-calls-unlimited",
+        "A12",
+        f"{SERVER}/admission.py",
+        "            if not is_read:\n",
+        "            if False:\n",
+        "Who takes its calls back, or never sends their requests, goes on doing so.",
+        Test(WASTERS, NO_STRANGER),
+    ),
+    Mutant(
+        "wasters-come-again",
+        "A12",
+        CONNECTIONS,
+        "OURS = 0, 1\n",
+        "OURS = 0, 0\n",
+        "Who wastes calls has its connections ended, and opens others with as many.",
+        Test(WASTERS, NO_STRANGER),
     ),
     Mutant(
         "topic-named-twice",

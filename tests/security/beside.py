@@ -36,6 +36,7 @@ from tests.security.http2 import END_HEADERS, HEADERS, PING, RST_STREAM, Strange
 from tests.security.largest import World, fetch, produce
 from tests.security.poison import MIB, zeros_bomb
 
+ATTACKER = "127.0.0.2"
 RATE = 100
 ROUNDS = 3
 SECONDS = 2.0
@@ -74,7 +75,7 @@ def frames(data: bytes, *, listener: str = "client") -> Callable[[Addresses], Bu
 
     def start(addresses: Addresses) -> Burst:
         def burst() -> None:
-            with Stranger(addresses[listener]) as stranger:
+            with Stranger(addresses[listener], ATTACKER) as stranger:
                 stranger.send(data)
                 stranger.wait_until_read()
 
@@ -87,12 +88,12 @@ def held(count: int, data: bytes, *, listener: str = "client") -> Callable[[Addr
     """Connections that send this once and stay."""
 
     def start(addresses: Addresses) -> Burst:
-        strangers = [Stranger(addresses[listener]) for _ in range(count)]
+        strangers = [Stranger(addresses[listener], ATTACKER) for _ in range(count)]
 
         def burst() -> None:
             for at, stranger in enumerate(strangers):
                 if not stranger.send(data):
-                    strangers[at] = Stranger(addresses[listener])
+                    strangers[at] = Stranger(addresses[listener], ATTACKER)
             time.sleep(0.5)
 
         return burst
@@ -106,7 +107,7 @@ def transfer(addresses: Addresses) -> Burst:
     request = b"\x2a\x00" * (MIB // 2)
 
     def burst() -> None:
-        with socket.create_connection((host, int(port)), timeout=30, source_address=("127.0.0.2", 0)) as connection:
+        with socket.create_connection((host, int(port)), timeout=30, source_address=(ATTACKER, 0)) as connection:
             connection.sendall(PREFACE + REQUEST_HEAD.pack(len(request)) + request)
             connection.recv(1 << 16)
 

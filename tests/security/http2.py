@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import struct
 from types import TracebackType
@@ -12,6 +13,7 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6,
 END_STREAM, END_HEADERS = 1, 4
 PING_ANSWER = b"\x00\x00\x08\x06\x01"
 """How the frame begins."""
+ADDRESSES = (f"127.{high}.{low}.1" for high in itertools.count(1) for low in range(256))
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -32,11 +34,12 @@ def call_headers(path: str, **more: str) -> bytes:
 
 
 class Stranger:
-    """A connection to a gRPC server; a context manager."""
+    """A connection to a gRPC server at an IPv4 address of the machine; a context manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, source: str = "") -> None:
+        """`source`: where it comes from; empty: from an address that nobody had."""
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._socket = socket.create_connection((host, int(port)), 60, (source or next(ADDRESSES), 0))
         self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
 
     def __enter__(self) -> Stranger:
@@ -55,10 +58,17 @@ class Stranger:
             return False
         return True
 
-    def wait_until_read(self) -> None:
-        """Wait until the server has read all frames: it has answered a ping, or closed the connection."""
+    def wait_until_read(self) -> bool:
+        """Wait until the server has read all frames and answered a ping; False: it has closed the connection."""
         received = b""
         if self.send(frame(PING, 0, 0, bytes(8))):
             with contextlib.suppress(OSError):
                 while PING_ANSWER not in received and (data := self._socket.recv(1 << 16)):
                     received = received[-len(PING_ANSWER) :] + data
+        return PING_ANSWER in received
+
+    def wait_until_closed(self) -> None:
+        """Read until the server has closed the connection; TimeoutError: it does not."""
+        with contextlib.suppress(ConnectionResetError):
+            while self._socket.recv(1 << 16):
+                pass

@@ -157,7 +157,9 @@ async def test_what_is_late_is_bounded_in_bytes_of_a_peer_and_of_all():
                 return await self.message
 
         calls = [
-            asyncio.ensure_future(arrivals.read(Call(message), pool.take(Pool.CLIENTS, peer), late_bytes=size_bytes))
+            asyncio.ensure_future(
+                arrivals.read(Call(message), pool.take(Pool.CLIENTS, peer), Pool.CLIENTS, late_bytes=size_bytes)
+            )
             for peer, message in zip(peers, messages, strict=True)
         ]
         await asyncio.sleep(0)

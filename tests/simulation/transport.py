@@ -89,9 +89,8 @@ class Server:
             ),
         )
 
-    def add_handler(self, handler: Any) -> None:
-        """See `RpcServer`."""
-        self._handlers.append(handler)
+    def refuse_internal(self, _service_name: str, _call_errors: object) -> None:
+        """Nobody in the simulation takes one listener for the other."""
 
     async def start(self, listen: str, _credentials: object = None) -> str:
         """Take calls at an address."""

@@ -24,7 +24,6 @@ from headrace.v1 import process_pb2
 from headrace.wire.errors import HeadraceError, MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
-from headrace_server.admission import InternalCallRefusal
 from headrace_server.clock import Clock, SystemClock, read_boot_id
 from headrace_server.clock_watch import ClockExchange, ClockWatch
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
@@ -311,7 +310,7 @@ class Broker:
         self._internal_server.add(register, service, SERVICE_NAME)
         self._server.add(register, service, SERVICE_NAME)
         self._transfer = TransferServer(service, self._metrics, max_connections=settings.max_transfer_connections)
-        self._server.add_handler(InternalCallRefusal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors))
+        self._server.refuse_internal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
         self._add_process_service(assignments)
         await self._listen(live)
         self._supervision.beat.on_beat = lambda: self._on_beat(view)

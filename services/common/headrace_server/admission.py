@@ -5,6 +5,8 @@ this order: the certificate where names are demanded (`allowed_names`), a free p
 share (`Places`), that its request arrives (`Arrivals`), and the request itself (`requests`). Only then the servicer's
 method runs. A caller is a peer's address for now; users, tokens and rights of users will be looked at here, too.
 
+A call that ends unread counts as wasted (`wasted_calls`), and so does one of a method that this server does not have.
+
 Every method is registered as one that takes a stream of bytes: only to such a one does grpc.aio give its context, and
 with it the peer, before the request is there. A method that answers once still answers by one batch of operations, so
 this costs a call 2 % (docs/decisions/0250-admission-at-the-headers.md). Belongs to the event loop of its server.
@@ -26,9 +28,10 @@ from prometheus_client import Counter
 
 from headrace_server.arrivals import Arrivals, NotArrivedError
 from headrace_server.calls import CURRENT_CALL, certified_names, refuse
-from headrace_server.methods import METHODS, Method
-from headrace_server.places import PlaceLimits, Places, Rates, peer_host
+from headrace_server.methods import METHODS, Method, Pool
+from headrace_server.places import Place, PlaceLimits, Places, Rates, peer_host
 from headrace_server.requests import PENALTY_SECONDS, RequestReader
+from headrace_server.wasted_calls import WastedCalls
 
 log = structlog.get_logger(__name__)
 
@@ -67,13 +70,20 @@ class Admission(grpc.GenericRpcHandler):
         self._places = Places(limits)
         self._arrivals = Arrivals()
         self._rates = Rates()
+        self.wasted = WastedCalls()
+        self._internal: tuple[str, Counter] | None = None
         self._allowed = frozenset(allowed_names)
         self._call_errors = call_errors
         self._handlers: dict[str, Handler] = {}
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """For gRPC: the handler of a method; None: it is not of this server."""
-        return self._handlers.get(handler_call_details.method)
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
+        """For gRPC: the handler of a method, or one that refuses it."""
+        path = handler_call_details.method
+        return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(self._unserved(path))
+
+    def refuse_internal(self, service_name: str, call_errors: Counter) -> None:
+        """Answer calls of an internal service, on a server for clients, with what to do instead."""
+        self._internal = f"/{service_name}", call_errors
 
     def add(self, path: str, handler: Handler, request_type: Any, call_errors: Counter | None) -> None:
         """Serve a method; `path` is as gRPC has it, `handler` as generated code makes it.
@@ -143,12 +153,28 @@ class Admission(grpc.GenericRpcHandler):
                 return
             yield request
 
+    def _unserved(self, path: str) -> Callable[..., Any]:
+        async def answer(_requests: Any, context: Any) -> None:
+            self.wasted.count(context.peer(), of_connection=True)
+            service, _, method = path.rpartition("/")
+            if self._internal is None or self._internal[0] != service:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+                return
+            error = NotAuthorizedError(
+                f"{method} is a call among brokers, and this is the listener for clients",
+                action="Let internal_advertised_address of this broker name the port of its internal_listen.",
+            )
+            await refuse(context, "internal", error, self._internal[1])
+
+        return answer
+
     # --- admission ---
 
     async def _take(self, served: _Served, context: Any) -> Any:
         """Admit a call and return its request; a call that is not admitted is aborted."""
+        connection, is_read, is_without_place = context.peer(), False, False
+        peer = peer_host(connection)
         try:
-            peer = peer_host(context.peer())
             if self._allowed:
                 self._check_certificate(context)
             if served.row.answer_bytes_per_second:
@@ -156,11 +182,14 @@ class Admission(grpc.GenericRpcHandler):
             if served.row.calls_per_minute:
                 self._rates.check(peer, served.name, served.row.calls_per_minute / 60, "calls")
                 self._rates.charge(peer, served.name, 1)
-            place = self._places.take(served.row.pool, peer)
+            is_without_place = True
+            place = self._take_place(served.row.pool, peer)
+            is_without_place = False
             context.add_done_callback(place.release)
-            data = await self._arrivals.read(context, place, late_bytes=served.row.late_bytes)
+            data = await self._arrivals.read(context, place, served.row.pool, late_bytes=served.row.late_bytes)
             if data is grpc.aio.EOF:
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
+            is_read = True
             try:
                 return served.reader.read(data, peer)
             except ThrottledError as refused:
@@ -173,7 +202,18 @@ class Admission(grpc.GenericRpcHandler):
             await self._refuse(served, context, _not_arrived(served.name, late))
         except HeadraceError as refused:
             await self._refuse(served, context, refused)
+        finally:
+            if not is_read:
+                self.wasted.count(connection, of_connection=not is_without_place)
         raise AssertionError("abort returned")
+
+    def _take_place(self, pool: Pool, peer: str) -> Place:
+        try:
+            return self._places.take(pool, peer)
+        except ThrottledError:
+            if not (self.wasted.is_shut_out(peer) and self._arrivals.end_oldest(pool, peer)):
+                raise
+        return self._places.take(pool, peer)
 
     def _check_certificate(self, context: Any) -> None:
         names = certified_names(context)
@@ -193,30 +233,6 @@ class Admission(grpc.GenericRpcHandler):
         if isinstance(error, NotAuthorizedError):
             await refuse(context, "internal", error, self._call_errors)
         await refuse(context, served.name, error, served.call_errors)
-
-
-class InternalCallRefusal(grpc.GenericRpcHandler):
-    """Answers every call of an internal service, on a server for clients, with what to do instead."""
-
-    def __init__(self, service_name: str, call_errors: Counter) -> None:
-        self._prefix = f"/{service_name}/"
-        self._call_errors = call_errors
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """For gRPC: the handler of a method, None where it is another service's."""
-        path = handler_call_details.method
-        if not path.startswith(self._prefix):
-            return None
-        method = path.removeprefix(self._prefix)
-
-        async def answer(_requests: AsyncIterator[bytes], context: Any) -> None:
-            error = NotAuthorizedError(
-                f"{method} is a call among brokers, and this is the listener for clients",
-                action="Let internal_advertised_address of this broker name the port of its internal_listen.",
-            )
-            await refuse(context, "internal", error, self._call_errors)
-
-        return grpc.stream_stream_rpc_method_handler(answer)
 
 
 def _not_arrived(method: str, late: NotArrivedError) -> ThrottledError:

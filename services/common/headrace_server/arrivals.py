@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from headrace_server.methods import Pool
 from headrace_server.places import Place
 
 ROUND_SECONDS = 0.2
@@ -46,11 +47,11 @@ class Arrivals:
     """The calls of one server whose request is on its way."""
 
     def __init__(self) -> None:
-        self._waiting: dict[_Arrival, None] = {}
+        self._waiting: dict[tuple[Pool, str], dict[_Arrival, None]] = {}  # by pool and peer, the oldest first
         self._late: dict[str, int] = {}  # bytes, by peer
         self._is_sweeping = False
 
-    async def read(self, context: Any, place: Place, *, late_bytes: int) -> Any:
+    async def read(self, context: Any, place: Place, pool: Pool, *, late_bytes: int) -> Any:
         """Read the message of a call whose `context` has none yet; holds `place` again when it returns.
 
         `late_bytes`: what it may have when it is late; 0: it may not be.
@@ -62,7 +63,8 @@ class Arrivals:
         task = asyncio.current_task()
         assert task is not None
         arrival = _Arrival(task, place, late_bytes)
-        self._waiting[arrival] = None
+        waiting = self._waiting.setdefault((pool, place.peer), {})
+        waiting[arrival] = None
         if not self._is_sweeping:
             self._is_sweeping = True
             asyncio.get_running_loop().call_later(ROUND_SECONDS, self._sweep)
@@ -73,15 +75,27 @@ class Arrivals:
                 raise NotArrivedError(arrival.seconds) from None
             raise
         finally:
-            del self._waiting[arrival]
+            waiting.pop(arrival, None)
+            if not waiting and self._waiting.get((pool, place.peer)) is waiting:
+                del self._waiting[(pool, place.peer)]
             if arrival.is_late:
                 self._leave_late(arrival)
         if arrival.is_late:
             place.retake()
         return message
 
+    def end_oldest(self, pool: Pool, peer: str) -> bool:
+        """Free the place of the peer's call whose request has been awaited longest; False: it has none in this pool."""
+        waiting = self._waiting.get((pool, peer), {})
+        oldest = next((arrival for arrival in waiting if not arrival.is_late), None)
+        if oldest is not None:
+            del waiting[oldest]
+            oldest.place.release()
+            self._end(oldest)
+        return oldest is not None
+
     def _sweep(self) -> None:
-        for arrival in list(self._waiting):
+        for arrival in [arrival for waiting in self._waiting.values() for arrival in waiting]:
             arrival.rounds += 1
             if arrival.is_late:
                 if arrival.rounds * ROUND_SECONDS >= LATE_SECONDS:
@@ -99,7 +113,7 @@ class Arrivals:
 
     def _end(self, arrival: _Arrival) -> None:
         if not arrival.seconds:
-            arrival.seconds = arrival.rounds * ROUND_SECONDS
+            arrival.seconds = max(1, arrival.rounds) * ROUND_SECONDS
             arrival.task.cancel()
 
     def _may_be_late(self, arrival: _Arrival) -> bool:

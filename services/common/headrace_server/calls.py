@@ -96,5 +96,6 @@ async def refuse(context: Any, method: str, error: HeadraceError, counter: Count
     code = error.code or ErrorCode.INTERNAL
     if counter is not None:
         counter.labels(method, code.name).inc()
-    log.debug("call_refused", method=method, principal=principal(), code=code.name, reason=error.message)
+    if _traced:
+        log.debug("call_refused", method=method, principal=principal(), code=code.name, reason=error.message)
     await abort(context, error)

@@ -8,14 +8,12 @@ highest descriptors, mostly the newest, are ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
-import stat
 from collections import defaultdict
 
 import structlog
 
+from headrace_server.connections import end, sockets
 from headrace_server.places import caller, share_of
 
 log = structlog.get_logger(__name__)
@@ -35,24 +33,17 @@ async def keep_shares(port: int, max_connections: int) -> None:
 
 def end_beyond_shares(port: int, max_connections: int) -> None:
     """End what callers of this process's listener at `port` have beyond their shares; may be called in any thread."""
-    descriptors = sorted(map(int, os.listdir("/dev/fd")))
-    if 2 * len(descriptors) <= max_connections:
+    if 2 * len(os.listdir("/dev/fd")) <= max_connections:
         return
-    peers: defaultdict[str, list[tuple[int, object]]] = defaultdict(list)
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):  # It is closed, or connected to nobody.
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                with socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as connection:
-                    peer = connection.getpeername()
-                    if isinstance(peer, tuple) and connection.getsockname()[1] == port:
-                        peers[caller(peer[0])].append((descriptor, peer))
+    peers: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for _, peer in sockets(port):
+        if peer is not None:
+            address = caller(peer[0])
+            peers[address].append((address, peer[1]))
     if 2 * sum(map(len, peers.values())) <= max_connections:
         return
     share = share_of(max_connections, len(peers))
+    end(port, {each for connections in peers.values() for each in connections[share:]})
     for address, connections in peers.items():
-        for descriptor, peer in connections[share:]:
-            with contextlib.suppress(OSError), socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as found:
-                if found.getpeername() == peer:  # The descriptor may be another's by now.
-                    found.shutdown(socket.SHUT_RDWR)
         if len(connections) > share:
             log.warning("connections_ended", peer=address, connections=len(connections), share=share)

@@ -112,11 +112,12 @@ class Places:
 class Rates:
     """What each peer had of late of methods that are dear: bytes of answers, or calls."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, **per_second: float) -> None:
+        """`per_second`: what `check` is not asked for."""
         self._monotonic = monotonic
         # (peer, method) -> when it will have paid for what it had; the least recently used first
         self._paid_at: OrderedDict[tuple[str, str], float] = OrderedDict()
-        self._rates: dict[str, float] = {}
+        self._rates = per_second
 
     def check(self, peer: str, method: str, per_second: float, unit: str) -> None:
         """Refuse a call of a peer that had its share.
@@ -125,7 +126,7 @@ class Rates:
             ThrottledError: with when to try again.
         """
         self._rates[method] = per_second
-        over_seconds = self._paid_at.get((peer, method), 0.0) - self._monotonic() - BURST_SECONDS
+        over_seconds = self.debt_seconds(peer, method) - BURST_SECONDS
         if over_seconds > 0:
             raise ThrottledError(
                 f"{peer} had more of {method} than {per_second:g} {unit} a second",
@@ -133,6 +134,10 @@ class Rates:
                 retry_after_ms=round(over_seconds * 1000) + 1,
                 action="Ask for less, or less often.",
             )
+
+    def debt_seconds(self, peer: str, method: str) -> float:
+        """Return how long the peer will have paid for what it had; up to 0: it has."""
+        return self._paid_at.get((peer, method), 0.0) - self._monotonic()
 
     def charge(self, peer: str, method: str, amount: int) -> None:
         """Count what a peer had, after `check`."""

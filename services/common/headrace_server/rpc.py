@@ -222,9 +222,9 @@ class RpcServer:
                 self._admission.add(path, handler, method.input_type, counter)
         self._service_names.append(service_name)
 
-    def add_handler(self, handler: grpc.GenericRpcHandler) -> None:
-        """Let `handler` say who answers the calls that no servicer of this server does."""
-        self._server.add_generic_rpc_handlers((handler,))
+    def refuse_internal(self, service_name: str, call_errors: Counter) -> None:
+        """Say to whoever calls this internal service on a server for clients what to do instead."""
+        self._admission.refuse_internal(service_name, call_errors)
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
         """Listen on `host:port` (port 0: the kernel chooses), serve, and return the address bound.
@@ -248,6 +248,7 @@ class RpcServer:
                 f"cannot listen on {listen}: {error}", action="Choose another address, or stop what holds this one."
             ) from error
         await self._server.start()
+        self._admission.wasted.start(bound)
         if self._max_connections:
             self._sharing = asyncio.create_task(keep_shares(bound, self._max_connections))
         self.address = f"{host}:{bound}"
@@ -257,6 +258,7 @@ class RpcServer:
         """Take no new calls, let those at work end within `grace_seconds`, then cancel them."""
         self.health.hold("readiness", "stopping", "it stops")
         self._health_servicer.close()
+        self._admission.wasted.stop()
         if self._sharing is not None:
             self._sharing.cancel()
         await self._server.stop(grace_seconds)
@@ -326,10 +328,11 @@ def _channel_options(limits: RpcLimits) -> Sequence[tuple[str, int]]:
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
         # Calls whose headers came and that `admission` has not seen yet: above 1,000 gRPC would end some by chance.
-        ("grpc.server.max_pending_requests", 8_192),
-        ("grpc.server.max_pending_requests_hard_limit", 16_384),
+        ("grpc.server.max_pending_requests", 6_144),
+        ("grpc.server.max_pending_requests_hard_limit", 8_192),
         ("grpc.max_metadata_size", limits.max_metadata_bytes),
-        ("grpc.so_reuseport", 0),
+        # For `connections.Diversion`. `check_free` asks without it, so that no second process listens here.
+        ("grpc.so_reuseport", 1),
         # Who connects and does not finish the handshake is cut off.
         ("grpc.server_handshake_timeout_ms", 10_000),
         # Clients ping every 20 s or slower, also between calls; without these a server calls that abuse after two

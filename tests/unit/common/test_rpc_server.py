@@ -176,6 +176,13 @@ async def test_a_taken_address_is_one_clear_error():
         assert address in str(caught.value)
 
 
+async def test_a_second_server_is_not_let_in_beside_one_that_listens(served):
+    """gRPC's sockets share their address with another of this process, and with no other server."""
+    server, _ = served
+    with pytest.raises(AddressInUseError, match="in use"):
+        await RpcServer().start(server.address)
+
+
 @pytest.mark.parametrize("address", ["", "7170", "host", "host:", "host:seven", "host:70000", ":1"])
 async def test_a_malformed_address_is_refused(address):
     """Only host:port is an address to listen on."""

@@ -1,0 +1,101 @@
+"""Callers who waste calls: they send headers, and their requests are never read.
+
+grpc.aio spends 100 to 150 us of the event loop on a call before `admission` has it, also on one that its caller took
+back, and on one that waited in gRPC's core while its connection closed. So what has come is paid for, and only what has
+not come yet can be kept away. A caller may waste `CALLS_PER_SECOND`, and `CALLS_AT_ONCE`. Who wastes more is shut out
+until all are paid for: it can open no connection, and of those that it has each one is ended that wastes
+`CALLS_OF_CONNECTION` meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import structlog
+
+from headrace_server.connections import Diversion, end
+from headrace_server.places import Rates, peer_host
+
+log = structlog.get_logger(__name__)
+
+CALLS_PER_SECOND = 100
+CALLS_AT_ONCE = 1_000
+"""A fifth of a second of the event loop."""
+CALLS_OF_CONNECTION = 10
+"""An honest client beside the caller, at the same address, may have a few whose deadlines passed."""
+MAX_SHUT_OUT = 256
+"""Callers at once: the kernel takes a program of 20 kB (net.core.optmem_max)."""
+PASS_SECONDS = 0.1
+
+
+class WastedCalls:
+    """What the callers of one listener wasted of late. Belongs to an event loop; does nothing before `start`."""
+
+    def __init__(self) -> None:
+        self._rates = Rates(calls=CALLS_PER_SECOND)
+        self._port = 0
+        self._shut_out: dict[str, Counter[int]] = {}  # by caller: what its connections wasted since, by their ports
+        self._ending: set[tuple[str, int]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+
+    def start(self, port: int) -> None:
+        """Guard the listener of this process at `port`."""
+        self._port = port
+
+    def stop(self) -> None:
+        """Leave the listener alone; it closes."""
+        self._port = 0
+        if self._keeping is not None:
+            self._keeping.cancel()
+
+    def is_shut_out(self, caller: str) -> bool:
+        """Whether the caller wasted too much, and has not paid yet."""
+        return caller in self._shut_out
+
+    def count(self, peer: str, *, of_connection: bool) -> None:
+        """Count a call of a gRPC peer that ended unread; `of_connection`: which is not for want of a place."""
+        caller = peer_host(peer)
+        self._rates.charge(caller, "calls", 1)
+        if caller not in self._shut_out:
+            if self._rates.debt_seconds(caller, "calls") <= CALLS_AT_ONCE / CALLS_PER_SECOND or not self._port:
+                return
+            if len(self._shut_out) >= MAX_SHUT_OUT:
+                return
+            log.warning("caller_shut_out", peer=caller, reason="too many calls without a request")
+            self._shut_out[caller] = Counter()
+            if self._keeping is None:
+                self._keeping = asyncio.create_task(self._keep_out(Diversion(self._port)))
+        if of_connection:
+            port = int(peer.rpartition(":")[2])
+            self._shut_out[caller][port] += 1
+            if self._shut_out[caller][port] == CALLS_OF_CONNECTION:
+                self._ending.add((caller, port))
+
+    async def _keep_out(self, diversion: Diversion) -> None:
+        """One pass after the other until nobody is shut out."""
+        kept_out, told = [""], [""]
+        try:
+            while self._shut_out:
+                callers, ending, self._ending = list(self._shut_out), self._ending, set()
+                try:
+                    if ending:
+                        await asyncio.to_thread(end, self._port, ending)
+                    ending = set()
+                    if callers != kept_out:
+                        await asyncio.to_thread(diversion.keep_out, callers)
+                        kept_out = callers
+                except OSError as error:  # For example no descriptor left: it is tried again.
+                    self._ending |= ending
+                    if callers != told:
+                        log.warning("callers_not_kept_out", peers=callers, cause=str(error))
+                        told = callers
+                await asyncio.sleep(PASS_SECONDS)
+                for caller in callers:
+                    if self._rates.debt_seconds(caller, "calls") <= 0:
+                        wasted = self._shut_out.pop(caller).values()
+                        ended = sum(calls >= CALLS_OF_CONNECTION for calls in wasted)
+                        log.warning("caller_let_in", peer=caller, connections_ended=ended)
+        finally:
+            diversion.close()
+            self._keeping = None
