@@ -105,7 +105,7 @@ CLIENTS = (
         "        return self.end_offset is not None and self.position >= self.end_offset\n",
         "        return self.end_offset is not None and self.position >= self.end_offset - 1\n",
         "A reader of a bounded part ends before its last record.",
-        Simulation(10),
+        Simulation(40),
     ),
     Mutant(
         "high-watermark-told-as-asked-for",

@@ -19,15 +19,6 @@ VOLUMES = {
     "min_insync_replicas": 2,
     "rates": (),
 }
-RESTORED = {
-    "faults": ("etcd put back", "topic made anew", "kill"),
-    "fault_period_ms": 700,
-    "brokers": 3,
-    "replication_factor": 3,
-    "min_insync_replicas": 2,
-    "durable": True,
-    "rates": (),
-}
 TESTS = "tests/unit/broker/test_broker_log_deletion.py"
 NOT_SEEN = "What a process does that goes on there is undone when a new generation begins: the disks decide."
 NOT_SIMULATED = "It takes a value that cannot be decoded, or a move that etcd forgets: no faults of the simulator."
@@ -40,7 +31,10 @@ DELETION_RULES = (
         "            return log_id.topic_id in view.deleted and not is_reserved\n",
         "            return not is_reserved\n",
         "A broker deletes the logs of topics that a restored etcd lacks.",
-        Simulation(60, changes=RESTORED),
+        Test(
+            f"{TESTS}::test_a_topic_that_a_running_broker_misses_is_kept",
+            "A broker of the simulator notices that etcd was put back (H81) before it looks at its logs.",
+        ),
     ),
     Mutant(
         "deletion-beside-what-cannot-be-decoded",

@@ -60,7 +60,7 @@ METADATA = (
         "                    [ModRevisionIs(key, proposal.base_revision), *sessions],\n",
         "                    sessions,\n",
         "A leader's write replaces whatever stands in the key.",
-        Simulation(60),
+        Simulation(120),
     ),
     Mutant(
         "no-answer-taken-for-a-failed-compare",
