@@ -303,7 +303,9 @@ class Nemesis:
             shutil.copytree(volume, copy)
             self._cluster.restart(broker)
         else:
+            broker.pause()  # A snapshot of a volume is of one moment: no file comes or goes meanwhile.
             shutil.copytree(volume, copy)
+            broker.resume()
         version = self._replicated.directory_version(broker_id)
         self._wait_for_acknowledged(50)
         until(lambda: self._replicated.directory_version(broker_id) > version, "a version", 20 * VERSION_SECONDS)

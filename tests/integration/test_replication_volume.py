@@ -43,7 +43,9 @@ def test_a_volume_that_was_put_back(own_cluster: Callable[..., LocalCluster], tm
             replicated.wait_in_sync("rolled-back")
             send(replicated.servers, SINCE)
         else:
+            replicated.broker(1).pause()  # A snapshot of a volume is of one moment.
             shutil.copytree(volume, copy)
+            replicated.broker(1).resume()
             version = replicated.directory_version(1)
             send(replicated.servers, SINCE)
             until(
