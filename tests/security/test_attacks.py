@@ -6,6 +6,8 @@ Bounds are processor time and memory of the servers, generous, and nothing is ti
 from __future__ import annotations
 
 import gzip
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
@@ -30,6 +32,7 @@ from headrace_server.places import PlaceLimits
 from tests.security.conftest import Witness
 from tests.security.fuzzing import request_type
 from tests.security.http2 import (
+    ADDRESSES,
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -49,6 +52,20 @@ SLACK_MIB = 192
 FORBIDDEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 FETCH = "/headrace.v1.BrokerService/Fetch"
 BAD_NAMES = ("", ".", "..", "../../etc/passwd", "a\0b", "\u202eevil", "\x1b[2J", "a\nb", "x" * 250, "x" * MIB)
+
+
+def half_open(count: int, path: str = FETCH) -> bytes:
+    """Headers of calls and nothing more."""
+    headers = call_headers(path)
+    return b"".join(frame(HEADERS, END_HEADERS, 2 * number + 1, headers) for number in range(count))
+
+
+def resets() -> bytes:
+    headers = call_headers(FETCH)
+    return b"".join(
+        frame(HEADERS, END_HEADERS, stream, headers) + frame(RST_STREAM, 0, stream, bytes([0, 0, 0, 8]))
+        for stream in range(1, 4_001, 2)
+    )
 
 
 @contextmanager
@@ -139,10 +156,37 @@ def test_half_open_calls(witness: Witness, listener: str) -> None:
     with bounded(witness, cpu_seconds=20.0, mib=64), ExitStack() as stack:
         for _ in range(20):
             stranger = stack.enter_context(Stranger(witness.address(listener)))
-            headers = call_headers(path)
-            stranger.send(b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, headers) for n in range(250)))
+            stranger.send(half_open(250, path))
         witness.work(20)
         assert is_healthy(witness)
+
+
+def is_served(address: str, source: str) -> bool:
+    """Whether a connection from there is answered by gRPC."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 0.5, (source, 0)) as connection:
+            return bool(connection.recv(9))
+    except OSError:  # Nothing came in time.
+        return False
+
+
+@pytest.mark.parametrize("frames", [half_open(250), resets()], ids=["half-open", "rapid resets"])
+def test_who_wastes_calls_opens_no_more_connections(witness: Witness, frames: bytes) -> None:
+    """F3: it is diverted at the listener while an honest client of another address goes on."""
+    address, waster = witness.address("client"), next(ADDRESSES)
+    with bounded(witness, cpu_seconds=20.0, mib=64), ExitStack() as stack:
+        strangers = [stack.enter_context(Stranger(address, waster)) for _ in range(20)]
+        for stranger in strangers:
+            stranger.send(frames)
+        deadline = time.monotonic() + 60
+        while is_served(address, waster):
+            assert time.monotonic() < deadline, "it is served still"
+        witness.work(20)
+        with Stranger(address) as neighbour:
+            assert neighbour.wait_until_read()
+        with headrace.Admin(bootstrap_servers=witness.cluster.bootstrap_servers) as admin:
+            admin.describe_topics([witness.topic])
 
 
 def test_all_places_in_which_fetches_wait(witness: Witness) -> None:
@@ -212,14 +256,6 @@ def test_numbers_that_are_none(witness: Witness, topic: cluster_pb2.NewTopic) ->
         assert answer.error.message
         with headrace.Admin(bootstrap_servers=witness.cluster.bootstrap_servers) as admin:
             assert "numbers" not in admin.list_topics()
-
-
-def resets() -> bytes:
-    headers = call_headers(FETCH)
-    return b"".join(
-        frame(HEADERS, END_HEADERS, stream, headers) + frame(RST_STREAM, 0, stream, bytes([0, 0, 0, 8]))
-        for stream in range(1, 4_001, 2)
-    )
 
 
 @pytest.mark.parametrize(
