@@ -40,12 +40,12 @@ BATCHES = (
         Test(REFUSED, SOUND),
     ),
     Mutant(
-        "few-offsets-not-ascending",
+        "plain-offsets-not-ascending",
         "H145",
         COLUMNS,
-        "        and all(map(le, offsets, offsets[1:]))\n",
+        "        and ascend\n",
         "",
-        "A small batch whose offsets descend passes for a sound one.",
+        "A batch of plain values whose offsets descend passes for a sound one.",
         Test(REFUSED, SOUND),
     ),
     Mutant(

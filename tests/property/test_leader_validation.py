@@ -31,7 +31,8 @@ ROW = st.tuples(ENTRY, ENTRY, st.lists(HEADER, max_size=3).map(tuple), TIME)
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """A batch with bytes of its header or payload changed, and checksums that are right all the same."""
-    values, keys, headers, times = zip(*draw(st.lists(ROW, min_size=1, max_size=9)), strict=True)
+    rows = draw(st.lists(ROW, min_size=1, max_size=9)) * draw(st.sampled_from([1, 1, 20]))  # Few, or many at once.
+    values, keys, headers, times = zip(*rows, strict=True)
     batch = bytearray(
         encode_batch(
             values,

@@ -62,6 +62,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
 _FEW_RECORDS = 16
+"""So many offsets are compared sooner one by one than by numpy."""
 _PIECE_BYTES = 1 << 20
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 _KEYS = int(BatchFlags.KEYS)
@@ -285,21 +286,26 @@ def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_byt
                 f"a payload of {header.payload_bytes} bytes is more than {MAX_RATIO:,} times the {stored_bytes} stored",
                 action="Send it uncompressed.",
             )
-    elif header.record_count <= _FEW_RECORDS and not header.flags & _COLUMN_FLAGS and _is_few_sound(batch, header):
+    elif not header.flags & _COLUMN_FLAGS and _is_plain_sound(batch, header):
         return
     _decode(batch, header, max_payload_bytes)
 
 
-def _is_few_sound(batch: ReadableBuffer, header: BatchHeader) -> bool:
-    """Whether a batch of a few plain values is sound, in a quarter of the time; else the whole check says why not."""
+def _is_plain_sound(batch: ReadableBuffer, header: BatchHeader) -> bool:
+    """Return whether a batch of values and nothing else is sound, in a quarter of the time; else `_decode` says why."""
     count = header.record_count
-    offsets = struct.unpack_from(f"<{count + 1}i", batch, HEADER_BYTES)
     end = HEADER_BYTES + 4 * (count + 1)
     gap = -end % 8
+    if count <= _FEW_RECORDS:
+        few = struct.unpack_from(f"<{count + 1}i", batch, HEADER_BYTES)
+        first, last, ascend = few[0], few[-1], all(map(le, few, few[1:]))
+    else:
+        offsets = np.frombuffer(batch, "<i4", count + 1, HEADER_BYTES)
+        first, last, ascend = int(offsets[0]), int(offsets[-1]), not (offsets[1:] < offsets[:-1]).any()
     return (
-        offsets[0] == 0
-        and end - HEADER_BYTES + gap + offsets[-1] == header.payload_bytes
-        and all(map(le, offsets, offsets[1:]))
+        first == 0
+        and ascend
+        and end - HEADER_BYTES + gap + last == header.payload_bytes
         and not any(memoryview(batch)[end : end + gap])
         and header.base_timestamp_ms >= MIN_TIMESTAMP_MS
         and header.max_timestamp_ms <= MAX_TIMESTAMP_MS
