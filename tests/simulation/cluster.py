@@ -462,13 +462,25 @@ class Cluster:
         self.checks.check_all()
         finals = self.read_all()
         lost = [(self.number_of(key), *each) for key in self.partitions for each in self.checks.partitions[key].lost]
+        resent = [
+            (self.number_of(key), *each) for key in self.partitions for each in self.checks.partitions[key].resent
+        ]
         numbers = [self.number_of(key) for key in self.partitions]
         sends = [each for each in self.sends if each.partition in numbers]
         polls = [each for each in self.polls if each.partition in numbers]
         compared: Counter[str] = Counter()
         removable = None if self.plan.retention_ms >= 0 else self.removable
         committed = [self._committed(key) for key in self.partitions]
-        anomalies = check(sends, polls, finals, committed=committed, removable=removable, lost=lost, compared=compared)
+        anomalies = check(
+            sends,
+            polls,
+            finals,
+            committed=committed,
+            removable=removable,
+            lost=lost,
+            resent=resent,
+            compared=compared,
+        )
         for name in ANOMALIES:
             self.world.count(JUDGED + name, compared[name])
         if anomalies:

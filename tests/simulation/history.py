@@ -87,6 +87,7 @@ def check(
     committed: Iterable[Final] = (),
     removable: Mapping[int, int] | None = None,
     lost: Iterable[tuple[int, int, int]] = (),
+    resent: Iterable[tuple[int, int, int]] = (),
     compared: Counter[str] | None = None,
 ) -> list[Anomaly]:
     """Compare what was sent and acknowledged with what was read.
@@ -94,7 +95,8 @@ def check(
     `committed`: all that ever was, with what has been removed since, so that each record is judged wherever a log
     begins now. `removable`: below which offset somebody let records of a partition be removed; None: retention by time
     removes them, too. `lost`: (partition, from, to) ranges that an administrator gave up; what stood there is not asked
-    for. `compared` is told how often each anomaly could have shown itself.
+    for. `resent`: such ranges of what was stored again after all that its producer had stored was removed, so that a
+    leader did not know the producer. `compared` is told how often each anomaly could have shown itself.
     """
     by_partition: dict[int, _Partition] = {}
     for final in (*finals, *committed):
@@ -105,6 +107,8 @@ def check(
         by_partition.setdefault(poll.partition, _Partition(poll.partition)).polls.append(poll)
     for partition, start, end in lost:
         by_partition.setdefault(partition, _Partition(partition)).lost.append((start, end))
+    for partition, start, end in resent:
+        by_partition.setdefault(partition, _Partition(partition)).resent.append((start, end))
     if removable is not None:
         for final in finals:
             by_partition[final.partition].check_log_start(final, removable.get(final.partition, 0))
@@ -125,6 +129,7 @@ class _Partition:
         self.polls: list[Poll] = []
         self.finals: list[Final] = []
         self.lost: list[tuple[int, int]] = []
+        self.resent: list[tuple[int, int]] = []
         self.found: list[Anomaly] = []
         self.compared: Counter[str] = Counter()
 
@@ -181,6 +186,8 @@ class _Partition:
         for offset, value in sorted(log.items()):
             is_numbered = value not in sent or sent[value].numbered
             self.compared["duplicate"] += is_numbered
+            if value in places and any(start <= offset < end for start, end in self.resent):
+                continue  # The first of its places says in which order it was sent.
             if value in places and is_numbered:
                 self._add("duplicate", f"{value} stands at {places[value]} and {offset}")
             places[value] = offset
@@ -209,7 +216,7 @@ class _Partition:
             self.compared["lost-write"] += 1
             if value in places:
                 self.compared["ack-offset-mismatch"] += send.offset >= 0
-                if send.offset >= 0 and places[value] != offset and not self._was_given_up(offset):
+                if send.offset >= 0 and log.get(offset) != value and not self._was_given_up(offset):
                     self._add("ack-offset-mismatch", f"{value} was acknowledged at {offset}, is at {places[value]}")
             elif send.offset < 0 and start > 0:
                 pass  # It may stand below the log start.

@@ -344,8 +344,11 @@ class Checks:
         epoch, wanted = partition.sequences.get(entry.producer_id, (-1, 0))
         if entry.producer_epoch > epoch:
             wanted = 0
+            partition.forgotten.pop(entry.producer_id, None)
         if entry.sequence == 0 and 0 < partition.ends.get(entry.producer_id, 0) <= self._cluster.log_start(host.key):
-            wanted = 0  # All that it had sent was deleted: a replica that began behind that does not know it (H49).
+            # All that it had sent was deleted: a replica that began behind that does not know it (H49).
+            partition.forgotten[entry.producer_id] = max(wanted, partition.forgotten.get(entry.producer_id, 0))
+            wanted = 0
             self._cluster.world.count("producers forgotten with their records")
         if entry.producer_epoch < epoch or entry.sequence != wanted:
             raise SimulationError(
@@ -353,6 +356,8 @@ class Checks:
                 f"{_name(host)} commits sequence {entry.sequence} of producer {entry.producer_id} epoch "
                 f"{entry.producer_epoch} at {entry.base}, after epoch {epoch} expecting {wanted}",
             )
+        if entry.sequence < partition.forgotten.get(entry.producer_id, 0):
+            partition.resent.append((entry.base, entry.end))
         partition.sequences[entry.producer_id] = entry.producer_epoch, wanted + entry.end - entry.base
         partition.ends[entry.producer_id] = entry.end
 

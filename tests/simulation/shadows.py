@@ -105,6 +105,10 @@ class Partition:
         """(producer epoch, next sequence) of what is committed (I20)."""
         self.ends: dict[int, int] = {}
         """Where each producer's last committed batch ends."""
+        self.forgotten: dict[int, int] = {}
+        """The next sequence of producers when all that they had sent was removed, and a leader did not know them."""
+        self.resent: list[tuple[int, int]] = []
+        """Offset ranges of what such producers sent before, and again."""
         self.state: PartitionState | None = None
         self.replicas: dict[int, Shadow] = {}
         self.unclean = False

@@ -124,6 +124,16 @@ def test_what_was_not_to_be_removed_is_lost():
     assert names(LATER, [], replicas, committed=[whole], removable={0: 4}) == []
 
 
+def test_what_a_forgotten_producer_sent_again_is_no_duplicate_and_nothing_else():
+    """Its first place orders it; another record that stands there twice is named."""
+    again = [send("a", offset=3, at=1), send("b", offset=1, at=2)]
+    whole = final("a", "b", "c", "a", replica="committed")
+    replicas = [final("c", "a", start=2)]
+    assert names([*again, send("c", offset=2, at=3)], [], replicas, committed=[whole], resent=[(0, 3, 4)]) == []
+    assert "duplicate" in names([*again, send("c", offset=2, at=3)], [], replicas, committed=[whole])
+    assert "duplicate" in names(again, [], [final("b", "b", "c")], committed=[whole], resent=[(0, 3, 4)])
+
+
 def test_what_only_readers_saw_is_judged():
     """A refused record, or one that nobody sent, is an anomaly where a reader got it and the log has it no more."""
     sends = [*LATER, send("x", offset=-1, outcome=FAIL, at=5)]
