@@ -136,6 +136,10 @@ class Replicated:
         """The broker that leads; waits for one."""
         return until(lambda: max(self.partition(topic, number).leader_id, 0), f"a leader of {topic}-{number}")
 
+    def leader_address(self, topic: str) -> str:
+        """Where the leader of partition 0 is now; after a stop that may be another one a moment later."""
+        return self.broker(self.leader(topic)).address
+
     def wait_for(
         self, topic: str, condition: Callable[[PartitionDescription], object], what: str, number: int = 0
     ) -> PartitionDescription:
@@ -451,12 +455,13 @@ def produce(
         return result
 
 
-def append(address: str, topic_id: bytes, *values: bytes, **fields: Any) -> int:
-    """One batch to a broker that leads or is about to; the offset of its first record."""
+def append(address: str | Callable[[], str], topic_id: bytes, *values: bytes, **fields: Any) -> int:
+    """One batch to a broker that leads or is about to, looked up again at each try; the offset of its first record."""
     answers: list[pb.PartitionProduceResult] = []
 
     def attempt() -> bool:
-        answers[:] = [produce(address, topic_id, *values, **fields)]
+        to = address if isinstance(address, str) else address()
+        answers[:] = [produce(to, topic_id, *values, **fields)]
         refused = answers[0].HasField("error")
         assert not refused or answers[0].error.outcome == Outcome.NOT_APPLIED, answers[0].error
         return not refused

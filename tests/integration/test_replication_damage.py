@@ -42,7 +42,7 @@ def rot(directory: Path, batch: int = BATCHES // 2) -> bytes:
 def check_replaced(replicated: Replicated, broker_id: int, topic: str, topic_id: bytes, rotten: bytes) -> None:
     """The damaged log was set aside as it is, another was copied in its place, and all replicas have all records."""
     replicated.wait_in_sync(topic)
-    append(replicated.broker(replicated.leader(topic)).address, topic_id, b"after")
+    append(lambda: replicated.leader_address(topic), topic_id, b"after")
     replicated.check_replicas_equal(topic)
     assert replicated.values(broker_id, topic) == [*VALUES, b"after"]
     directory = replicated.log_directory(broker_id, topic)

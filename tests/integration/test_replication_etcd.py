@@ -148,7 +148,7 @@ def test_a_restored_etcd(own_cluster: Callable[..., LocalCluster], tmp_path: Pat
         leader, epoch = replicated.leader("restored"), replicated.partition("restored").leader_epoch
         replicated.admin.drain_broker(leader)
         replicated.wait_for("restored", lambda part: part.leader_epoch > epoch and part.leader_id > 0, "another leader")
-        append(replicated.broker(replicated.leader("restored")).address, topic_id, b"in the later epoch")
+        append(lambda: replicated.leader_address("restored"), topic_id, b"in the later epoch")
         replicated.check_replicas_equal("restored")
     finally:
         replicated.close()
@@ -184,7 +184,7 @@ def test_logs_that_a_restored_etcd_lacks_stay(own_cluster: Callable[..., LocalCl
         copy_data(cluster, tmp_path / "backup")
         cluster.wait_until_healthy()
         topic_id = replicated.create("since", [[1, 2]], file_delete_delay_ms=0)
-        append(replicated.broker(replicated.leader("since")).address, topic_id, b"kept")
+        append(lambda: replicated.leader_address("since"), topic_id, b"kept")
         replicated.check_replicas_equal("since")
         directories = [replicated.log_directory(broker_id, "since") for broker_id in (1, 2)]
         for part in cluster.parts:

@@ -131,7 +131,7 @@ def test_all_brokers_at_once_without_fsync(replicated: Replicated, power: bool) 
         assert (answer.code, answer.outcome, answer.retriable) == (ErrorCode.NOT_LEADER, Outcome.NOT_APPLIED, True)
         (change,) = replicated.admin.elect_leaders("unclean", [headrace.TopicPartition(topic, 0)], broker_id=2)
         assert (change.error, change.leader_id) == (None, 2)
-    append(replicated.broker(replicated.leader(topic)).address, topic_id, b"after")
+    append(lambda: replicated.leader_address(topic), topic_id, b"after")
     replicated.check_replicas_equal(topic)
     # This machine lived on, so nothing was really lost.
     assert replicated.values(1, topic) == [*values, b"after"]
@@ -247,7 +247,7 @@ def test_what_only_the_old_leader_had(replicated: Replicated) -> None:
     for broker_id in (2, 3):
         replicated.cluster.restart(replicated.broker(broker_id))
     replicated.wait_for("alone", lambda part: part.leader_id in (2, 3), "another leader")
-    assert append(replicated.broker(replicated.leader("alone")).address, topic_id, b"after") == 1
+    assert append(lambda: replicated.leader_address("alone"), topic_id, b"after") == 1
     replicated.broker(1).resume()
     replicated.check_replicas_equal("alone")
     assert replicated.values(1, "alone") == [b"committed", b"after"]

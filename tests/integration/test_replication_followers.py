@@ -206,7 +206,7 @@ def test_a_broker_dies_during_a_move(replicated: Replicated, dies: int) -> None:
     replicated.cluster.restart(replicated.broker(dies))
     replicated.wait_for(topic, lambda part: part.replicas == (3, 2) and not part.removing_replicas, "the move's end")
     assert replicated.admin.list_reassignments([topic]) == []
-    append(replicated.broker(replicated.leader(topic)).address, topic_id, b"after")
+    append(lambda: replicated.leader_address(topic), topic_id, b"after")
     replicated.check_replicas_equal(topic)
     assert replicated.values(3, topic) == [*values, b"after"]
     until(lambda: set(replicated.logs(topic)) == {2, 3}, "nothing of it at broker 1")
