@@ -32,7 +32,7 @@ from headrace.wire.transfer import PREFACE, REQUEST_HEAD
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.security.conftest import Witness
-from tests.security.http2 import END_HEADERS, HEADERS, PING, RST_STREAM, Stranger, call_headers, frame
+from tests.security.http2 import PING, Stranger, calls, frame
 from tests.security.largest import World, fetch, produce
 from tests.security.poison import MIB, zeros_bomb
 
@@ -136,19 +136,6 @@ def _wait_places() -> bytes:
     return request.SerializeToString()
 
 
-def _resets() -> bytes:
-    headers = call_headers(FETCH)
-    return b"".join(
-        frame(HEADERS, END_HEADERS, stream, headers) + frame(RST_STREAM, 0, stream, bytes([0, 0, 0, 8]))
-        for stream in range(1, 4_001, 2)
-    )
-
-
-def _half_open(path: str) -> bytes:
-    headers = call_headers(path)
-    return b"".join(frame(HEADERS, END_HEADERS, 2 * number + 1, headers) for number in range(250))
-
-
 def attacks() -> Iterator[tuple[str, Callable[[Addresses], Burst]]]:
     """All of them, by name."""
     yield "F1 empty elements, Produce", flood(PRODUCE, lambda: b"\x22\x00" * (MIB // 2))
@@ -157,8 +144,8 @@ def attacks() -> Iterator[tuple[str, Callable[[Addresses], Burst]]]:
     yield "F1 empty elements, CommitOffsets", flood(commit, lambda: b"\x2a\x00" * (MIB // 2), listener="coordinator")
     yield "F2 bombs on their way in", flood(PRODUCE, _bomb, at_once=2)
     yield "F2 bombs as records", flood(FETCH, lambda: fetch(WORLD, as_records=True).SerializeToString())
-    yield "F3 half-open calls, Fetch", held(20, _half_open(FETCH))
-    yield "F3 half-open calls, Produce", held(20, _half_open(PRODUCE))
+    yield "F3 half-open calls, Fetch", held(20, calls(250, FETCH))
+    yield "F3 half-open calls, Produce", held(20, calls(250, PRODUCE))
     yield "F5 idle connections", held(300, b"")
     yield "F11 places in which fetches wait", flood(FETCH, _wait_places, at_once=600)
     yield "F13 producer ids", flood(PRODUCE, _producer_ids, at_once=16)
@@ -168,7 +155,7 @@ def attacks() -> Iterator[tuple[str, Callable[[Addresses], Burst]]]:
     yield "F17 DescribeLogs", flood("/headrace.v1.BrokerService/DescribeLogs", lambda: b"")
     yield "Produce of 500 partitions", flood(PRODUCE, lambda: produce(WORLD).SerializeToString(), at_once=1)
     yield "Fetch of 500 partitions", flood(FETCH, lambda: fetch(WORLD).SerializeToString(), at_once=1)
-    yield "rapid resets", frames(_resets())
+    yield "rapid resets", frames(calls(2_000, FETCH, then="reset"))
     yield "pings", frames(frame(PING, 0, 0, bytes(8)) * 5_000)
     yield "junk", frames(b"\x16\x03\x01" + bytes(5_000))
 

@@ -33,6 +33,29 @@ def call_headers(path: str, **more: str) -> bytes:
     return b"".join(literal(name.encode(), value.encode()) for name, value in headers.items())
 
 
+def calls(count: int, path: str, *, then: str = "", first: int = 0) -> bytes:
+    """Headers of calls and nothing more; `then`: "reset", each is taken back, or "end", each ends without a request.
+
+    `first`: how many calls the connection has made before.
+    """
+    headers, flags = call_headers(path), END_HEADERS | (END_STREAM if then == "end" else 0)
+    reset = bytes([0, 0, 0, 8])
+    return b"".join(
+        frame(HEADERS, flags, stream, headers) + (frame(RST_STREAM, 0, stream, reset) if then == "reset" else b"")
+        for stream in range(2 * first + 1, 2 * (first + count) + 1, 2)
+    )
+
+
+def is_served(address: str, source: str, seconds: float = 0.3) -> bool:
+    """Whether gRPC answers a connection from there; where it does not, only the time shows it."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), seconds, (source, 0)) as connection:
+            return bool(connection.recv(9))
+    except OSError:  # No answer, or our socket was closed just then.
+        return False
+
+
 class Stranger:
     """A connection to a gRPC server at an IPv4 address of the machine; a context manager."""
 

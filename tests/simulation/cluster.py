@@ -461,13 +461,11 @@ class Cluster:
                 self._scrub()
         self.checks.check_all()
         finals = self.read_all()
-        lost = [(self.number_of(key), *each) for key in self.partitions for each in self.checks.partitions[key].lost]
-        resent = [
-            (self.number_of(key), *each) for key in self.partitions for each in self.checks.partitions[key].resent
-        ]
-        numbers = [self.number_of(key) for key in self.partitions]
-        sends = [each for each in self.sends if each.partition in numbers]
-        polls = [each for each in self.polls if each.partition in numbers]
+        known = {self.number_of(key): self.checks.partitions[key] for key in self.partitions}
+        lost = [(number, *each) for number, partition in known.items() for each in partition.lost]
+        resent = [(number, *each) for number, partition in known.items() for each in partition.resent]
+        sends = [each for each in self.sends if each.partition in known]
+        polls = [each for each in self.polls if each.partition in known]
         compared: Counter[str] = Counter()
         removable = None if self.plan.retention_ms >= 0 else self.removable
         committed = [self._committed(key) for key in self.partitions]

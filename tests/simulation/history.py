@@ -130,6 +130,7 @@ class _Partition:
         self.finals: list[Final] = []
         self.lost: list[tuple[int, int]] = []
         self.resent: list[tuple[int, int]] = []
+        self.again: dict[str, int] = {}
         self.found: list[Anomaly] = []
         self.compared: Counter[str] = Counter()
 
@@ -187,7 +188,8 @@ class _Partition:
             is_numbered = value not in sent or sent[value].numbered
             self.compared["duplicate"] += is_numbered
             if value in places and any(start <= offset < end for start, end in self.resent):
-                continue  # The first of its places says in which order it was sent.
+                self.again[value] = offset  # Its first place shows in which order it was sent.
+                continue
             if value in places and is_numbered:
                 self._add("duplicate", f"{value} stands at {places[value]} and {offset}")
             places[value] = offset
@@ -216,7 +218,8 @@ class _Partition:
             self.compared["lost-write"] += 1
             if value in places:
                 self.compared["ack-offset-mismatch"] += send.offset >= 0
-                if send.offset >= 0 and log.get(offset) != value and not self._was_given_up(offset):
+                at = (places[value], self.again.get(value))
+                if send.offset >= 0 and offset not in at and not self._was_given_up(offset):
                     self._add("ack-offset-mismatch", f"{value} was acknowledged at {offset}, is at {places[value]}")
             elif send.offset < 0 and start > 0:
                 pass  # It may stand below the log start.

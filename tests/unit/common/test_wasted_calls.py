@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 
 import grpc
@@ -15,7 +14,7 @@ from headrace_server.places import PlaceLimits, Rates
 from headrace_server.rpc import RpcLimits, RpcServer, unary
 from prometheus_client import CollectorRegistry, Counter
 
-from tests.security.http2 import END_HEADERS, END_STREAM, HEADERS, RST_STREAM, Stranger, call_headers, frame
+from tests.security.http2 import Stranger, calls, is_served
 
 LIST_OFFSETS = "/headrace.v1.BrokerService/ListOffsets"
 WASTER, NEIGHBOUR = "127.0.0.2", "127.0.0.3"
@@ -85,50 +84,28 @@ def served():
     return serving()
 
 
-def calls(count: int, path: str = LIST_OFFSETS, *, then: str = "", first: int = 0) -> bytes:
-    """Headers of calls; `then`: they are taken back, or end."""
-    flags = END_HEADERS | (END_STREAM if then == "end" else 0)
-    streams = range(2 * first + 1, 2 * (first + count) + 1, 2)
-    reset = bytes([0, 0, 0, 8])
-    return b"".join(
-        frame(HEADERS, flags, stream, call_headers(path))
-        + (frame(RST_STREAM, 0, stream, reset) if then == "reset" else b"")
-        for stream in streams
-    )
-
-
-def is_served(port: int, source: str, host: str = "127.0.0.1") -> bool:
-    """Whether gRPC answers a connection; where it does not, only the time says so."""
-    try:
-        with socket.create_connection((host, port), 0.3, (source, 0)) as connection:
-            return bool(connection.recv(9))
-    except OSError:  # No answer, or our socket was closed just then.
-        return False
-
-
 @pytest.mark.parametrize("then", ["", "reset"])
 async def test_who_wastes_calls_is_shut_out_until_they_are_paid_and_nobody_else_is(served, then):
     """Its connection is ended and no other one opened; an honest one at its address stays, and neighbours come."""
-    port = int(served.address.rpartition(":")[2])
     with Stranger(served.address, WASTER) as honest, Stranger(served.address, WASTER) as waster:
         assert await asyncio.to_thread(honest.wait_until_read)
-        waster.send(calls(70, then=then))
+        waster.send(calls(70, LIST_OFFSETS, then=then))
         await served.until(lambda: served.wasted.is_shut_out(WASTER))
-        await until(lambda: not is_served(port, WASTER))
-        waster.send(calls(20, then=then, first=100))
+        await until(lambda: not is_served(served.address, WASTER))
+        waster.send(calls(20, LIST_OFFSETS, then=then, first=100))
         await asyncio.to_thread(waster.wait_until_closed)
         assert await asyncio.to_thread(honest.wait_until_read)
-        await until(is_served, port, NEIGHBOUR)
+        await until(is_served, served.address, NEIGHBOUR)
         served.now += 60
-        await until(is_served, port, WASTER)
+        await until(is_served, served.address, WASTER)
 
 
 @pytest.mark.parametrize(
     ("frames", "wasted", "of_connection"),
     [
-        pytest.param(calls(3, then="reset"), 3, 3, id="taken back"),
-        pytest.param(calls(3, then="end"), 3, 3, id="ended"),
-        pytest.param(calls(10), 10, 8, id="silent, two without a place"),
+        pytest.param(calls(3, LIST_OFFSETS, then="reset"), 3, 3, id="taken back"),
+        pytest.param(calls(3, LIST_OFFSETS, then="end"), 3, 3, id="ended"),
+        pytest.param(calls(10, LIST_OFFSETS), 10, 8, id="silent, two without a place"),
         pytest.param(calls(3, "/headrace.v1.BrokerService/Nothing", then="reset"), 3, 3, id="of no method"),
         pytest.param(calls(3, "/headrace.internal.v1.ReplicaService/Fetch"), 3, 3, id="internal"),
     ],
@@ -157,9 +134,9 @@ async def test_an_honest_call_beside_a_waster_at_its_address_finds_a_place(serve
     with Stranger(served.address, here) as waster, Stranger(served.address, here) as holder:
         async with grpc.aio.insecure_channel(served.address) as channel:
             await channel.unary_unary(LIST_OFFSETS)(b"", timeout=30)
-            waster.send(calls(70, then="reset"))
+            waster.send(calls(70, LIST_OFFSETS, then="reset"))
             await served.until(lambda: served.wasted.is_shut_out(here))
-            holder.send(calls(8))
+            holder.send(calls(8, LIST_OFFSETS))
             assert await asyncio.to_thread(holder.wait_until_read)
             await channel.unary_unary(LIST_OFFSETS)(b"", timeout=30)
 
@@ -180,7 +157,7 @@ async def test_callers_of_both_families_are_kept_out_at_one_listener():
         else:
             diversion.close()
         for source, host in everybody - out:
-            await until(is_served, port, source, host)
+            await until(is_served, f"{host}:{port}", source)
         for source, host in out:
-            assert not await asyncio.to_thread(is_served, port, source, host)
+            assert not await asyncio.to_thread(is_served, f"{host}:{port}", source)
     await server.stop(0)
