@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 
+from headrace_broker.storage.errors import REFUSALS as REFUSED
 from headrace_broker.storage.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss
 
 from tests.simulation.cluster import DAY_MS
@@ -78,7 +79,10 @@ class DiskFaults(Faults):
         if not hosts:
             return False
         host = chance.choice(hosts)
-        host.log.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
+        try:
+            host.log.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
+        except REFUSED:
+            return False
         mark, directory = host.log._state.flushed, host.log.directory
         sizes = {
             int(name[:-4]): len(node.filesystem.content(f"{directory}/{name}"))
