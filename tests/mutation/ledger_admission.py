@@ -301,12 +301,50 @@ ADMISSION = (
         "slices-of-all-large-calls-in-one-turn",
         "A11",
         f"{SERVER}/caller_turns.py",
-        "    if not waiting:\n        loop.call_soon(_give, loop, waiting)\n",
-        "    loop.call_soon(_give, loop, waiting)\n",
+        "        if not self._is_given:\n            self._is_given = True\n    ",
+        "",
         "Each turn of the event loop has a slice of every large call, and small calls need ten turns.",
         Test(
             "tests/unit/common/test_caller_turns.py::"
             "test_a_turn_of_the_loop_has_one_slice_however_many_calls_are_large",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "slices-without-a-pause",
+        "A11",
+        f"{SERVER}/caller_turns.py",
+        "            loop.call_later(self._owed_seconds, self._give, loop)\n",
+        "            loop.call_soon(self._give, loop)\n",
+        "The loop goes from slice to slice, and the threads that other calls wait for hardly run.",
+        Test(
+            "tests/unit/common/test_caller_turns.py::"
+            "test_beside_small_calls_the_loop_is_left_to_them_after_a_slice_for_as_long_as_it_lasted",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "slices-pause-for-their-own-caller",
+        "A11",
+        f"{SERVER}/caller_turns.py",
+        "        if now - self._large.get(caller, -math.inf) > LARGE_SECONDS:\n            self",
+        "        self",
+        "A client of wide requests has half of an idle broker.",
+        Test(
+            "tests/unit/common/test_caller_turns.py::"
+            "test_slices_wait_neither_for_their_own_caller_nor_for_one_of_large_calls",
+            NO_STRANGER,
+        ),
+    ),
+    Mutant(
+        "eight-fsyncs-at-once-whatever-the-disk",
+        "A11",
+        f"{BROKER}/runtime/flusher.py",
+        "        if len(self._lasted) == ROUNDS_LOOKED_AT:\n",
+        "        if False:\n",
+        "Eight threads wait for the interpreter in place of the disk, and the event loop with them.",
+        Test(
+            "tests/unit/broker/test_broker_runtime.py::test_fsyncs_at_once_are_as_many_as_wait_for_the_disk",
             NO_STRANGER,
         ),
     ),

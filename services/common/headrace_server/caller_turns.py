@@ -1,13 +1,15 @@
 """Callers have turns, where one of them can ask for much at once: a queue, and slices of the event loop.
 
 A call of another one needs some ten turns of the loop, each of which lasts as long as all that is done in it. So of all
-that is done in slices one slice is done in each turn, and the next one is another caller's. A caller is an address
-(`places.caller`) or, of what nobody called for, whatever divides it.
+that is done in slices one slice is done at a time, and the next one is another caller's; while others make calls that
+need no slices, slices have half of the time. A caller is an address (`places.caller`) or, of what nobody called for,
+whatever divides it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -15,6 +17,14 @@ from weakref import WeakKeyDictionary
 from headrace_server.calls import CALLER
 
 ItemT = TypeVar("ItemT")
+
+SHORTEST_PAUSE_SECONDS = 0.001
+"""The event loop's timers are no finer."""
+SMALL_SECONDS = 0.25
+"""A caller of small calls is there for so long after one."""
+LARGE_SECONDS = 1.0
+"""Calls of a caller that had a slice so lately are not taken for small ones."""
+MAX_LARGE = 1_000
 
 
 class CallerQueue(Generic[ItemT]):
@@ -40,23 +50,71 @@ class CallerQueue(Generic[ItemT]):
         return caller, item
 
 
-_slices: WeakKeyDictionary[asyncio.AbstractEventLoop, CallerQueue[asyncio.Future[None]]] = WeakKeyDictionary()
+class _Turns:
+    """Slices of one event loop, one at a time.
+
+    While a caller of small calls is there, the loop is left to others after each millisecond of slices for as long.
+    They need the interpreter in threads, too, in which a loop that goes from slice to slice leaves them little.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: CallerQueue[asyncio.Future[None]] = CallerQueue()
+        self._is_given = False  # a slice is being done, or its pause
+        self._owed_seconds = 0.0
+        self._large: dict[str, float] = {}  # when a caller had its last slice
+        self._small_at = -math.inf  # when one that had none of late made a call
+
+    def note_call(self, caller: str, now: float) -> None:
+        """Note a call that may be small."""
+        if now - self._large.get(caller, -math.inf) > LARGE_SECONDS:
+            self._small_at = now
+
+    def wait(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Return what is done once the next slice of the task's caller may be done."""
+        if not self._is_given:
+            self._is_given = True
+            loop.call_soon(self._give, loop)
+        turn = loop.create_future()
+        self._waiting.put(CALLER.get(), turn)
+        return turn
+
+    def _give(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_given = bool(self._waiting)
+        if not self._is_given:
+            return
+        caller, turn = self._waiting.pop()
+        if turn.done():  # Its task was cancelled.
+            loop.call_soon(self._give, loop)
+            return
+        turn.set_result(None)
+        loop.call_soon(self._pause, loop, caller, loop.time())  # Behind the slice, which its result has put there.
+
+    def _pause(self, loop: asyncio.AbstractEventLoop, caller: str, started: float) -> None:
+        now = loop.time()
+        if caller not in self._large and len(self._large) >= MAX_LARGE:
+            self._large = {each: at for each, at in self._large.items() if now - at <= LARGE_SECONDS}
+        self._large[caller] = now
+        if now - self._small_at > SMALL_SECONDS:
+            self._owed_seconds = 0.0
+        else:
+            self._owed_seconds += now - started
+        if self._owed_seconds < SHORTEST_PAUSE_SECONDS:
+            loop.call_soon(self._give, loop)
+        else:
+            loop.call_later(self._owed_seconds, self._give, loop)
+            self._owed_seconds = 0.0
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
+def note_call(caller: str) -> None:
+    """Note a call of a caller, whom slices of others leave the event loop to."""
+    loop = asyncio.get_running_loop()
+    _turns.setdefault(loop, _Turns()).note_call(caller, loop.time())
 
 
 async def next_turn() -> None:
     """Wait until the next slice of the task's caller may be done."""
     loop = asyncio.get_running_loop()
-    waiting = _slices.setdefault(loop, CallerQueue())
-    if not waiting:
-        loop.call_soon(_give, loop, waiting)
-    turn = loop.create_future()
-    waiting.put(CALLER.get(), turn)
-    await turn
-
-
-def _give(loop: asyncio.AbstractEventLoop, waiting: CallerQueue[asyncio.Future[None]]) -> None:
-    _, turn = waiting.pop()
-    if not turn.done():  # Its task was cancelled.
-        turn.set_result(None)
-    if waiting:
-        loop.call_soon(_give, loop, waiting)
+    await _turns.setdefault(loop, _Turns()).wait(loop)

@@ -33,7 +33,7 @@ from prometheus_client import Counter
 
 from headrace_server import calls
 from headrace_server.admission import Admission
-from headrace_server.caller_turns import next_turn
+from headrace_server.caller_turns import next_turn, note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, refuse, request_id
 from headrace_server.connection_shares import keep_shares
 from headrace_server.health import Health, HealthServicer
@@ -98,8 +98,7 @@ def unary(
 
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AnswerT:
-        CURRENT_CALL.set(context)
-        CALLER.set(peer_host(context.peer()))
+        _enter(context)
         started = time.perf_counter()
         try:
             require_deadline(context)
@@ -131,8 +130,7 @@ def server_streaming(
 
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AsyncIterator[AnswerT]:
-        CURRENT_CALL.set(context)
-        CALLER.set(peer_host(context.peer()))
+        _enter(context)
         started = time.perf_counter()
         try:
             require_deadline(context)
@@ -154,6 +152,13 @@ def server_streaming(
             _time(self, method, started)
 
     return guarded
+
+
+def _enter(context: Any) -> None:
+    caller = peer_host(context.peer())
+    CURRENT_CALL.set(context)
+    CALLER.set(caller)
+    note_call(caller)
 
 
 def require_deadline(context: Any) -> None:

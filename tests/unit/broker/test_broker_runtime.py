@@ -19,7 +19,7 @@ from headrace_broker.core.messages import SessionLost, SessionStarted, StateSeen
 from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.budget import MemoryBudget
-from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, Flusher
+from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, ROUNDS_LOOKED_AT, Flusher
 from headrace_broker.runtime.partition import Partition, PartitionServices, log_settings
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.settings import BrokerSettings
@@ -267,6 +267,23 @@ async def test_at_most_eight_fsyncs_run_at_once() -> None:
         flusher.request(log, "")
     await until(lambda: sum(log.running.is_set() for log in logs) == MAX_FLUSHES_AT_ONCE)
     assert not any(log.running.is_set() for log in logs[-2:])
+    for log in logs:
+        log.go.release()
+    await until(lambda: all(log.flushed for log in logs))
+    flusher.close()
+
+
+@pytest.mark.parametrize(("milliseconds", "at_once"), [(0.3, 2), (3.5, 4), (20, MAX_FLUSHES_AT_ONCE)])
+async def test_fsyncs_at_once_are_as_many_as_wait_for_the_disk(milliseconds: float, at_once: int) -> None:
+    """One round of four was short because there was nothing to write; that says nothing of the disk."""
+    flusher = Flusher(BrokerMetrics(CollectorRegistry()))
+    for index in range(ROUNDS_LOOKED_AT):
+        flusher._observe(0.0001 if index % 5 == 0 else milliseconds / 1000)
+    logs = [SlowLog() for _ in range(MAX_FLUSHES_AT_ONCE + 2)]
+    for log in logs:
+        flusher.request(log, "")
+    await until(lambda: sum(log.running.is_set() for log in logs) == at_once)
+    assert [log.running.is_set() for log in logs] == [True] * at_once + [False] * (len(logs) - at_once)
     for log in logs:
         log.go.release()
     await until(lambda: all(log.flushed for log in logs))

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from headrace_server.caller_turns import CallerQueue, next_turn
+from headrace_server import caller_turns
+from headrace_server.caller_turns import CallerQueue, next_turn, note_call
 from headrace_server.calls import CALLER
 
 
@@ -54,3 +55,54 @@ async def test_a_cancelled_call_takes_no_turn_from_others():
         await last
     assert all(each.cancelled() for each in cancelled)
     assert done == ["a"]
+
+
+class Slices:
+    """A large call whose slices last three seconds each, on a loop whose clock the test turns."""
+
+    def __init__(self, monkeypatch, count):
+        self.now, self.done, self._monkeypatch = 100.0, [], monkeypatch
+        monkeypatch.setattr(caller_turns, "SMALL_SECONDS", 60)
+        self.call = asyncio.create_task(self._work(count))
+
+    async def _work(self, count):
+        CALLER.set("large")
+        for _ in range(count):
+            await next_turn()
+            self.now += 3
+            self.done.append(self.now)
+
+    async def at(self, seconds, calls=""):
+        self.now = seconds
+        with self._monkeypatch.context() as patched:
+            patched.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+            for caller in calls.split():
+                note_call(caller)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        return self.done
+
+
+async def test_beside_small_calls_the_loop_is_left_to_them_after_a_slice_for_as_long_as_it_lasted(monkeypatch):
+    slices = Slices(monkeypatch, 2)
+    assert await slices.at(100, calls="small") == [103]
+    assert await slices.at(105.9) == [103]
+    assert await slices.at(106) == [103, 109]
+    await slices.call
+
+
+async def test_slices_wait_neither_for_their_own_caller_nor_for_one_of_large_calls(monkeypatch):
+    slices = Slices(monkeypatch, 4)
+    assert await slices.at(100) == [103, 106, 109, 112]
+    slices.call = asyncio.create_task(slices._work(2))
+    assert await slices.at(112, calls="large") == [103, 106, 109, 112, 115, 118]
+
+
+async def test_of_callers_of_large_calls_those_of_late_are_known(monkeypatch):
+    monkeypatch.setattr(caller_turns, "MAX_LARGE", 2)
+    turns, loop = caller_turns._Turns(), asyncio.get_running_loop()
+    for number in range(100):
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "time", lambda now=2.0 * number: now)
+            turns._pause(loop, str(number), 0.0)
+    assert len(turns._large) <= 2

@@ -1,4 +1,7 @@
-"""Group commit: fsync in threads, at most eight at once, one a dirty log and round; one fsync serves all that wait.
+"""Group commit: fsync in threads, one a dirty log and round; one fsync serves all that wait.
+
+On a fast disk a round is the interpreter's work more than the disk's, and more than two threads only wait for one
+another and keep the event loop waiting; on a slow one eight wait for the disk at once.
 
 Callers have turns: each in its order, one partition at a time, so that none waits for all that another one appended to.
 A partition that asks while its round runs gets one more round afterwards, which covers everything appended meanwhile. A
@@ -9,7 +12,8 @@ refused is tried again after a moment.
 from __future__ import annotations
 
 import asyncio
-import time
+import math
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -20,7 +24,10 @@ from headrace_server.caller_turns import CallerQueue
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogClosedError
 
-MAX_FLUSHES_AT_ONCE = 8
+MIN_FLUSHES_AT_ONCE, MAX_FLUSHES_AT_ONCE = 2, 8
+SECONDS_A_THREAD = 0.001
+"""A thread for each millisecond that a short round lasts: shorter than a quarter of the last ones."""
+ROUNDS_LOOKED_AT = 32
 
 
 class Flushable(Protocol):
@@ -46,6 +53,8 @@ class Flusher:
         self._queued: set[Flushable] = set()  # of the queue: the others are old entries of what has begun since
         self._running: dict[Flushable, dict[str, None]] = {}  # and who asked again since the round began
         self._retries: dict[Flushable, asyncio.TimerHandle] = {}
+        self._lasted: deque[float] = deque(maxlen=ROUNDS_LOOKED_AT)
+        self._at_once = MAX_FLUSHES_AT_ONCE
         self._is_closed = False
 
     def request(self, partition: Flushable, caller: str) -> None:
@@ -61,14 +70,15 @@ class Flusher:
         self._queue.put(caller, partition)
 
     def _start_rounds(self) -> None:
-        while self._queued and len(self._running) < MAX_FLUSHES_AT_ONCE and not self._is_closed:
+        while self._queued and len(self._running) < self._at_once and not self._is_closed:
             caller, partition = self._queue.pop()
             if partition not in self._queued:
                 continue
             self._queued.remove(partition)
             self._running[partition] = {}
-            started = time.perf_counter()
-            future = asyncio.get_running_loop().run_in_executor(self._executor, partition.flush_blocking)
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            future = loop.run_in_executor(self._executor, partition.flush_blocking)
             future.add_done_callback(partial(self._finish, partition, caller, started))
 
     def _finish(self, partition: Flushable, caller: str, started: float, future: asyncio.Future[Offset]) -> None:
@@ -84,11 +94,18 @@ class Flusher:
         elif error is not None:
             partition.on_flush_failed(error)
         else:
-            self._metrics.flush_seconds.observe(time.perf_counter() - started)
+            self._observe(asyncio.get_running_loop().time() - started)
             for each in asked_again:
                 self._put(partition, each)
             partition.on_flushed(future.result())
         self._start_rounds()
+
+    def _observe(self, seconds: float) -> None:
+        self._metrics.flush_seconds.observe(seconds)
+        self._lasted.append(seconds)
+        if len(self._lasted) == ROUNDS_LOOKED_AT:
+            threads = math.ceil(sorted(self._lasted)[ROUNDS_LOOKED_AT // 4] / SECONDS_A_THREAD)
+            self._at_once = max(MIN_FLUSHES_AT_ONCE, min(threads, MAX_FLUSHES_AT_ONCE))
 
     def _retry_later(self, partition: Flushable, caller: str) -> None:
         if partition not in self._retries:
