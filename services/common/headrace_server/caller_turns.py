@@ -62,12 +62,12 @@ class _Turns:
         self._is_given = False  # a slice is being done, or its pause
         self._owed_seconds = 0.0
         self._large: dict[str, float] = {}  # when a caller had its last slice
-        self._small_at = -math.inf  # when one that had none of late made a call
+        self._small, self._small_at = "", -math.inf  # who made a call without having had one of late, and when
 
     def note_call(self, caller: str, now: float) -> None:
         """Note a call that may be small."""
         if now - self._large.get(caller, -math.inf) > LARGE_SECONDS:
-            self._small_at = now
+            self._small, self._small_at = caller, now
 
     def wait(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Return what is done once the next slice of the task's caller may be done."""
@@ -94,7 +94,7 @@ class _Turns:
         if caller not in self._large and len(self._large) >= MAX_LARGE:
             self._large = {each: at for each, at in self._large.items() if now - at <= LARGE_SECONDS}
         self._large[caller] = now
-        if now - self._small_at > SMALL_SECONDS:
+        if caller == self._small or now - self._small_at > SMALL_SECONDS:
             self._owed_seconds = 0.0
         else:
             self._owed_seconds += now - started

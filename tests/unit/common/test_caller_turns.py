@@ -62,11 +62,12 @@ class Slices:
 
     def __init__(self, monkeypatch, count):
         self.now, self.done, self._monkeypatch = 100.0, [], monkeypatch
-        monkeypatch.setattr(caller_turns, "SMALL_SECONDS", 60)
-        self.call = asyncio.create_task(self._work(count))
+        monkeypatch.setattr(caller_turns, "SMALL_SECONDS", 5)
+        monkeypatch.setattr(caller_turns, "LARGE_SECONDS", 60)
+        self.call = asyncio.create_task(self.work("large", count))
 
-    async def _work(self, count):
-        CALLER.set("large")
+    async def work(self, caller, count):
+        CALLER.set(caller)
         for _ in range(count):
             await next_turn()
             self.now += 3
@@ -92,10 +93,12 @@ async def test_beside_small_calls_the_loop_is_left_to_them_after_a_slice_for_as_
 
 
 async def test_slices_wait_neither_for_their_own_caller_nor_for_one_of_large_calls(monkeypatch):
-    slices = Slices(monkeypatch, 4)
-    assert await slices.at(100) == [103, 106, 109, 112]
-    slices.call = asyncio.create_task(slices._work(2))
-    assert await slices.at(112, calls="large") == [103, 106, 109, 112, 115, 118]
+    slices = Slices(monkeypatch, 3)
+    assert await slices.at(100, calls="large") == [103, 106, 109]
+    for caller in ("wide", "large"):
+        slices.call = asyncio.create_task(slices.work(caller, 2))
+        await slices.at(slices.now, calls="wide")
+    assert slices.done == [103, 106, 109, 112, 115, 118, 121]
 
 
 async def test_of_callers_of_large_calls_those_of_late_are_known(monkeypatch):
