@@ -93,9 +93,9 @@ class LoopWatchdog:
             if looks >= 10 and not stalled_at:
                 stalled_at = time.monotonic() - looks * self._interval_seconds
                 self._metrics.loop_stalls.inc()
-                self._health.hold("liveness", "event_loop", "the event loop stands still")
                 seconds = round(looks * self._interval_seconds, 1)
                 log.error("event_loop_stalled", stalled_seconds=seconds, threads=self._stacks())
+                self._health.hold("liveness", "event_loop", "the event loop stands still")
 
     def _stacks(self) -> str:
         """Where every thread is, the event loop's first."""
