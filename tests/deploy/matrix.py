@@ -13,7 +13,7 @@ EVERYTHING: dict[str, Any] = {
     "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": [{"name": "registry"}]},
     "broker": {
         "replicas": 5,
-        "settings": {"stop_timeout_ms": 30_000, "max_fetch_bytes": 8 << 20, "suspicion_threshold": 6.5},
+        "settings": {"stop_timeout_ms": 30_000, "max_fetch_bytes": 8 << 20, "phi_threshold": 6.5},
         "persistence": {"size": "1Ti", "storageClassName": "fast", "annotations": {"backup": "no"}},
         "rack": {"fromNodeLabel": "topology.kubernetes.io/zone"},
         "external": {

@@ -333,11 +333,11 @@ def test_logs_that_part_are_cut(leader: HandLeader) -> None:
     assert leader.next_fetch().last_crc == leader.log.last_crc
 
 
-@pytest.mark.parametrize("verdict", ["diverged", "restart"])
-def test_committed_records_are_not_cut(leader: HandLeader, verdict: str) -> None:
+@pytest.mark.parametrize("decision", ["diverged", "restart"])
+def test_committed_records_are_not_cut(leader: HandLeader, decision: str) -> None:
     """I18: a leader that asks to go back below the high watermark without an unclean election is not believed."""
     fetch = leader.bring((b"a",), (b"b",), (b"c",))
-    if verdict == "diverged":
+    if decision == "diverged":
         leader.answer(fetch, diverged=internal.Diverged(leader_epoch=0, end_offset=1))
     else:
         leader.answer(fetch, restart=internal.Restart(offset=1))

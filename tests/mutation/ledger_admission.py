@@ -15,7 +15,7 @@ TRANSFER = f"{BROKER}/rpc/transfer.py"
 POSITIONS = "sdk/headrace/client/positions.py"
 VIEW = f"{SERVER}/metadata_view.py"
 PROCESS = f"{SERVER}/process_service.py"
-LINK = f"{BROKER}/runtime/leader_link.py"
+REPLICA_FETCHER = f"{BROKER}/runtime/replica_fetcher.py"
 WASTERS = (
     "tests/unit/common/test_wasted_calls.py::test_who_wastes_calls_is_shut_out_until_they_are_paid_and_nobody_else_is"
 )
@@ -254,7 +254,7 @@ ADMISSION = (
     Mutant(
         "a-message-of-all-partitions",
         "A1",
-        LINK,
+        REPLICA_FETCHER,
         "islice(self._due.items(), MAX_FETCHES)",
         "self._due.items()",
         "A follower of many partitions sends a message that its leader refuses.",

@@ -29,7 +29,7 @@ FAULT_RULES = (
     Mutant(
         "refused-answer-not-asked-for-again",
         "H35",
-        f"{BROKER}/runtime/leader_link.py",
+        f"{BROKER}/runtime/replica_fetcher.py",
         "            pause = REFUSED_STORAGE_SECONDS\n",
         "            return\n",
         "A follower whose disk refused an answer never fetches again.",
@@ -38,7 +38,7 @@ FAULT_RULES = (
     Mutant(
         "record-stamped-by-a-clock-in-doubt",
         "H43",
-        f"{BROKER}/runtime/services.py",
+        f"{BROKER}/runtime/partition_context.py",
         "        return self.clock.now_ms() if self.stamp_clock is None else self.stamp_clock()\n",
         "        return self.clock.now_ms()\n",
         "A leader whose clock is wrong stamps its time, by which its records are deleted once the clock is right.",

@@ -6,7 +6,7 @@ from tests.mutation.mutants import BROKER, SERVER, Mutant, Scenario, Simulation,
 
 REPLICA = f"{BROKER}/core/replica.py"
 FETCH = f"{BROKER}/core/replica_fetch.py"
-LINK = "tests/unit/broker/test_broker_leader_link.py"
+REPLICA_FETCHER_TESTS = "tests/unit/broker/test_broker_replica_fetcher.py"
 
 FOLLOWERS = (
     Mutant(
@@ -24,8 +24,8 @@ FOLLOWERS = (
         "cut-into-the-first-batch",
         "H8",
         FETCH,
-        "            return CutTo(target) if _end_after_cut(log, target) >= log.log_start_offset else",
-        "            return CutTo(target) if target >= log.log_start_offset else",
+        "            return TruncateTo(target) if _truncated_end(log, target) >= log.log_start_offset else",
+        "            return TruncateTo(target) if target >= log.log_start_offset else",
         "A follower cuts into the batch that holds its log start: its log ends before it begins.",
         Test(
             "tests/unit/broker/test_broker_core_replica_fetch.py::"
@@ -130,14 +130,14 @@ FOLLOWERS = (
         Scenario("test_late_fetch_reply.py::test_an_answer_is_used_once"),
     ),
     Mutant(
-        "verdict-on-a-fetch-ahead-used",
+        "decision-on-a-fetch-ahead-used",
         "H6",
         FETCH,
-        "    if ahead_offset and (answer.verdict is not None or log.log_end_offset != ahead_offset):\n",
+        "    if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):\n",
         "    if ahead_offset and log.log_end_offset != ahead_offset:\n",
-        "A verdict on the log as it was before the batches that have been written since cuts those.",
+        "A decision on the log as it was before the batches that have been written since cuts those.",
         Test(
-            "tests/unit/broker/test_broker_core_replica_fetch.py::test_a_verdict_on_a_fetch_ahead_is_not_used",
+            "tests/unit/broker/test_broker_core_replica_fetch.py::test_a_decision_on_a_fetch_ahead_is_not_used",
             "The leader found the log a copy one fetch before: only retention beside it, or damage, lets it say more.",
         ),
     ),
@@ -145,8 +145,8 @@ FOLLOWERS = (
         "answer-ahead-used-anywhere",
         "H6",
         FETCH,
-        "    if ahead_offset and (answer.verdict is not None or log.log_end_offset != ahead_offset):\n",
-        "    if ahead_offset and answer.verdict is not None:\n",
+        "    if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):\n",
+        "    if ahead_offset and answer.decision is not None:\n",
         "Good batches that follow others which were not written are taken for damage.",
         Test(
             "tests/unit/broker/test_broker_core_replica_fetch.py::"
@@ -237,9 +237,9 @@ FOLLOWERS = (
         f"{BROKER}/runtime/uninterrupted.py",
         "    if cancelled is not None:\n        raise cancelled\n",
         "",
-        "A link that is ended while it waits for its own writer's end takes the one for the other, and never ends.",
+        "A fetcher that is ended while it waits for its own writer's end takes the one for the other, and never ends.",
         Test(
-            f"{LINK}::test_a_link_that_is_cancelled_while_its_stream_ends_ends",
+            f"{REPLICA_FETCHER_TESTS}::test_a_fetcher_that_is_cancelled_while_its_stream_ends_ends",
             "The simulator has no tasks.",
         ),
     ),
@@ -251,7 +251,7 @@ FOLLOWERS = (
         "",
         "An assertion that fails in a task which is being ended is seen by nobody.",
         Test(
-            f"{LINK}::test_what_an_ended_task_failed_with_is_raised",
+            f"{REPLICA_FETCHER_TESTS}::test_what_an_ended_task_failed_with_is_raised",
             "The simulator has no tasks.",
         ),
     ),
@@ -263,7 +263,7 @@ FOLLOWERS = (
         "",
         "A replica that cuts its log while its stream breaks, or its session is renewed, never fetches again.",
         Test(
-            f"{LINK}::test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again",
+            f"{REPLICA_FETCHER_TESTS}::test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again",
             "The simulator cuts a log in one step.",
         ),
     ),
@@ -276,19 +276,19 @@ FOLLOWERS = (
         "",
         "A replica whose write failed while its stream broke follows on: the error went with who waited for it.",
         Test(
-            f"{LINK}::test_a_failed_write_takes_the_replica_offline_though_its_stream_broke",
+            f"{REPLICA_FETCHER_TESTS}::test_a_failed_write_takes_the_replica_offline_though_its_stream_broke",
             "The simulator writes a log in one step.",
         ),
     ),
     Mutant(
         "fetch-of-an-ended-stream",
         "H6",
-        f"{BROKER}/runtime/follower_stream.py",
+        f"{BROKER}/runtime/follower_fetch_session.py",
         "        if self._closed:\n            return\n",
         "",
         "A fetch that came by a stream which is over takes back what the follower has acknowledged by the next one.",
         Test(
-            f"{LINK}::test_a_stream_that_has_ended_takes_no_fetch_in",
+            f"{REPLICA_FETCHER_TESTS}::test_a_stream_that_has_ended_takes_no_fetch_in",
             "The simulator has its own streams.",
         ),
     ),
@@ -361,12 +361,12 @@ FOLLOWERS = (
     Mutant(
         "idle-partition-not-checkpointed",
         "I18",
-        f"{BROKER}/runtime/upkeep.py",
+        f"{BROKER}/runtime/maintenance.py",
         "            await partition.checkpoint(force=True)\n",
         "            await partition.checkpoint(force=False)\n",
         "A partition that has fallen idle keeps the high watermark of the last interval on its disk.",
         Test(
-            "tests/unit/broker/test_broker_upkeep.py::"
+            "tests/unit/broker/test_broker_maintenance.py::"
             "test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk",
             "The simulator checkpoints at its own ticks.",
         ),
@@ -375,7 +375,7 @@ FOLLOWERS = (
         "violation-answered-and-forgotten",
         "I6",
         f"{BROKER}/runtime/partition.py",
-        "            self.services.crash(error)\n            raise\n",
+        "            self.context.crash(error)\n            raise\n",
         "            raise\n",
         "A core that is wrong fails one call, and the broker goes on with it.",
         Test(
@@ -386,8 +386,8 @@ FOLLOWERS = (
     Mutant(
         "failed-task-forgotten",
         "I7",
-        f"{BROKER}/runtime/leader_link.py",
-        "        partition.services.watch(task)\n",
+        f"{BROKER}/runtime/replica_fetcher.py",
+        "        partition.context.watch(task)\n",
         "",
         "What a cut of a log meets is seen by nobody.",
         Test(

@@ -180,12 +180,12 @@ INVARIANT_RULES = (
         ),
     ),
     Mutant(
-        "high-watermark-with-a-verdict",
+        "high-watermark-with-a-decision",
         "H7",
         f"{CORE}/replica_fetch.py",
         "    if not replica.take_answer(answer.token, answer.leader_epoch):\n        return None\n",
         "    if not replica.take_answer(answer.token, answer.leader_epoch):\n        return None\n"
-        "    if answer.verdict is not None:\n"
+        "    if answer.decision is not None:\n"
         "        return AppendBatches(b'', log.log_end_offset, answer.log_start_offset, False)\n",
         "A follower takes an answer about divergence for the news that all it has is committed.",
         Scenario("test_kip_279.py::test_the_follower_has_more_than_the_leader"),

@@ -261,7 +261,7 @@ LEADERS = (
     Mutant(
         "stops-without-who-is-eligible",
         "H24",
-        f"{BROKER}/runtime/assignments.py",
+        f"{BROKER}/runtime/replica_manager.py",
         "        return len(state.in_sync) > 1 or any(\n",
         "        return len(state.in_sync) > 1 and any(\n",
         "A leader that is alone in sync ends at once, and an eligible replica leads without what acks=1 acknowledged.",
@@ -315,7 +315,7 @@ LEADERS = (
         "",
         "A follower without room waits for room that only its own deletions could make.",
         Test(
-            "tests/unit/broker/test_broker_upkeep.py::test_a_full_follower_takes_up_the_log_start",
+            "tests/unit/broker/test_broker_maintenance.py::test_a_full_follower_takes_up_the_log_start",
             "The simulator's disks have room again by themselves.",
         ),
     ),
@@ -327,7 +327,7 @@ LEADERS = (
         "lambda: None)",
         "A leader whose disk refuses a checkpoint once never deletes what all others have deleted.",
         Test(
-            "tests/unit/broker/test_broker_upkeep.py::test_a_log_start_that_is_refused_is_tried_again",
+            "tests/unit/broker/test_broker_maintenance.py::test_a_log_start_that_is_refused_is_tried_again",
             "The simulator's disks keep a reserve for checkpoints.",
         ),
     ),

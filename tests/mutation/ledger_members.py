@@ -296,7 +296,7 @@ MEMBERS = (
     Mutant(
         "damaged-log-replaced-before-it-left",
         "H17",
-        f"{BROKER}/runtime/assignments.py",
+        f"{BROKER}/runtime/replica_manager.py",
         "        if entry is None or left_revision is None or not isinstance(",
         "        left_revision = left_revision or 0\n        if entry is None or not isinstance(",
         "A damaged log is replaced at any news of the key, while writes that name it may still land.",
@@ -324,7 +324,7 @@ MEMBERS = (
     Mutant(
         "unmade-log-missed",
         "H17",
-        f"{BROKER}/runtime/assignments.py",
+        f"{BROKER}/runtime/replica_manager.py",
         "            if is_counted_on and was_begun and ",
         "            if is_counted_on and ",
         "A broker killed before it made the log of a new partition leaves the key for good.",
@@ -336,7 +336,7 @@ MEMBERS = (
     Mutant(
         "missing-log-counted-on",
         "H17",
-        f"{BROKER}/runtime/assignments.py",
+        f"{BROKER}/runtime/replica_manager.py",
         "            if is_counted_on and was_begun and ",
         "            if False and is_counted_on and ",
         "A broker whose log of a partition was removed opens an empty one, and is in sync with it.",

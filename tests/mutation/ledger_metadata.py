@@ -6,7 +6,7 @@ from tests.mutation.mutants import BROKER, SERVER, Mutant, Scenario, Simulation,
 
 VIEW = f"{SERVER}/metastore/view.py"
 REGISTRATION = f"{BROKER}/runtime/registration.py"
-IN_SYNC = f"{BROKER}/runtime/in_sync.py"
+ISR_UPDATER = f"{BROKER}/runtime/isr_updater.py"
 LEASE = f"{SERVER}/metastore/lease.py"
 NO_THREADS = "The simulator renews leases itself: the keeper is a thread with a channel of its own."
 
@@ -56,7 +56,7 @@ METADATA = (
     Mutant(
         "proposal-over-any-version",
         "C1",
-        IN_SYNC,
+        ISR_UPDATER,
         "                    [ModRevisionIs(key, proposal.base_revision), *sessions],\n",
         "                    sessions,\n",
         "A leader's write replaces whatever stands in the key.",
@@ -65,7 +65,7 @@ METADATA = (
     Mutant(
         "no-answer-taken-for-a-failed-compare",
         "C2",
-        IN_SYNC,
+        ISR_UPDATER,
         "            partition.handle(ProposalUnanswered(proposal.number))\n",
         "            partition.handle(ProposalFailed(proposal.number, None, proposal.base_revision))\n",
         "The shell takes a write without an answer for one that failed.",
@@ -74,19 +74,19 @@ METADATA = (
     Mutant(
         "stale-read-believed",
         "C4",
-        IN_SYNC,
+        ISR_UPDATER,
         "                    if (await self._metastore.txn(unchanged, success=[Get(key)])).succeeded:\n",
         "                    if True:\n",
         "A broker whose log failed believes a read of the past by which nobody counts on it.",
         Test(
-            "tests/unit/broker/test_broker_in_sync_writer.py::test_a_failed_replica_leaves_though_it_reads_that_it_has_left",
+            "tests/unit/broker/test_broker_isr_updater.py::test_a_failed_replica_leaves_though_it_reads_that_it_has_left",
             "A damaged replica writes the key in any case; a log that failed otherwise has all its records.",
         ),
     ),
     Mutant(
         "refused-leaving-believed",
         "C4",
-        IN_SYNC,
+        ISR_UPDATER,
         "                if result.succeeded:\n                    return result.revision\n",
         "                return result.revision\n",
         "A broker with a damaged log takes a write that was computed from a read of the past for done.",

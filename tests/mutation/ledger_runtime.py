@@ -1,4 +1,4 @@
-"""Rules of what runs the cores: streams, flushes and assignments of a broker, the controller's loop."""
+"""Rules of what runs the cores: streams, flushes and replicas of a broker, the controller's loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUNTIME_RULES = (
     Mutant(
         "fetch-of-a-broken-stream-awaited",
         "H6",
-        f"{RUNTIME}/leader_link.py",
+        f"{RUNTIME}/replica_fetcher.py",
         "            partition.replica.end_fetch()\n            self.fetch(partition)\n",
         "            self.fetch(partition)\n",
         "A follower goes on awaiting the answer to a fetch whose stream has broken.",
@@ -34,7 +34,7 @@ RUNTIME_RULES = (
     Mutant(
         "session-lost-by-the-broker-alone",
         "H76",
-        f"{RUNTIME}/assignments.py",
+        f"{RUNTIME}/replica_manager.py",
         "        for partition in self.partitions:\n            partition.handle(SessionLost())\n",
         "",
         "Partitions lead on when the broker's registration is gone.",
@@ -43,7 +43,7 @@ RUNTIME_RULES = (
     Mutant(
         "damaged-log-kept",
         "H33",
-        f"{RUNTIME}/assignments.py",
+        f"{RUNTIME}/replica_manager.py",
         "        if is_news:\n            self._note_left(partition)\n",
         "",
         "A damaged replica that has left its key stays as it is: nobody copies its log anew.",

@@ -7,7 +7,7 @@ from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Scenario
 
 STORAGE = f"{BROKER}/storage"
 LOG = f"{STORAGE}/log.py"
-LOG_END = f"{STORAGE}/log_end.py"
+LOG_TRUNCATION = f"{STORAGE}/log_truncation.py"
 DURABILITY = f"{STORAGE}/durability.py"
 RECOVERY = f"{STORAGE}/recovery.py"
 EPOCHS = f"{STORAGE}/epochs.py"
@@ -56,7 +56,7 @@ STORAGE_RULES = (
     Mutant(
         "truncation-not-synced",
         "H32",
-        LOG_END,
+        LOG_TRUNCATION,
         "        self._durability.sync_file(segments.active_file)\n",
         "",
         "Old blocks come back behind new ones after a power loss.",
@@ -68,7 +68,7 @@ STORAGE_RULES = (
     Mutant(
         "mark-not-lowered-before-the-cut",
         "H32",
-        LOG_END,
+        LOG_TRUNCATION,
         "            durability.write_checkpoint(lowered, both=True)\n",
         "",
         "A crash while a log is cut leaves a mark that lies beyond its end.",
@@ -80,7 +80,7 @@ STORAGE_RULES = (
     Mutant(
         "cut-keeps-epochs",
         "I6",
-        LOG_END,
+        LOG_TRUNCATION,
         "            durability.epochs_due |= self._epochs.cut_end(cut.offset)\n",
         "",
         "After a truncation the epoch file names epochs that the log has not.",
@@ -92,7 +92,7 @@ STORAGE_RULES = (
     Mutant(
         "cut-keeps-snapshots",
         "H48",
-        LOG_END,
+        LOG_TRUNCATION,
         "        self._snapshots.drop_above(cut.offset)\n",
         "",
         "After a truncation a snapshot of the producers knows of records that are gone.",
@@ -118,7 +118,7 @@ STORAGE_RULES = (
         "partition_log.headers(start)",
         "A flipped bit in a header makes a producer's sequences wrong.",
         Test(
-            "tests/unit/broker/test_broker_upkeep.py::test_producers_are_not_taken_from_a_rotten_header",
+            "tests/unit/broker/test_broker_maintenance.py::test_producers_are_not_taken_from_a_rotten_header",
             "Rot must meet a producer's id below the mark: one seed in 20,000.",
         ),
     ),
@@ -130,7 +130,7 @@ STORAGE_RULES = (
         "        start = offset",
         "A leader whose first batch is damaged never finds it, and no new replica gets past it.",
         Test(
-            "tests/unit/broker/test_broker_upkeep.py::test_damage_in_the_batch_that_holds_the_log_start_is_found",
+            "tests/unit/broker/test_broker_maintenance.py::test_damage_in_the_batch_that_holds_the_log_start_is_found",
             "The log start must lie inside the damaged batch: one seed in 20,000.",
         ),
     ),
@@ -171,7 +171,7 @@ STORAGE_RULES = (
         "part-of-a-batch-stays",
         "H35",
         LOG,
-        "        with state.disk():\n            self._end.remove_rest()\n        raise storage_full",
+        "        with state.disk():\n            self._truncation.remove_rest()\n        raise storage_full",
         "        state.uncut = False\n        raise storage_full",
         "A batch that the disk had no room for stays in part, with the next one behind it.",
         Test(
@@ -257,7 +257,7 @@ STORAGE_RULES = (
         "cut-forgotten-where-it-was-refused",
         "H35",
         LOG,
-        "        if state.uncut:\n            with state.disk():\n                self._end.remove_rest()\n",
+        "        if state.uncut:\n            with state.disk():\n                self._truncation.remove_rest()\n",
         "",
         "After a cut that a full disk refused halfway, the log appends in front of what is left of its old end.",
         Test(
@@ -431,12 +431,12 @@ STORAGE_RULES = (
     Mutant(
         "retention-at-a-jumped-clock",
         "H43",
-        f"{BROKER}/runtime/upkeep.py",
-        "    return None if services.clock_doubt() else services.now_ms()\n",
-        "    return services.clock.now_ms()\n",
+        f"{BROKER}/runtime/maintenance.py",
+        "    return None if context.clock_doubt() else context.now_ms()\n",
+        "    return context.clock.now_ms()\n",
         "A clock that jumps ahead lets retention take everything.",
         Test(
-            "tests/unit/broker/test_broker_upkeep.py::test_a_clock_in_doubt_deletes_and_forgets_nothing",
+            "tests/unit/broker/test_broker_maintenance.py::test_a_clock_in_doubt_deletes_and_forgets_nothing",
             "The simulator's topics keep everything.",
         ),
     ),
@@ -501,7 +501,7 @@ STORAGE_RULES = (
     Mutant(
         "log-start-not-persisted-first",
         "I18",
-        f"{STORAGE}/log_start.py",
+        f"{STORAGE}/log_retention.py",
         "                durability.write_checkpoint(Checkpoint(offset, high_watermark, state.flushed), both=True)\n",
         "",
         "Segments go before the log start that lies behind them is durable.",

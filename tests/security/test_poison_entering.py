@@ -100,7 +100,7 @@ async def test_topic_says_which_codecs_producers_may_use(tmp_path: Path) -> None
 async def test_flood_of_producer_ids_doubles_nothing(tmp_path: Path) -> None:
     """Ids are free; a retry that comes behind 10,000 of them is recognised, and new ids have their turn later."""
     async with leading_partition(tmp_path) as partition:
-        clock = partition.services.clock
+        clock = partition.context.clock
         assert isinstance(clock, ManualClock)
         honest = sealed(GOOD, records=2, producer=(7, 0, 0))
         first = await appended(partition, honest)
@@ -110,7 +110,7 @@ async def test_flood_of_producer_ids_doubles_nothing(tmp_path: Path) -> None:
         assert all(error.code is ErrorCode.THROTTLED and error.retriable for error in refused)
         again = await appended(partition, honest)
         assert (again.error, again.base_offsets) == (None, first.base_offsets)
-        clock.advance(partition.services.settings.producer_retry_window_ms)
+        clock.advance(partition.context.settings.producer_retry_window_ms)
         assert (await appended(partition, sealed(GOOD, records=2, producer=(99, 0, 0)))).error is None
 
 
@@ -125,7 +125,7 @@ def test_bombs_are_inflated_one_after_the_other(codec: Codec, tmp_path: Path) ->
 
     async def scenario() -> int:
         async with leading_partition(tmp_path / "a") as one, leading_partition(tmp_path / "b") as two:
-            two.services = replace(two.services, inflation=one.services.inflation)  # as in one broker
+            two.context = replace(two.context, inflation=one.context.inflation)  # as in one broker
             tracemalloc.start()
             try:
                 results = await asyncio.gather(*(appended(each, bomb) for each in (one, two) for _ in range(4)))

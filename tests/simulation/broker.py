@@ -21,11 +21,11 @@ from headrace_broker import app
 from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime import assignments as assignments_module
-from headrace_broker.runtime import log_deletion, producer_state, registration, upkeep
+from headrace_broker.runtime import log_deletion, maintenance, producer_state, registration
 from headrace_broker.runtime import partition as partition_module
-from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime import replica_manager as replica_manager_module
 from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage import DiskLimits, LogDamagedError, PartitionLog
 from headrace_broker.storage.directory import LogId
@@ -129,18 +129,18 @@ class Broker:
     @property
     def has_offline_log(self) -> bool:
         """Whether a disk has failed under a log; one that is damaged is replaced without anybody's help (H33)."""
-        assignments = None if self.app is None else self.app.assignments
-        return assignments is not None and any(
+        replica_manager = None if self.app is None else self.app.replica_manager
+        return replica_manager is not None and any(
             each.replica.role is Role.OFFLINE and not isinstance(each.failure, LogDamagedError)
-            for each in assignments.partitions
+            for each in replica_manager.partitions
         )
 
     def _after_event(self) -> None:
         """Watch partitions that are open since the last event, and see that nothing failed unforeseen."""
         self.loop.check()
-        if self.app is None or self.app.assignments is None:
+        if self.app is None or self.app.replica_manager is None:
             return
-        for partition in self.app.assignments._partitions.values():
+        for partition in self.app.replica_manager._partitions.values():
             host = self.logs.get(partition.log) if partition.log is not None else None
             if host is not None and host.partition is None:
                 host.attach(partition)
@@ -227,7 +227,7 @@ class Broker:
         """Look for damage everywhere now."""
         for host in list(self.logs.values()):
             if host.is_open:
-                self.do(lambda host=host: upkeep._scrub_partition(host.partition))
+                self.do(lambda host=host: maintenance._scrub_partition(host.partition))
 
     def delete_records(self, host: Host, before: int) -> Callable[[], bool]:
         """Raise the log start, as DeleteRecords does; what is returned says whether it was answered that it is."""
@@ -257,7 +257,7 @@ class SimulatedBroker(app.Broker):
     def __init__(self, life: Broker, directory: WatchedDirectory, executor: VirtualExecutor) -> None:
         cluster, node = life.cluster, life.node
         self.life = life
-        self.assignments: Assignments | None = None
+        self.replica_manager: ReplicaManager | None = None
         self.view: ClusterView | None = None
         self.registration: Registration
         supervision = Supervision(Health(), DetailCollector(), LoopBeat(METRICS.common), "")
@@ -282,9 +282,9 @@ class SimulatedBroker(app.Broker):
     def _make_server(self, _max_connections: int, **_checks: Any) -> Any:
         return Server(self.life.cluster.transport, self.life.loop, self.life.process)
 
-    def _add_process_service(self, assignments: Assignments) -> None:
-        self.assignments = assignments  # Before anything is opened.
-        self.view = assignments._view
+    def _add_process_service(self, replica_manager: ReplicaManager) -> None:
+        self.replica_manager = replica_manager  # Before anything is opened.
+        self.view = replica_manager._view
 
     def _describe(self) -> metadata_pb2.BrokerLive:
         live = super()._describe()
@@ -368,12 +368,12 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
         for module in (registration, coordinator_session):
             stack.enter_context(mock.patch.object(module, "LeaseKeeper", VirtualKeeper))
         if small:
-            stack.enter_context(mock.patch.object(assignments_module, "NOTE_SECONDS", 0.5))
+            stack.enter_context(mock.patch.object(replica_manager_module, "NOTE_SECONDS", 0.5))
             soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)
             stack.enter_context(mock.patch.object(log_deletion, "TopicConfig", soon))
             stack.enter_context(mock.patch.object(partition_module, "_INLINE_BYTES", 300))
             stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
-            stack.enter_context(mock.patch.object(upkeep, "SCRUB_BYTES", 1_000))
+            stack.enter_context(mock.patch.object(maintenance, "SCRUB_BYTES", 1_000))
             stack.enter_context(mock.patch.object(ProducerWindows, "_forget", _forget))
         before, processors = random.getstate(), structlog.get_config()["processors"]
         kept = processors.copy()

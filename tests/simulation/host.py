@@ -106,7 +106,7 @@ class Host:
         broker = self.broker
         now_ms, at_ms = broker.cluster.world.now_ms, stamp_ms - EPOCH_MS
         assert self.partition is not None
-        watch: ClockWatch = self.partition.services.stamp_clock.__self__  # type: ignore[union-attr]
+        watch: ClockWatch = self.partition.context.stamp_clock.__self__  # type: ignore[union-attr]
         is_wrong = abs(broker.node.wall.offset_ms - EPOCH_MS) > LIMIT_MS
         if is_wrong and watch._last_seen_ms and not (watch._confirmed or watch._sound()):
             return min(now_ms, watch._last_seen_ms - EPOCH_MS + broker.clock.monotonic_ms())
@@ -155,15 +155,15 @@ class Host:
         replica: Any = partition.replica
         watched: Any = partition
         replica.handle = partial(self._handle, replica, replica.handle)
-        watched.judge_fetch = partial(self._judge_fetch, partition.judge_fetch)
+        watched.compare_fetch = partial(self._compare_fetch, partition.compare_fetch)
         self.checks.touched(self)
 
-    def _judge_fetch(self, judge: Any, request: FetchRequest) -> Any:
+    def _compare_fetch(self, compare: Any, request: FetchRequest) -> Any:
         self._judged = request
-        verdict = judge(request)
-        if verdict is not None:
-            self._note(f"judges b{request.follower.broker_id}: {verdict}")
-        return verdict
+        decision = compare(request)
+        if decision is not None:
+            self._note(f"judges b{request.follower.broker_id}: {decision}")
+        return decision
 
     def _handle(self, replica: PartitionReplica, handle: Any, event: Any) -> Any:
         checks, kind = self.checks, type(event)

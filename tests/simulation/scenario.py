@@ -300,8 +300,8 @@ class Scenario:
         """Let a broker say that it is about to stop, and take its time."""
         app = self.host(broker_id).broker.app
         assert app is not None
-        assert app.assignments is not None
-        app.assignments.begin_stop()
+        assert app.replica_manager is not None
+        app.replica_manager.begin_stop()
         app.life.do(app.registration.announce_draining)
         self.run_for(50)  # coordinators have heard of it
 

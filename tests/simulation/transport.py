@@ -15,7 +15,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import grpc
-from headrace_broker.runtime import leader_link
+from headrace_broker.runtime import replica_fetcher
 from headrace_server.tls import open_channel
 
 from tests.simulation.network import Network, Stream
@@ -389,4 +389,4 @@ def _open_channel(address: str, options: Any, identity: Any) -> Any:
     return _Channel(transport, loop, loop.process, address)
 
 
-leader_link.open_channel = _open_channel  # Followers on a virtual loop meet their leaders here.
+replica_fetcher.open_channel = _open_channel  # Followers on a virtual loop meet their leaders here.

@@ -63,7 +63,7 @@ BOARD = Dashboard(
                     "Suspicion",
                     "Phi of peers that should be heard: at 1 one doubt in ten is wrong, at 8 they lose leadership.",
                     "short",
-                    Query(f"max by (peer) (headrace_broker_peer_suspicion{{{HERE}}})", "broker {{peer}}"),
+                    Query(f"max by (peer) (headrace_broker_peer_phi{{{HERE}}})", "broker {{peer}}"),
                 ),
                 graph(
                     "Truncations and damaged answers",

@@ -48,26 +48,26 @@ from headrace_server.tls import ServiceTls, watched_tls
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
+from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector
 from headrace_broker.core.replica import Role
-from headrace_broker.core.suspicion import SuspicionTable
 from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.replica_service import register as register_replica_service
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
 from headrace_broker.rpc.transfer import TransferServer
-from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.directory_version import StoredSessions, keep_version
+from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
-from headrace_broker.runtime.partition import PartitionServices
+from headrace_broker.runtime.maintenance import keep_high_watermarks, maintain, retain, scrub
+from headrace_broker.runtime.partition import PartitionContext
 from headrace_broker.runtime.partition_samples import describe_sample
 from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
 from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
-from headrace_broker.runtime.suspicions import Suspicions
-from headrace_broker.runtime.upkeep import keep_high_watermarks, maintain, retain, scrub
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
 from headrace_broker.storage.errors import storage_error
@@ -277,7 +277,7 @@ class Broker:
             self._clock,
             self._metrics.common.clock_in_doubt,
         )
-        services = PartitionServices(
+        context = PartitionContext(
             BrokerId(settings.broker_id),
             settings,
             self._clock,
@@ -299,30 +299,36 @@ class Broker:
             )
         self._health.hold("readiness", "registration", "it is not registered in etcd yet")
         registration = self._make_registration(live)
-        suspicions = self._make_suspicions(registration)
-        replication = Replication(view, self._metastore, services, suspicions, tasks, self._tls.internal)
-        assignments = Assignments(view, self._directory, services, replication)
+        failure_detector = self._make_failure_detector(registration)
+        replication = Replication(view, self._metastore, context, failure_detector, tasks, self._tls.internal)
+        replica_manager = ReplicaManager(view, self._directory, context, replication)
         service = BrokerService(
-            view, assignments, self._directory, registration, suspicions=suspicions, services=services, tasks=tasks
+            view,
+            replica_manager,
+            self._directory,
+            registration,
+            failure_detector=failure_detector,
+            partition_context=context,
+            tasks=tasks,
         )
-        replica_service = ReplicaService(replication, assignments, service.check_serving)
+        replica_service = ReplicaService(replication, replica_manager, service.check_serving)
         self._internal_server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
         self._internal_server.add(register, service, SERVICE_NAME)
         self._server.add(register, service, SERVICE_NAME)
         self._transfer = TransferServer(service, self._metrics, max_connections=settings.max_transfer_connections)
         self._server.refuse_internal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
-        self._add_process_service(assignments)
+        self._add_process_service(replica_manager)
         await self._listen(live)
         self._supervision.beat.on_beat = lambda: self._on_beat(view)
         self._supervision.detail.source = lambda: partition_metrics(
-            [describe_sample(partition) for partition in assignments.partitions]
+            [describe_sample(partition) for partition in replica_manager.partitions]
         )
-        await self._recover(assignments)
-        clocks.note_newest_record(await self._newest_append_ms(assignments))
+        await self._recover(replica_manager)
+        clocks.note_newest_record(await self._newest_append_ms(replica_manager))
         clocks.look()  # Before the first record is stamped.
         service.begin_serving()
         background: list[asyncio.Task[None]] = []
-        starting = tasks.create_task(self._start_session(registration, assignments))
+        starting = tasks.create_task(self._start_session(registration, replica_manager))
         stopping = tasks.create_task(stop.requested())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -331,22 +337,22 @@ class Broker:
                 tasks.create_task(source.run()),
                 tasks.create_task(watch_generation(view)),
                 tasks.create_task(clocks.run()),
-                tasks.create_task(assignments.run()),
-                tasks.create_task(self._keep_registered(registration, assignments)),
-                tasks.create_task(replication.tick(lambda: assignments.partitions)),
-                tasks.create_task(suspicions.run()),
-                tasks.create_task(keep_version(assignments, source, registration)),
-                tasks.create_task(maintain(assignments, self._directory, services)),
-                tasks.create_task(keep_high_watermarks(services)),
-                tasks.create_task(retain(assignments, services)),
-                tasks.create_task(scrub(assignments, services)),
+                tasks.create_task(replica_manager.run()),
+                tasks.create_task(self._keep_registered(registration, replica_manager)),
+                tasks.create_task(replication.tick(lambda: replica_manager.partitions)),
+                tasks.create_task(failure_detector.run()),
+                tasks.create_task(keep_version(replica_manager, source, registration)),
+                tasks.create_task(maintain(replica_manager, self._directory, context)),
+                tasks.create_task(keep_high_watermarks(context)),
+                tasks.create_task(retain(replica_manager, context)),
+                tasks.create_task(scrub(replica_manager, context)),
             ]
             self._health.release("readiness", "registration")
             self._announce()
             await stopping
         else:
             starting.cancel()
-        await self._stop(service, assignments, replication, registration, background)
+        await self._stop(service, replica_manager, replication, registration, background)
 
     def _make_server(self, max_connections: int, **checks: Any) -> RpcServer:
         settings = self._settings
@@ -371,7 +377,7 @@ class Broker:
             bound = self._transfer_address = await self._transfer.start(settings.transfer_listen)
             live.transfer_address = settings.transfer_advertised_address or f"{told_host}:{split_address(bound)[1]}"
 
-    def _add_process_service(self, assignments: Assignments) -> None:
+    def _add_process_service(self, replica_manager: ReplicaManager) -> None:
         add_process_service(
             self._server,
             ProcessParts(
@@ -381,15 +387,15 @@ class Broker:
                 health=self._health,
                 call_errors=self._metrics.common.call_errors,
                 describe_etcd=self._metastore.describe_members,
-                describe_disk=partial(self._describe_disk, assignments),
+                describe_disk=partial(self._describe_disk, replica_manager),
                 tls=self._tls,
             ),
         )
 
-    async def _describe_disk(self, assignments: Assignments, measure: bool) -> process_pb2.DiskDescription:
+    async def _describe_disk(self, replica_manager: ReplicaManager, measure: bool) -> process_pb2.DiskDescription:
         path, settings = self._directory.path, self._settings
-        offline = sum(partition.replica.role is Role.OFFLINE for partition in assignments.partitions)
-        unclaimed = assignments.unclaimed
+        offline = sum(partition.replica.role is Role.OFFLINE for partition in replica_manager.partitions)
+        unclaimed = replica_manager.unclaimed
         topic_ids = sorted({log_id.topic_id for log_id in unclaimed})
 
         def look() -> process_pb2.DiskDescription:
@@ -453,19 +459,19 @@ class Broker:
             on_lease_change=self._on_lease_change,
         )
 
-    def _make_suspicions(self, registration: Registration) -> Suspicions:
-        table = SuspicionTable(
-            threshold=self._settings.suspicion_threshold,
+    def _make_failure_detector(self, registration: Registration) -> PeerFailureDetector:
+        table = PhiAccrualFailureDetector(
+            threshold=self._settings.phi_threshold,
             promised_ms=round(SIGN_OF_LIFE_SECONDS * 1000),
             tick_ms=round(TICK_SECONDS * 1000),
         )
-        return Suspicions(table, registration, self._metrics)
+        return PeerFailureDetector(table, registration, self._metrics)
 
-    async def _start_session(self, registration: Registration, assignments: Assignments) -> None:
+    async def _start_session(self, registration: Registration, replica_manager: ReplicaManager) -> None:
         self._broker_epoch = await registration.register()
         self._registered = True
         self._metrics.registered.set(1)
-        assignments.start_session(self._broker_epoch)
+        replica_manager.start_session(self._broker_epoch)
 
     def _on_lease_change(self, state: LeaseState) -> None:
         """Silence does not fence (PROTOCOL, decisions); a lease that etcd calls ended does."""
@@ -483,18 +489,18 @@ class Broker:
         if self._registered and not behind and (broker is None or broker.broker_epoch != self._broker_epoch):
             self._lease_lost.set()
 
-    async def _keep_registered(self, registration: Registration, assignments: Assignments) -> None:
+    async def _keep_registered(self, registration: Registration, replica_manager: ReplicaManager) -> None:
         """Lead nothing after a lost lease, and register anew: the process lived on, so its data is whole."""
         while True:
             await self._lease_lost.wait()
             log.error("registration_lost", broker_epoch=self._broker_epoch)
             self._registered = False
             self._metrics.registered.set(0)
-            assignments.lose_session()
+            replica_manager.lose_session()
             self._health.hold("readiness", "registration", "its registration in etcd was lost")
             await registration.end(revoke=False)
             self._lease_lost.clear()
-            await self._start_session(registration, assignments)
+            await self._start_session(registration, replica_manager)
             self._health.release("readiness", "registration")
 
     def _on_beat(self, view: ClusterView) -> None:
@@ -505,24 +511,24 @@ class Broker:
         else:
             self._health.release("readiness", "draining")
 
-    async def _recover(self, assignments: Assignments) -> None:
+    async def _recover(self, replica_manager: ReplicaManager) -> None:
         """Open what is on disk."""
         metrics, started = self._metrics, time.monotonic()
         metrics.recovery_seconds.set_function(lambda: time.monotonic() - started)
         metrics.recovering.set(1)
-        await assignments.open_existing()
+        await replica_manager.open_existing()
         metrics.recovering.set(0)
         took_seconds = time.monotonic() - started
         metrics.recovery_seconds.set_function(lambda: took_seconds)
         CollectorPacer().install()
         self._health.start_is_over()
 
-    async def _newest_append_ms(self, assignments: Assignments) -> int:
+    async def _newest_append_ms(self, replica_manager: ReplicaManager) -> int:
         """When the newest record on the disk was appended; 0: there is none, or it cannot be read."""
 
         def look() -> int:
             newest_ms = 0
-            for partition in assignments.partitions:
+            for partition in replica_manager.partitions:
                 with suppress(HeadraceError):  # What cannot be read has been reported, or will be when it is asked for.
                     newest_ms = max(newest_ms, 0 if partition.log is None else partition.log.newest_append_ms())
             return newest_ms
@@ -556,17 +562,17 @@ class Broker:
     async def _stop(
         self,
         service: BrokerService,
-        assignments: Assignments,
+        replica_manager: ReplicaManager,
         replication: Replication,
         registration: Registration,
         background: list[asyncio.Task[None]],
     ) -> None:
         """Stop in good order: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
         self._health.hold("readiness", "stopping", "it stops")
-        given_away = await self._give_leaderships_away(assignments, registration)
+        given_away = await self._give_leaderships_away(replica_manager, registration)
         service.begin_stop()
         if not given_away:
-            await self._give_the_last_away(assignments)
+            await self._give_the_last_away(replica_manager)
         replication.close()
         await asyncio.gather(
             self._server.stop(STOP_GRACE_SECONDS), self._internal_server.stop(STOP_GRACE_SECONDS), self._stop_transfer()
@@ -575,7 +581,7 @@ class Broker:
             task.cancel()
         if background:
             await asyncio.wait(background)
-        self._clean = await assignments.close()
+        self._clean = await replica_manager.close()
         await self._outdate_copies(registration)
         await self._close_directory()
         await registration.end(revoke=True)
@@ -591,19 +597,19 @@ class Broker:
         if self._transfer is not None:
             await self._transfer.stop()
 
-    async def _give_leaderships_away(self, assignments: Assignments, registration: Registration) -> bool:
+    async def _give_leaderships_away(self, replica_manager: ReplicaManager, registration: Registration) -> bool:
         """Say that the broker stops, and serve on until others lead what they can lead (KIP-841).
 
         False: they do not yet, and the time is up.
         """
         timeout_ms = self._settings.drain_timeout_ms
-        if not self._registered or not timeout_ms or not assignments.movable_leaderships():
+        if not self._registered or not timeout_ms or not replica_manager.movable_leaderships():
             return True
         started_ms = self._clock.monotonic_ms()
-        assignments.begin_stop()
+        replica_manager.begin_stop()
         if not await registration.announce_draining():
             return True
-        while left := assignments.movable_leaderships():
+        while left := replica_manager.movable_leaderships():
             if self._clock.monotonic_ms() - started_ms >= timeout_ms or not self._registered:
                 log.warning("leaderships_not_moved", partitions=left, waited_ms=timeout_ms)
                 return not self._registered
@@ -611,10 +617,10 @@ class Broker:
         log.info("leaderships_moved", took_ms=self._clock.monotonic_ms() - started_ms)
         return True
 
-    async def _give_the_last_away(self, assignments: Assignments) -> None:
+    async def _give_the_last_away(self, replica_manager: ReplicaManager) -> None:
         """Nothing is appended any more: give successors that lagged a moment to reach the log ends (H24)."""
         deadline_ms = self._clock.monotonic_ms() + LAST_HAND_OVERS_MS
-        while left := assignments.movable_leaderships():
+        while left := replica_manager.movable_leaderships():
             if self._clock.monotonic_ms() >= deadline_ms:
                 log.warning("leaderships_not_handed_over", partitions=left, waited_ms=LAST_HAND_OVERS_MS)
                 return

@@ -100,8 +100,8 @@ class BrokerMetrics:
         self.follower_lag_seconds = gauge_by(
             "follower_lag_seconds", "How long ago a follower had everything, in its worst partition", "peer"
         )
-        self.peer_suspicion = gauge_by(
-            "peer_suspicion",
+        self.peer_phi = gauge_by(
+            "peer_phi",
             "Phi of a broker that should be heard on replication streams: 1 means one doubt in ten is wrong",
             "peer",
         )
@@ -113,7 +113,7 @@ class BrokerMetrics:
 
         self.offline_logs = gauge("offline_logs", "Replicas whose log failed")
         self.storage_refusals = counter(
-            "storage_refusals", "Flushes and upkeep put off for want of disk space, descriptors or memory"
+            "storage_refusals", "Flushes and maintenance put off for want of disk space, descriptors or memory"
         )
         self.unclaimed_logs = gauge(
             "unclaimed_logs", "Logs on disk that no key in etcd claims and nothing allows to delete"

@@ -152,7 +152,7 @@ class BrokerSettings(TlsSettings):
         int,
         Field(ge=500, description="Milliseconds behind the leader after which a follower leaves the in-sync set."),
     ] = 10_000
-    suspicion_threshold: Annotated[
+    phi_threshold: Annotated[
         float,
         Field(
             ge=1,

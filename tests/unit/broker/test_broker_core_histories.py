@@ -8,7 +8,7 @@ from __future__ import annotations
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered
 from headrace_broker.core.replica import Role
-from headrace_broker.core.replica_fetch import CutTo, Diverged, FetchAnswer
+from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, TruncateTo
 from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
 from headrace_server.partition_state import change, leave
 
@@ -86,7 +86,7 @@ def test_kip_101_two_that_restart_after_a_power_loss_do_not_diverge() -> None:
     partition[B].produce()
     partition.register(A)
     partition.see_all()
-    assert partition.fetch(A, B) == CutTo(1)
+    assert partition.fetch(A, B) == TruncateTo(1)
     assert [batch.leader_epoch for batch in settle(partition, B, A)] == [1, partition.state.leader_epoch]
 
 
@@ -107,7 +107,7 @@ def test_kip_279_after_two_fast_leader_changes() -> None:
     partition.see_all()
     partition[A].produce()
     assert [batch.leader_epoch for batch in partition[A].batches()] == [1, 1, 1, 3]
-    assert partition.fetch(B, A) == CutTo(1), "A knows no epoch 2: its epoch 1 ends at 3, B's at 1"
+    assert partition.fetch(B, A) == TruncateTo(1), "A knows no epoch 2: its epoch 1 ends at 3, B's at 1"
     assert [batch.leader_epoch for batch in settle(partition, A, B)] == [1, 1, 1, 3]
 
 
@@ -128,7 +128,7 @@ def test_kip_279_a_leader_whose_epoch_is_missing_between() -> None:
     partition.lead(C)
     partition.see_all()
     partition[C].produce()  # epoch 3 at 2
-    assert partition.fetch(B, C) == CutTo(1)
+    assert partition.fetch(B, C) == TruncateTo(1)
     assert [batch.leader_epoch for batch in settle(partition, C, A, B)] == [1, 1, 3]
 
 
@@ -145,7 +145,7 @@ def test_h3_the_same_broker_leads_again_and_the_epoch_between_was_missed() -> No
     partition[A].see()
     partition[A].produce()
     partition[B].see()  # straight from epoch 2 to 3
-    assert partition.fetch(B, A) == CutTo(1)
+    assert partition.fetch(B, A) == TruncateTo(1)
     assert [batch.leader_epoch for batch in settle(partition, A, B)] == [1, 3]
 
 
@@ -224,7 +224,7 @@ def test_the_last_replica_standing_loses_its_disk_and_others_lead() -> None:
     partition.check()
     partition.register(A)
     partition.see_all()
-    assert partition.fetch(A, B) == CutTo(1), "what was never acknowledged goes"
+    assert partition.fetch(A, B) == TruncateTo(1), "what was never acknowledged goes"
 
 
 def test_a_zombie_leader_commits_nothing() -> None:
@@ -360,7 +360,7 @@ def test_a_cut_takes_the_sequences_with_it() -> None:
     partition[A].produce(2, producer=(7, 0, 2))
     partition.lead(B)
     partition.see_all()
-    assert partition.fetch(A, B) == CutTo(2)
+    assert partition.fetch(A, B) == TruncateTo(2)
     assert partition[A].replica.check_batch(7, 0, 2, 2) is None
     partition[B].produce(2, producer=(7, 0, 2))
     settle(partition, B, A)

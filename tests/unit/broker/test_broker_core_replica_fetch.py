@@ -18,20 +18,20 @@ from headrace.wire.errors import (
     UnknownLeaderEpochError,
 )
 from headrace.wire.ids import LeaderEpoch, Offset
-from headrace_broker.core.messages import BatchesReplicated, FollowerFetched, LogCut, SessionLost
+from headrace_broker.core.messages import BatchesReplicated, FollowerFetched, LogTruncated, SessionLost
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import (
     AppendBatches,
-    CutTo,
     Diverged,
-    FetchAgain,
     FetchAnswer,
     FetchRequest,
+    Refetch,
+    ResetLog,
     Restart,
-    StartOver,
+    TruncateTo,
     check_fetch,
     check_reader,
-    judge,
+    compare_logs,
     next_step,
 )
 from headrace_broker.storage.errors import LogDamagedError
@@ -145,19 +145,19 @@ def test_a_copy_is_a_copy_wherever_it_ends(offset: int) -> None:
     node = partition[LEADER]
     epoch = 1 if offset <= 4 else 3
     request = asked(partition, offset=offset, last_epoch=epoch, last_crc=crc_before(node, offset))
-    assert judge(node.log, request) is None
+    assert compare_logs(node.log, request) is None
 
 
 def test_an_empty_log_is_a_copy_of_nothing() -> None:
     partition = leader_with_epochs()
     request = asked(partition)
     assert (request.offset, request.last_epoch, request.last_crc) == (0, -1, 0)
-    assert judge(partition[LEADER].log, request) is None
-    assert judge(partition[THIRD].log, request) is None
+    assert compare_logs(partition[LEADER].log, request) is None
+    assert compare_logs(partition[THIRD].log, request) is None
 
 
 @pytest.mark.parametrize(
-    ("offset", "last_epoch", "verdict"),
+    ("offset", "last_epoch", "decision"),
     [
         (6, 1, Diverged(1, 4)),  # KIP-101: its epoch went on where this leader's had ended
         (6, 2, Diverged(1, 4)),  # KIP-279: an epoch that is not known here; the largest below it is
@@ -167,15 +167,15 @@ def test_an_empty_log_is_a_copy_of_nothing() -> None:
         (9, -1, Diverged(-1, 8)),  # nothing left at an offset that this log does not have
     ],
 )
-def test_epochs_decide_where_logs_part(offset: int, last_epoch: int, verdict: object) -> None:
+def test_epochs_decide_where_logs_part(offset: int, last_epoch: int, decision: object) -> None:
     """H1, H2: (the largest epoch that is known, its end)."""
     partition = leader_with_epochs()
     request = asked(partition, offset=offset, last_epoch=last_epoch, last_crc=1)
-    assert judge(partition[LEADER].log, request) == verdict
+    assert compare_logs(partition[LEADER].log, request) == decision
 
 
 @pytest.mark.parametrize(
-    ("offset", "last_epoch", "verdict"),
+    ("offset", "last_epoch", "decision"),
     [
         (4, 1, Diverged(1, 2)),  # in the middle
         (8, 3, Diverged(3, 6)),  # at the log end
@@ -185,11 +185,11 @@ def test_epochs_decide_where_logs_part(offset: int, last_epoch: int, verdict: ob
         (4, -1, Restart(0, 0)),
     ],
 )
-def test_the_same_epoch_and_another_chain_goes_one_batch_back(offset: int, last_epoch: int, verdict: object) -> None:
+def test_the_same_epoch_and_another_chain_goes_one_batch_back(offset: int, last_epoch: int, decision: object) -> None:
     """H32: should never be; then the follower tries from the batch before, and where it has none it starts over."""
     partition = leader_with_epochs()
     request = asked(partition, offset=offset, last_epoch=last_epoch, last_crc=12345)
-    assert judge(partition[LEADER].log, request) == verdict
+    assert compare_logs(partition[LEADER].log, request) == decision
 
 
 def test_a_leader_with_damage_sends_no_good_follower_back() -> None:
@@ -203,12 +203,12 @@ def test_a_leader_with_damage_sends_no_good_follower_back() -> None:
     for position in range(before.batch_bytes, before.batch_bytes + batch.batch_bytes):
         node.disk.corrupt(path, position, 0x10)
         try:
-            assert judge(node.log, request) is None
+            assert compare_logs(node.log, request) is None
         except LogDamagedError:
             noticed += 1
         node.disk.corrupt(path, position, 0x10)
     assert noticed
-    assert judge(node.log, request) is None
+    assert compare_logs(node.log, request) is None
 
 
 def test_below_the_log_start_the_follower_starts_over() -> None:
@@ -220,8 +220,8 @@ def test_below_the_log_start_the_follower_starts_over() -> None:
         partition.catch_up(broker, LEADER)
     node.delete_records(5)
     request = asked(partition, offset=2, last_epoch=1, last_crc=crc_before(partition[FOLLOWER], 2))
-    assert judge(node.log, request) == Restart(4, crc_before(partition[FOLLOWER], 4))
-    assert judge(node.log, replace(request, offset=0, last_epoch=-1, last_crc=0)) == Restart(
+    assert compare_logs(node.log, request) == Restart(4, crc_before(partition[FOLLOWER], 4))
+    assert compare_logs(node.log, replace(request, offset=0, last_epoch=-1, last_crc=0)) == Restart(
         4, crc_before(partition[FOLLOWER], 4)
     )
 
@@ -237,10 +237,10 @@ def test_at_the_log_start_the_chain_is_judged_too(log_start: int) -> None:
     crc = crc_before(partition[FOLLOWER], 4)
     node.delete_records(log_start)
     fresh = asked(partition, offset=4, last_epoch=-1, last_crc=crc)
-    assert judge(node.log, fresh) is None
-    assert judge(node.log, replace(fresh, last_crc=crc ^ 1)) == Restart(4, crc)
+    assert compare_logs(node.log, fresh) is None
+    assert compare_logs(node.log, replace(fresh, last_crc=crc ^ 1)) == Restart(4, crc)
     if log_start == 5:
-        assert judge(node.log, replace(fresh, offset=5)) == Restart(4, crc)
+        assert compare_logs(node.log, replace(fresh, offset=5)) == Restart(4, crc)
 
 
 def test_an_append_beside_the_look_makes_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_an_append_beside_the_look_makes_no_divergence(monkeypatch: pytest.Monke
                 node.produce(2)
             return found
 
-    assert judge(Moving(), request) is None  # type: ignore[arg-type]
+    assert compare_logs(Moving(), request) is None  # type: ignore[arg-type]
     assert node.log.log_end_offset == 10
 
 
@@ -320,19 +320,19 @@ def test_an_answer_ahead_does_not_fit_where_the_one_before_was_not_written() -> 
     """Its bytes are good: they are no damage, and are asked for again."""
     partition, _, ahead = fetching_ahead()
     node = partition[FOLLOWER]
-    assert next_step(node.replica, node.log, ahead) == FetchAgain()
+    assert next_step(node.replica, node.log, ahead) == Refetch()
     assert node.log.log_end_offset == 2
     assert node.replica.begin_fetch() is not None
 
 
-@pytest.mark.parametrize("verdict", [Diverged(1, 2), Restart(9, 0)])
-def test_a_verdict_on_a_fetch_ahead_is_not_used(verdict: Diverged | Restart) -> None:
+@pytest.mark.parametrize("decision", [Diverged(1, 2), Restart(9, 0)])
+def test_a_decision_on_a_fetch_ahead_is_not_used(decision: Diverged | Restart) -> None:
     """H6: it is about the log as it was before the batches that have been written since."""
     partition, first, ahead = fetching_ahead()
     node = partition[FOLLOWER]
     node.handle(BatchesReplicated(node.log.append_replicated(first.batches)))
-    answer = FetchAnswer(ahead.token, ahead.leader_epoch, verdict)
-    assert next_step(node.replica, node.log, answer) == FetchAgain()
+    answer = FetchAnswer(ahead.token, ahead.leader_epoch, decision)
+    assert next_step(node.replica, node.log, answer) == Refetch()
     assert next_step(node.replica, node.log, ahead) is None
 
 
@@ -354,7 +354,7 @@ def test_a_late_answer_is_not_used(how: str) -> None:
     partition = follower_with(2)
     node = partition[FOLLOWER]
     request = asked(partition)
-    answer = answer_to(request, verdict=Diverged(1, 0))
+    answer = answer_to(request, decision=Diverged(1, 0))
     match how:
         case "used twice":
             assert next_step(node.replica, node.log, answer_to(request)) is not None
@@ -392,7 +392,7 @@ def test_an_answer_to_one_who_follows_no_more_is_not_used(role: str) -> None:
             partition.see_all()
     assert node.replica.role is not Role.FOLLOWING
     assert node.replica.begin_fetch() is None
-    assert next_step(node.replica, node.log, answer_to(request, verdict=Diverged(1, 0))) is None
+    assert next_step(node.replica, node.log, answer_to(request, decision=Diverged(1, 0))) is None
 
 
 def with_uncommitted_tail() -> ThreeReplicas:
@@ -408,7 +408,7 @@ def with_uncommitted_tail() -> ThreeReplicas:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "target"),
+    ("decision", "target"),
     [
         (Diverged(2, 3), 3),  # the leader has a part of it
         (Diverged(1, 2), 2),
@@ -416,33 +416,33 @@ def with_uncommitted_tail() -> ThreeReplicas:
         (Diverged(2, 9), 4),
     ],
 )
-def test_a_log_is_cut_where_both_agree(verdict: Diverged, target: int) -> None:
+def test_a_log_is_cut_where_both_agree(decision: Diverged, target: int) -> None:
     """H1, H2, KIP-279: the lesser of both ends of the epoch that the leader names."""
     partition = with_uncommitted_tail()
     node = partition[FOLLOWER]
-    assert next_step(node.replica, node.log, answer_to(asked(partition), verdict=verdict)) == CutTo(target)
+    assert next_step(node.replica, node.log, answer_to(asked(partition), decision=decision)) == TruncateTo(target)
 
 
 def test_a_start_from_nothing_is_taken_whole() -> None:
     """H8: log start, log end and high watermark in one step, and the chain to go on from."""
     partition = follower_with(2)
     node = partition[FOLLOWER]
-    step = node.take(answer_to(asked(partition), verdict=Restart(9, 77)))
-    assert step == StartOver(9, 77)
+    step = node.take(answer_to(asked(partition), decision=Restart(9, 77)))
+    assert step == ResetLog(9, 77)
     replica = node.replica
     assert (replica.log_start_offset, replica.log_end_offset, replica.high_watermark) == (9, 9, 9)
     assert (node.log.log_start_offset, node.log.log_end_offset, node.log.last_crc) == (9, 9, 77)
     assert len(replica.producers) == 0
 
 
-@pytest.mark.parametrize("verdict", [Diverged(1, 1), Diverged(0, 0), Restart(1, 0)])
-def test_committed_records_are_not_cut(verdict: object) -> None:
+@pytest.mark.parametrize("decision", [Diverged(1, 1), Diverged(0, 0), Restart(1, 0)])
+def test_committed_records_are_not_cut(decision: object) -> None:
     """I18: below the high watermark nothing goes without an unclean election: one of the two lost records."""
     partition = follower_with(2)
     node = partition[FOLLOWER]
     assert node.replica.high_watermark == 2
     with pytest.raises(StorageOfflineError, match="unclean"):
-        node.take(answer_to(asked(partition), verdict=verdict))
+        node.take(answer_to(asked(partition), decision=decision))
     assert node.log.log_end_offset == 2
 
 
@@ -457,13 +457,13 @@ def restarted_member(committed: int) -> ThreeReplicas:
     return partition
 
 
-@pytest.mark.parametrize("verdict", [Diverged(1, 1), Diverged(0, 0), Restart(1, 0)])
-def test_a_restarted_member_cuts_nothing_that_the_key_calls_committed(verdict: object) -> None:
+@pytest.mark.parametrize("decision", [Diverged(1, 1), Diverged(0, 0), Restart(1, 0)])
+def test_a_restarted_member_cuts_nothing_that_the_key_calls_committed(decision: object) -> None:
     """I18: its own high watermark went with the power; what the leader wrote into the key holds for members."""
     partition = restarted_member(2)
     node = partition[FOLLOWER]
     with pytest.raises(StorageOfflineError, match="unclean"):
-        node.take(answer_to(asked(partition), verdict=verdict))
+        node.take(answer_to(asked(partition), decision=decision))
     assert (node.log.log_end_offset, node.replica.lacks_committed) == (2, False)
 
 
@@ -489,7 +489,7 @@ def test_the_keys_high_watermark_is_not_for_those_who_are_no_members() -> None:
 
 
 def after_an_unclean_election(log_start: int) -> ThreeReplicas:
-    """Broker 3 leads uncleanly with two records; 1 and 2 had committed six, and deleted those before `log_start`.
+    """Broker 3 leads uncleanly with two records; 1 and 2 had committed six, and deleted those before `log_retention`.
 
     The last four are one batch.
     """
@@ -524,7 +524,7 @@ def after_an_unclean_election(log_start: int) -> ThreeReplicas:
 def test_after_an_unclean_election_committed_records_are_cut() -> None:
     """H21: the one reason for it; the high watermark goes back with the log."""
     partition = after_an_unclean_election(log_start=0)
-    assert partition.fetch(FOLLOWER, THIRD) == CutTo(2)
+    assert partition.fetch(FOLLOWER, THIRD) == TruncateTo(2)
     replica = partition[FOLLOWER].replica
     assert (replica.log_end_offset, replica.high_watermark, replica.flushed_offset) == (2, 2, 2)
     partition.catch_up(FOLLOWER, THIRD)
@@ -539,15 +539,15 @@ def test_a_cut_inside_the_batch_that_holds_the_log_start_is_a_start_from_nothing
     partition = after_an_unclean_election(log_start=4)
     node = partition[FOLLOWER]
     assert node.log.first_batch()[0] == 2
-    step = node.take(answer_to(asked(partition), verdict=Diverged(epoch, end_offset)))
-    assert step == StartOver(offset, 0)
+    step = node.take(answer_to(asked(partition), decision=Diverged(epoch, end_offset)))
+    assert step == ResetLog(offset, 0)
     node.replica.validate_state()
 
 
 def test_a_cut_below_the_own_log_start_is_a_start_from_nothing() -> None:
     """H8, H21: a log cannot end before it begins; what is left of it is nothing, and the rest is copied."""
     partition = after_an_unclean_election(log_start=4)
-    assert partition.fetch(FOLLOWER, THIRD) == StartOver(2, 0)
+    assert partition.fetch(FOLLOWER, THIRD) == ResetLog(2, 0)
     replica = partition[FOLLOWER].replica
     assert (replica.log_start_offset, replica.log_end_offset, replica.high_watermark) == (2, 2, 2)
     partition.catch_up(FOLLOWER, THIRD)
@@ -564,7 +564,7 @@ def test_an_old_unclean_election_excuses_nothing_newer() -> None:
     partition.catch_up(FOLLOWER, THIRD)
     node = partition[FOLLOWER]
     with pytest.raises(StorageOfflineError):
-        node.take(answer_to(asked(partition), verdict=Diverged(1, 0)))
+        node.take(answer_to(asked(partition), decision=Diverged(1, 0)))
 
 
 def test_damaged_answers_append_nothing() -> None:
@@ -591,12 +591,12 @@ def test_a_cut_takes_the_flushed_offset_and_never_the_log_end_back_up() -> None:
     node.flush()
     assert node.replica.flushed_offset == 4
     node.log.truncate_to(2)
-    node.handle(LogCut(Offset(2)))
+    node.handle(LogTruncated(Offset(2)))
     assert (node.replica.flushed_offset, node.replica.log_end_offset, node.replica.high_watermark) == (2, 2, 2)
 
 
-def test_a_verdict_counts_for_nothing() -> None:
-    """H7: a diverging fetch is no acknowledgement; the shell reports only what `judge` lets pass."""
+def test_a_decision_counts_for_nothing() -> None:
+    """H7: a diverging fetch is no acknowledgement; the shell reports only what `compare_logs` lets pass."""
     partition = with_uncommitted_tail()
     before = partition[THIRD].replica.followers.get(partition[FOLLOWER].session)
     answer = partition[THIRD].answer(asked(partition))

@@ -19,11 +19,11 @@ from headrace_broker.core.messages import (
     LeaderReported,
     LeadershipEnded,
     LeaveInSync,
-    LogCut,
     LogRestarted,
     LogStartAwaited,
     LogStartRaised,
     LogStartWanted,
+    LogTruncated,
     PauseOver,
     PersistEpoch,
     ProposalFailed,
@@ -90,7 +90,7 @@ EVENTS: list[Event] = [
     ProposalFailed(9, None, 10**6),
     ProposalUnanswered(9),
     BatchesReplicated(()),
-    LogCut(Offset(4)),
+    LogTruncated(Offset(4)),
     LogRestarted(Offset(9)),
     LeaderReported(4),
     DurabilityChanged(False),
@@ -104,7 +104,7 @@ NEVER: dict[type, set[Role]] = {
     StateGone: {Role.DELETED},
     EpochPersisted: {Role.LEADING},
     BatchesReplicated: {Role.LEADING},
-    LogCut: {Role.LEADING},
+    LogTruncated: {Role.LEADING},
     LogRestarted: {Role.LEADING},
 }
 BECOMES: dict[type, dict[Role, Role]] = {
@@ -162,7 +162,7 @@ def test_a_follower_believes_its_leader_as_far_as_its_log_goes() -> None:
     assert driver(LeaderReported(4)) == [HighWatermarkAdvanced(Offset(4))]
     assert driver(LeaderReported(2)) == []
     assert driver(LeaderReported(99)) == [HighWatermarkAdvanced(Offset(LOG_END))]
-    driver(LogCut(Offset(4)))
+    driver(LogTruncated(Offset(4)))
     assert driver.replica.high_watermark == 4
 
 

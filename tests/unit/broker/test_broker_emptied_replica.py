@@ -1,6 +1,6 @@
 """A damaged follower is replaced by an empty log in the same session: nobody takes it for the full one (I3, H17, H33).
 
-Broker 2 runs the shipped parts: assignments, partition, in-sync writer, data directory. Broker 1, which leads, is the
+Broker 2 runs the shipped parts: replica manager, partition, ISR updater, data directory. Broker 1, which leads, is the
 shipped core with the shipped writer; elections are the controller's rule. The moments are scripted.
 """
 
@@ -30,12 +30,12 @@ from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import PartitionReplica, Role
 from headrace_broker.core.replica_fetch import FetchRequest, check_fetch
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.flusher import Flusher
-from headrace_broker.runtime.in_sync import InSyncWriter
+from headrace_broker.runtime.isr_updater import IsrUpdater
 from headrace_broker.runtime.partition import Partition, log_settings
+from headrace_broker.runtime.partition_context import PartitionContext
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replication import Replication
-from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory, LogId
 from headrace_broker.storage.errors import LogDamagedError
@@ -71,7 +71,7 @@ class Followers(Replication):
         pass
 
 
-class Steps(Assignments):
+class Steps(ReplicaManager):
     """Tells when a partition was looked at."""
 
     def __init__(self, *arguments: object) -> None:
@@ -107,7 +107,7 @@ class Leader:
         )
         self.replica.handle(SessionStarted(me.broker_epoch))
         self.proposed: list[Propose] = []
-        self.writer = InSyncWriter(metastore, KEYS, LEADER, BrokerMetrics(CollectorRegistry()))
+        self.isr_updater = IsrUpdater(metastore, KEYS, LEADER, BrokerMetrics(CollectorRegistry()))
 
     def handle(self, event: Event) -> None:
         self.proposed += [action for action in self.replica.handle(event) if isinstance(action, Propose)]
@@ -115,7 +115,7 @@ class Leader:
     async def write_proposals(self) -> None:
         """Perform what was proposed, and what is proposed then."""
         while self.proposed:
-            await self.writer.write(self, self.proposed.pop(0))  # type: ignore[arg-type]
+            await self.isr_updater.write(self, self.proposed.pop(0))  # type: ignore[arg-type]
 
 
 class Cluster:
@@ -125,7 +125,7 @@ class Cluster:
         self.metastore = metastore
         self.members: dict[int, Replica] = {}
         self.leader: Leader
-        self.assignments: Steps
+        self.replica_manager: Steps
 
     async def set_up(self) -> None:
         for broker_id in (LEADER, REPLACED, THIRD):
@@ -148,7 +148,7 @@ class Cluster:
     @property
     def replica(self) -> Partition:
         """What broker 2 holds."""
-        found = self.assignments.get((TOPIC_ID, 0))
+        found = self.replica_manager.get((TOPIC_ID, 0))
         assert found is not None
         return found
 
@@ -164,7 +164,7 @@ class Cluster:
         """Broker 2's scrubber finds damage; the log is replaced by an empty one."""
         before = self.replica
         before.note_read_error(DAMAGE)
-        await self.assignments.until(lambda: self.replica is not before)
+        await self.replica_manager.until(lambda: self.replica is not before)
         assert self.replica.replica.log_end_offset == 0
 
     async def check_members(self) -> None:
@@ -236,14 +236,16 @@ async def running(
     await source.load()
     view = ClusterView(IDENTITY, source)
     with ThreadPoolExecutor(2) as executor:
-        services = PartitionServices(BrokerId(2), settings, clock, metrics, flusher, executor)
+        context = PartitionContext(BrokerId(2), settings, clock, metrics, flusher, executor)
         async with asyncio.TaskGroup() as tasks:
-            replication = Followers(view, metastore, services, None, tasks, None)  # type: ignore[arg-type]
-            cluster.assignments = Steps(view, directory, services, replication)
-            await cluster.assignments.open_existing()
-            cluster.assignments.start_session(cluster.members[REPLACED].broker_epoch)
-            background = [tasks.create_task(source.run()), tasks.create_task(cluster.assignments.run())]
-            await cluster.assignments.until(lambda: any(held.replica.state for held in cluster.assignments.partitions))
+            replication = Followers(view, metastore, context, None, tasks, None)  # type: ignore[arg-type]
+            cluster.replica_manager = Steps(view, directory, context, replication)
+            await cluster.replica_manager.open_existing()
+            cluster.replica_manager.start_session(cluster.members[REPLACED].broker_epoch)
+            background = [tasks.create_task(source.run()), tasks.create_task(cluster.replica_manager.run())]
+            await cluster.replica_manager.until(
+                lambda: any(held.replica.state for held in cluster.replica_manager.partitions)
+            )
             assert cluster.replica.replica.log_end_offset == (RECORDS if filled else 0)
             try:
                 yield cluster
@@ -301,26 +303,26 @@ async def test_a_fetch_of_the_log_that_was_set_aside_is_refused(cluster: Cluster
 
 async def test_a_damaged_log_stays_until_its_leaving_is_written(cluster: Cluster) -> None:
     """Another write of the key, at which broker 2 is no member either, is no reason to set the log aside."""
-    replication, partition = cluster.assignments._replication, cluster.replica
+    replication, partition = cluster.replica_manager._replication, cluster.replica
     gate = asyncio.Event()
-    leave = replication.writer.leave
+    leave = replication.isr_updater.leave
 
     async def leave_later(*arguments: object, **fields: object) -> object:
         await gate.wait()
         return await leave(*arguments, **fields)  # type: ignore[arg-type]
 
-    replication.writer.leave = leave_later  # type: ignore[assignment,method-assign]
+    replication.isr_updater.leave = leave_later  # type: ignore[assignment,method-assign]
     partition.note_read_error(DAMAGE)
     state, _ = await cluster.state()
     other = change(state, leader=state.leader, in_sync=state.in_sync)
     revision = (await cluster.metastore.txn([], [Put(KEY, encode(other))])).revision
-    steps = cluster.assignments
+    steps = cluster.replica_manager
     await steps.until(lambda: partition.replica.revision == revision)
     steps._mark(TOPIC_ID, 0)
     await steps.passed.wait()
     assert cluster.replica is partition
     gate.set()
-    await cluster.assignments.until(lambda: cluster.replica is not partition)
+    await cluster.replica_manager.until(lambda: cluster.replica is not partition)
     await cluster.leader.write_proposals()
     await cluster.check_members()
 
@@ -339,9 +341,9 @@ async def test_a_member_that_never_made_its_log_stays_and_makes_it(tmp_path: Pat
     async with running(tmp_path, filled=False, counts=True, had_log=False) as cluster:
         state, _ = await cluster.state()
         assert (state.partition_epoch, len(state.in_sync)) == (1, 3)
-        cluster.assignments._services.clock.advance(60_000)  # type: ignore[attr-defined]
-        await cluster.assignments.note_metadata()
-        assert cluster.assignments._directory.seen.was_begun(LogId(TOPIC_ID, 0).directory_name)
+        cluster.replica_manager._context.clock.advance(60_000)  # type: ignore[attr-defined]
+        await cluster.replica_manager.note_metadata()
+        assert cluster.replica_manager._directory.seen.was_begun(LogId(TOPIC_ID, 0).directory_name)
 
 
 async def test_a_member_that_has_its_log_stays(tmp_path: Path) -> None:
@@ -356,7 +358,7 @@ async def test_a_member_whose_log_is_too_short_leaves_and_is_copied_anew(cluster
     before, (state, _) = cluster.replica, await cluster.state()
     named = change(state, leader=state.leader, in_sync=list(cluster.members.values()))
     await cluster.metastore.txn([], [Put(KEY, encode(note_committed(named, RECORDS + 1)))])
-    await cluster.assignments.until(lambda: cluster.replica is not before)
+    await cluster.replica_manager.until(lambda: cluster.replica is not before)
     assert isinstance(before.failure, LogDamagedError)
     await cluster.check_members()
 
@@ -367,7 +369,7 @@ async def test_a_leader_whose_log_is_too_short_leads_no_more(cluster: Cluster) -
     me, everybody = cluster.members[REPLACED], list(cluster.members.values())
     elected = change(state, leader=me, in_sync=everybody)
     await cluster.metastore.txn([], [Put(KEY, encode(note_committed(elected, RECORDS + 1)))])
-    await cluster.assignments.until(lambda: cluster.replica is not before)
+    await cluster.replica_manager.until(lambda: cluster.replica is not before)
     assert isinstance(before.failure, LogDamagedError)
     after, _ = await cluster.state()
     assert after.leader is None
@@ -384,7 +386,7 @@ async def test_a_follower_that_a_reader_tells_of_rot_is_copied_anew(cluster: Clu
     assert before.replica.role is Role.FOLLOWING, "nothing is wrong here: the reader's copy broke on its way"
     rot(tmp_path)
     before.look_for_damage(3)
-    await cluster.assignments.until(lambda: cluster.replica is not before)
+    await cluster.replica_manager.until(lambda: cluster.replica is not before)
     assert isinstance(before.failure, LogDamagedError)
     await cluster.leader.write_proposals()
     await cluster.check_members()

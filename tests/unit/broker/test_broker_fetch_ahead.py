@@ -17,8 +17,8 @@ from headrace.wire.errors import CorruptBatchError, HeadraceError
 from headrace_broker.core.messages import StateSeen
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, Restart
-from headrace_broker.runtime.leader_link import MAX_FETCHES, LeaderLink
 from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.replica_fetcher import MAX_FETCHES, ReplicaFetcher
 from headrace_broker.storage.errors import storage_full
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
@@ -55,14 +55,14 @@ def introduce(challenge: bytes) -> replication_pb2.FollowerIdentity:
 
 
 class Follower:
-    """A partition that follows broker 2 by a link without a connection; its large writes stop at a gate."""
+    """A partition that follows broker 2 by a fetcher without a connection; its large writes stop at a gate."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.link = LeaderLink(LEADER.broker_id, cast(ClusterView, None), introduce, lambda: None)
+        self.fetcher = ReplicaFetcher(LEADER.broker_id, cast(ClusterView, None), introduce, lambda: None)
         host = cast(Any, partition)._host
-        host.follow = lambda partition, _leader: self.link.add(partition)
-        host.fetch = self.link.fetch
+        host.follow = lambda partition, _leader: self.fetcher.add(partition)
+        host.fetch = self.fetcher.fetch
         self.writing, self.gate = asyncio.Event(), threading.Event()
         self.failure: HeadraceError | None = None
         self._loop = asyncio.get_running_loop()
@@ -85,8 +85,8 @@ class Follower:
         return self._append(data)
 
     def fetch(self) -> replication_pb2.PartitionReplicaFetch | None:
-        """What the link would send now."""
-        topics = self.link._make_request().topics
+        """What the fetcher would send now."""
+        topics = self.fetcher._make_request().topics
         return topics[0].partitions[0] if topics else None
 
     @asynccontextmanager
@@ -130,9 +130,9 @@ async def test_the_next_slice_is_asked_for_while_one_is_written(follower: Follow
         ahead = follower.fetch()
         assert ahead is not None
         assert (ahead.offset, ahead.durable_offset, ahead.last_epoch, ahead.read_offset) == (0, 0, -1, 1)
-        follower.link.fetch(follower.partition)
+        follower.fetcher.fetch(follower.partition)
         assert follower.fetch() is None
-    follower.link.fetch(follower.partition)
+    follower.fetcher.fetch(follower.partition)
     assert follower.fetch() is None
     async with follower.write(answer(ahead, second, 2)):
         further = follower.fetch()
@@ -140,7 +140,7 @@ async def test_the_next_slice_is_asked_for_while_one_is_written(follower: Follow
         assert (further.offset, further.last_epoch, further.read_offset) == (1, 1, 2)
     assert await follower.partition.take_answer(answer(further, third, 0))
     assert follower.partition.replica.log_end_offset == 3
-    follower.link.fetch(follower.partition)
+    follower.fetcher.fetch(follower.partition)
     last = follower.fetch()
     assert last is not None
     assert (last.offset, last.read_offset) == (3, 0)
@@ -160,18 +160,18 @@ async def test_nothing_is_made_of_what_follows_a_slice_that_was_not_written(
         await taking
     assert not await follower.partition.take_answer(answer(ahead, second, 0))
     assert follower.partition.replica.log_end_offset == 0
-    follower.link.fetch(follower.partition)
+    follower.fetcher.fetch(follower.partition)
     again = follower.fetch()
     assert again is not None
     assert (again.offset, again.read_offset) == (0, 0)
 
 
-async def test_a_verdict_on_a_fetch_ahead_changes_nothing(follower: Follower) -> None:
+async def test_a_decision_on_a_fetch_ahead_changes_nothing(follower: Follower) -> None:
     """H6: it is about the log before the slice; the leader is asked again."""
     (first,) = slices(1)
     async with follower.write(answer(follower.fetch(), first, 1)):
         ahead = follower.fetch()
-    assert await follower.partition.take_answer(answer(ahead, b"", 0, verdict=Restart(9, 0)))
+    assert await follower.partition.take_answer(answer(ahead, b"", 0, decision=Restart(9, 0)))
     assert follower.partition.replica.log_end_offset == 1
 
 
@@ -195,7 +195,7 @@ async def test_a_throttled_copy_asks_for_nothing_ahead(follower: Follower) -> No
 
 
 class Stream:
-    """A stream to a leader whose messages a test puts in; `taken` counts those that the link has read.
+    """A stream to a leader whose messages a test puts in; `taken` counts those that the fetcher has read.
 
     The first one is the leader's challenge, which does not count, and neither does the request that it answers.
     """
@@ -247,7 +247,7 @@ async def test_one_message_is_read_while_one_is_written(follower: Follower) -> N
     """And no more than one: what is in memory is bounded."""
     first, second = slices(2)
     stream = Stream()
-    talking = asyncio.create_task(follower.link._talk(cast(Any, stream)))
+    talking = asyncio.create_task(follower.fetcher._talk(cast(Any, stream)))
     stream.answer(await stream.next_fetch(), first, 1)
     ahead = await stream.next_fetch()
     await asyncio.wait_for(follower.writing.wait(), 20)
@@ -270,26 +270,26 @@ async def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(followe
     first, second = slices(2)
     follower.failure = storage_full("here")
     stream = Stream()
-    talking = asyncio.create_task(follower.link._talk(cast(Any, stream)))
+    talking = asyncio.create_task(follower.fetcher._talk(cast(Any, stream)))
     stream.answer(await stream.next_fetch(), first, 1)
     stream.answer(await stream.next_fetch(), second, 0)
     stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
     await asyncio.wait_for(follower.writing.wait(), 20)
     follower.gate.set()
     async with asyncio.timeout(20):
-        while stream.taken < 3:  # The link reads the third once it has dealt with the first.
+        while stream.taken < 3:  # The fetcher reads the third once it has dealt with the first.
             stream.has_read.clear()
             await stream.has_read.wait()
     for _ in range(20):
         await asyncio.sleep(0)
-    assert not follower.link._due
+    assert not follower.fetcher._due
     assert stream.sent.empty()
     talking.cancel()
     await asyncio.wait([talking])
 
 
 class Followed:
-    """A partition that may always be fetched, as a link sees it."""
+    """A partition that may always be fetched, as a fetcher sees it."""
 
     class replica:
         leader_epoch, flushed_offset, high_watermark, log_start_offset, state = 1, 0, 0, 0, None
@@ -307,12 +307,12 @@ class Followed:
 
 def test_a_message_of_a_follower_is_bounded() -> None:
     """Neither end is busy with one message for long: what is over the bound goes by the next one, at once."""
-    link = LeaderLink(LEADER.broker_id, cast(ClusterView, None), lambda: None, lambda: None)
-    link._due = {(b"t" * 16, number): cast(Partition, Followed()) for number in range(MAX_FETCHES + 500)}
+    fetcher = ReplicaFetcher(LEADER.broker_id, cast(ClusterView, None), lambda: None, lambda: None)
+    fetcher._due = {(b"t" * 16, number): cast(Partition, Followed()) for number in range(MAX_FETCHES + 500)}
     asked = []
     for expected, wakes in ((MAX_FETCHES, True), (500, False)):
-        (topic,) = link._make_request().topics
-        assert (len(topic.partitions), link._wake.is_set()) == (expected, wakes)
+        (topic,) = fetcher._make_request().topics
+        assert (len(topic.partitions), fetcher._wake.is_set()) == (expected, wakes)
         asked += [part.partition for part in topic.partitions]
-        link._wake.clear()
+        fetcher._wake.clear()
     assert asked == list(range(MAX_FETCHES + 500))

@@ -1,4 +1,5 @@
-"""When a broker deletes a log: the shipped `Assignments` over an etcd in memory and a real data directory (H25, H26).
+"""When a broker deletes a log: the shipped `ReplicaManager` over an etcd in memory and a real data directory (H25,
+H26).
 
 The cluster's metadata is written as coordinators write it; what a restored etcd or a stray write leaves is written by
 hand. `see` brings the view up to date as a relist does.
@@ -17,14 +18,14 @@ from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import InvalidConfigError
 from headrace.wire.ids import BrokerId
-from headrace_broker.core.suspicion import SuspicionTable
+from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime.assignments import Assignments
+from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.partition import log_settings
+from headrace_broker.runtime.partition_context import PartitionContext
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replication import Replication
-from headrace_broker.runtime.services import PartitionServices
-from headrace_broker.runtime.suspicions import Suspicions
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory, LogId
 from headrace_coordinator.core import topic_writes
@@ -98,32 +99,34 @@ class Broker:
         self.metrics = BrokerMetrics(CollectorRegistry())
         self.source = PrefixView(etcd.metastore, KEYS.prefix, self.clock)
         settings = BrokerSettings(broker_id=1, data_dir=directory.path)
-        self.services = PartitionServices(
+        self.context = PartitionContext(
             BrokerId(1), settings, self.clock, self.metrics, Flusher(self.metrics), executor
         )
-        self.assignments: Assignments
+        self.replica_manager: ReplicaManager
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
         await self.source.load()
         view = ClusterView(IDENTITY, self.source)
-        suspicions = Suspicions(SuspicionTable(threshold=8, promised_ms=100, tick_ms=100), Quiet(), self.metrics)
-        replication = Replication(view, self.etcd.metastore, self.services, suspicions, tasks, None)
-        self.assignments = Assignments(view, self.directory, self.services, replication)
-        await self.assignments.open_existing()
+        failure_detector = PeerFailureDetector(
+            PhiAccrualFailureDetector(threshold=8, promised_ms=100, tick_ms=100), Quiet(), self.metrics
+        )
+        replication = Replication(view, self.etcd.metastore, self.context, failure_detector, tasks, None)
+        self.replica_manager = ReplicaManager(view, self.directory, self.context, replication)
+        await self.replica_manager.open_existing()
 
     async def see(self) -> None:
         """Relist, and do what follows."""
         await self.source.load()
-        await self.assignments.reconcile()
+        await self.replica_manager.reconcile()
 
     async def wait(self, ms: int) -> None:
         """Let time go by, and do the rounds of maintenance."""
         self.clock.advance(ms)
-        await self.assignments.note_metadata()
-        await self.assignments.delete_due()
+        await self.replica_manager.note_metadata()
+        await self.replica_manager.delete_due()
 
     def write_records(self, topic_id: bytes) -> None:
-        partition = self.assignments.get((topic_id, 0))
+        partition = self.replica_manager.get((topic_id, 0))
         assert partition is not None
         assert partition.log is not None
         batch = encode_batch([b"one", b"two"], base_timestamp_ms=1)
@@ -135,14 +138,14 @@ class Broker:
         return is_there(Path(self.directory.path), topic_id, number)
 
     def records(self, topic_id: bytes) -> int:
-        partition = self.assignments.get((topic_id, 0))
+        partition = self.replica_manager.get((topic_id, 0))
         assert partition is not None
         assert partition.log is not None
         return partition.log.log_end_offset
 
     @property
     def unclaimed(self) -> list[bytes]:
-        found = [topic_id for topic_id, _ in self.assignments.unclaimed]
+        found = [topic_id for topic_id, _ in self.replica_manager.unclaimed]
         assert self.metrics.unclaimed_logs._value.get() == len(found)
         return found
 
@@ -158,13 +161,13 @@ async def started(etcd: Etcd, path: Path) -> AsyncIterator[Broker]:
         try:
             async with asyncio.TaskGroup() as tasks:
                 await broker.start(tasks)
-                await broker.assignments.reconcile()
+                await broker.replica_manager.reconcile()
                 yield broker
-                await broker.assignments.close()
+                await broker.replica_manager.close()
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            broker.services.flusher.close()
+            broker.context.flusher.close()
             directory.close(clean=True, broker_epoch=1)
 
 
@@ -176,7 +179,7 @@ async def test_a_deleted_topic_is_deleted_after_its_delay(tmp_path: Path) -> Non
     async with started(etcd, tmp_path) as broker:
         await etcd.delete(OLD, "old")
         await broker.see()
-        assert broker.assignments.get((OLD, 0)) is None
+        assert broker.replica_manager.get((OLD, 0)) is None
         await broker.wait(59_999)
         assert broker.holds(OLD)
         await broker.wait(1)
@@ -215,7 +218,7 @@ async def test_a_topic_that_a_running_broker_misses_is_kept(tmp_path: Path) -> N
         await etcd.lose(OLD, "old")
         await broker.see()
         assert broker.unclaimed == [OLD]
-        assert broker.assignments.get((OLD, 0)) is None
+        assert broker.replica_manager.get((OLD, 0)) is None
         await broker.wait(WEEK_MS)
         assert broker.holds(OLD)
         await etcd.create(OLD, "old")
@@ -251,7 +254,7 @@ async def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bo
     async def meet(broker: Broker) -> None:
         await etcd.delete(NEW, "new")
         await broker.see()
-        assert not broker.assignments._deletion._pending
+        assert not broker.replica_manager._deletion._pending
         await broker.wait(WEEK_MS)
         assert broker.holds(OLD)
         assert broker.holds(NEW)
@@ -266,7 +269,7 @@ async def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bo
         broker.write_records(OLD)
         await etcd.write(Put(KEYS.topic("old"), b"\xff of a later release"))
         await broker.see()
-        assert broker.assignments.get((OLD, 0)) is not None  # It serves on with what it has seen.
+        assert broker.replica_manager.get((OLD, 0)) is not None  # It serves on with what it has seen.
         if not restarted:
             await meet(broker)
     if restarted:
@@ -341,12 +344,12 @@ async def test_an_old_key_is_no_evidence(tmp_path: Path) -> None:
     async with started(etcd, tmp_path) as broker:
         path = LogId(OLD, 0)
         broker.directory.close_log(broker.directory.open_log(OLD, 0, log_settings(TopicConfig())))
-        assert not broker.assignments._deletion.has_evidence(path)  # Nothing says that it was ever claimed.
+        assert not broker.replica_manager._deletion.has_evidence(path)  # Nothing says that it was ever claimed.
         broker.directory.seen.note(9, {path.directory_name: 2})
-        assert not broker.assignments._deletion.has_evidence(path)
+        assert not broker.replica_manager._deletion.has_evidence(path)
         await etcd.create(OLD, "old", replicas=(2,))
         await broker.see()
-        assert broker.assignments._deletion.has_evidence(path)
+        assert broker.replica_manager._deletion.has_evidence(path)
 
 
 async def test_an_etcd_of_the_past_is_refused(tmp_path: Path) -> None:
@@ -387,5 +390,5 @@ async def test_many_new_replicas_are_noted_in_one_write(tmp_path: Path) -> None:
         broker.directory.seen.note = lambda *given, **named: notes.append(given) or note(*given, **named)  # type: ignore[method-assign,func-returns-value]
         await etcd.create(OLD, "old", partitions=20)
         await broker.see()
-        assert len(broker.assignments.partitions) == 20
+        assert len(broker.replica_manager.partitions) == 20
         assert len(notes) == 1

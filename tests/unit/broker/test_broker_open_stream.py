@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from headrace.wire.errors import FencedBrokerError, HeadraceError, InvalidRequestError, NotAuthorizedError
-from headrace_broker.runtime.follower_stream import FollowerStream
+from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession
 from headrace_broker.runtime.replication import Replication
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.cluster_secret import prove
@@ -37,13 +37,13 @@ def leader() -> Replication:
     )
     clock = SimpleNamespace(monotonic_ms=lambda: 0)
     metrics = SimpleNamespace(following=Metric(), followers=Metric())
-    services = SimpleNamespace(broker_id=LEADER, clock=clock, metrics=metrics)
-    suspicions = SimpleNamespace(hear=lambda broker_id, now_ms: None)
-    made: Any = (view, None, services, suspicions, None, None)
+    context = SimpleNamespace(broker_id=LEADER, clock=clock, metrics=metrics)
+    failure_detector = SimpleNamespace(on_heartbeat=lambda broker_id, now_ms: None)
+    made: Any = (view, None, context, failure_detector, None, None)
     return Replication(*made)
 
 
-def follow(leader: Replication, follower: Replica = FOLLOWER, *, proof: bytes | None = None) -> FollowerStream:
+def follow(leader: Replication, follower: Replica = FOLLOWER, *, proof: bytes | None = None) -> FollowerFetchSession:
     """Open a stream as `follower`; `proof`: what it answers to the challenge, where that is not the right answer."""
     identity = replication_pb2.FollowerIdentity(
         cluster_id=IDENTITY.cluster_id,

@@ -49,8 +49,8 @@ class Broker:
         self.logs = {}
         metrics = BrokerMetrics(CollectorRegistry())
         settings = SimpleNamespace(max_request_partitions=10_000, max_request_batches=10_000)
-        services = SimpleNamespace(metrics=metrics, settings=settings)
-        self.handler = ProduceHandler(self, MemoryBudget(1 << 30, metrics), services, tasks)
+        context = SimpleNamespace(metrics=metrics, settings=settings)
+        self.handler = ProduceHandler(self, MemoryBudget(1 << 30, metrics), context, tasks)
 
     def resolve(self, reference):
         return SimpleNamespace(name=reference.name, topic_id=b"t" * 16)

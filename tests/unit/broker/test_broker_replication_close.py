@@ -19,12 +19,12 @@ class Gauge:
 async def test_a_broker_that_stops_follows_nobody_anew() -> None:
     """A leader that is elected while calls end begins no stream: nobody would end it, and the stop would time out."""
     view = SimpleNamespace(brokers={}, keyspace=None)
-    services = SimpleNamespace(broker_id=1, metrics=SimpleNamespace(following=Gauge(), followers=Gauge()))
+    context = SimpleNamespace(broker_id=1, metrics=SimpleNamespace(following=Gauge(), followers=Gauge()))
     partition = SimpleNamespace(topic_id=b"t", number=0)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        replication = Replication(view, None, services, None, tasks, None)  # type: ignore[arg-type]
+        replication = Replication(view, None, context, None, tasks, None)  # type: ignore[arg-type]
         replication.follow(partition, Replica(2, 20))  # type: ignore[arg-type]
-        assert services.metrics.following.value == 1
+        assert context.metrics.following.value == 1
         replication.close()
         replication.follow(partition, Replica(3, 30))  # type: ignore[arg-type]
         replication.fetch(partition)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, ROUNDS_LOOKED_AT, Flusher
-from headrace_broker.runtime.partition import Partition, PartitionServices, log_settings
+from headrace_broker.runtime.partition import Partition, PartitionContext, log_settings
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
@@ -72,11 +72,11 @@ async def leading_partition(path: Path) -> AsyncIterator[Partition]:
     flusher = Flusher(metrics)
     directory = DataDirectory.open(str(path), cluster_id="c", generation=1, broker_id=1, new_storage_id=bytes(16))
     with ThreadPoolExecutor(2) as executor:
-        services = PartitionServices(BrokerId(1), settings, ManualClock(), metrics, flusher, executor)
+        context = PartitionContext(BrokerId(1), settings, ManualClock(), metrics, flusher, executor)
         host = Host()
         config = TopicConfig()
         partition_log = directory.open_log(TOPIC_ID, 0, log_settings(config))
-        partition = Partition("t", TOPIC_ID, 0, partition_log, config=config, services=services, host=host)
+        partition = Partition("t", TOPIC_ID, 0, partition_log, config=config, context=context, host=host)
         partition.handle(SessionStarted(5))
         me = Replica(1, 5)
         partition.handle(StateSeen(PartitionState((1,), me, 0, (me,)), 9))
@@ -114,7 +114,7 @@ async def committed(partition: Partition, end_offset: int) -> None:
 
 async def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(partition: Partition) -> None:
     """DESIGN 4: once an append took 20 ms they go to a thread, in the order of the calls, until one is fast again."""
-    clock = partition.services.clock
+    clock = partition.context.clock
     assert isinstance(clock, ManualClock)
     real_append = partition.open_log.append
     threads: list[threading.Thread] = []

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from headrace.wire.batch import read_header
 from headrace.wire.ids import Offset
-from headrace_broker.core.messages import BatchesReplicated, LogCut, StateSeen
+from headrace_broker.core.messages import BatchesReplicated, LogTruncated, StateSeen
 from headrace_broker.core.replica import Role
-from headrace_broker.runtime.leader_link import LeaderLink
 from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.replica_fetcher import ReplicaFetcher
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState, Replica
 
@@ -71,12 +71,12 @@ async def test_a_fetch_names_the_log_of_one_moment(partition: Partition) -> None
     """H32: offset and chain of two moments look like another history, and good records would be cut."""
     partition.append_now([batch(b"a")], -1, committed=False)
     await committed(partition, 1)
-    link = LeaderLink(OTHER.broker_id, cast(ClusterView, None), lambda _challenge: None, lambda: None)
+    fetcher = ReplicaFetcher(OTHER.broker_id, cast(ClusterView, None), lambda _challenge: None, lambda: None)
     async with append_in_thread(partition, b"b"):
         follow_other(partition)
-        link.add(partition)
+        fetcher.add(partition)
         partition.replica.flushed_offset = partition.replica.log_end_offset  # what the flusher would say
-        ((topic,),) = ([*link._make_request().topics],)
+        ((topic,),) = ([*fetcher._make_request().topics],)
         (entry,) = topic.partitions
         partition_log = partition.open_log
         before = partition_log.batch_before(entry.offset)
@@ -93,7 +93,7 @@ async def test_a_flush_that_is_told_after_a_cut_counts_no_further_than_the_cut(p
     partition.replica.high_watermark = Offset(1)
     late = partition.flush_blocking()
     replaced = partition.open_log.truncate_to(1)
-    partition.handle(LogCut(replaced))
+    partition.handle(LogTruncated(replaced))
     made = batch(b"c")
     partition.open_log.append(made, read_header(made), leader_epoch=1, append_timestamp_ms=1_700_000_000_001)
     partition.handle(BatchesReplicated([partition.open_log.batch_with(1)]))

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 
 def service_of(session, *, fences):
     settings = SimpleNamespace(max_waiting_fetches=1, max_inflight_bytes=1, fence_on_lease_loss=fences)
-    services = SimpleNamespace(settings=settings, metrics=BrokerMetrics(CollectorRegistry()))
+    context = SimpleNamespace(settings=settings, metrics=BrokerMetrics(CollectorRegistry()))
     registration = SimpleNamespace(session=session)
-    return BrokerService(None, None, None, registration, suspicions=None, services=services, tasks=None)
+    return BrokerService(None, None, None, registration, failure_detector=None, partition_context=context, tasks=None)
 
 
 def test_calls_are_refused_until_the_logs_are_recovered():

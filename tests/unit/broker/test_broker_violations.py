@@ -22,7 +22,7 @@ from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, leading_parti
 def note_crashes(partition: Partition) -> list[BaseException]:
     """What ends the broker of this partition."""
     met: list[BaseException] = []
-    partition.services = dataclasses.replace(partition.services, crash=met.append)
+    partition.context = dataclasses.replace(partition.context, crash=met.append)
     return met
 
 
@@ -31,7 +31,7 @@ def test_a_violation_that_one_call_meets_ends_the_broker(tmp_path: Path) -> None
 
     async def scenario() -> None:
         async with leading_partition(tmp_path) as partition, asyncio.TaskGroup() as tasks:
-            partition.services = dataclasses.replace(partition.services, crash=partial(crash, tasks))
+            partition.context = dataclasses.replace(partition.context, crash=partial(crash, tasks))
             with pytest.raises(AssertionError):
                 partition.handle(LogStartRaised(Offset(-1)))
             await asyncio.Event().wait()
@@ -61,8 +61,8 @@ async def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(follower
     follower.partition.take_answer = fails  # type: ignore[method-assign]
     response = replication_pb2.ReplicaFetchResponse()
     response.topics.add(topic_id=TOPIC_ID).partitions.add().diverged.end_offset = 0
-    await follower.link._apply(response, Envelope(response, [[b""]]).batches)
-    await asyncio.wait(follower.link._tasks)
+    await follower.fetcher._apply(response, Envelope(response, [[b""]]).batches)
+    await asyncio.wait(follower.fetcher._tasks)
     follower.partition._look_for_damage = fails  # type: ignore[assignment,method-assign]
     follower.partition.look_for_damage(0)
     assert follower.partition._looking is not None

@@ -27,9 +27,9 @@ from headrace_broker.core.messages import (
     HighWatermarkAdvanced,
     LeaderReported,
     LeaveInSync,
-    LogCut,
     LogRestarted,
     LogStartRaised,
+    LogTruncated,
     PersistEpoch,
     ProposalFailed,
     ProposalSucceeded,
@@ -43,12 +43,12 @@ from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import PartitionReplica, Role
 from headrace_broker.core.replica_fetch import (
     AppendBatches,
-    CutTo,
     FetchAnswer,
     FetchRequest,
-    StartOver,
+    ResetLog,
+    TruncateTo,
     check_fetch,
-    judge,
+    compare_logs,
     next_step,
 )
 from headrace_broker.runtime.producer_state import rebuild_producers
@@ -218,9 +218,9 @@ class Node:
     def answer(self, request: FetchRequest, max_bytes: int = 1 << 20) -> FetchAnswer:
         """Answer a fetch at once, with nothing where there is nothing. Raises as `check_fetch`."""
         check_fetch(self.replica, request)
-        verdict = judge(self.log, request)
-        if verdict is not None:
-            return FetchAnswer(request.token, request.leader_epoch, verdict)
+        decision = compare_logs(self.log, request)
+        if decision is not None:
+            return FetchAnswer(request.token, request.leader_epoch, decision)
         may_join = self.partition.is_live(request.follower)
         self.handle(
             FollowerFetched(
@@ -258,11 +258,11 @@ class Node:
                 start = min(log_start_offset, self.replica.high_watermark)
                 if start > self.replica.log_start_offset:
                     self.delete_records(start)
-            case CutTo(offset):
+            case TruncateTo(offset):
                 end_offset = self.log.truncate_to(offset)
                 self.replica.producers = self.rebuilt_producers()
-                self.handle(LogCut(end_offset))
-            case StartOver(offset, previous_crc):
+                self.handle(LogTruncated(end_offset))
+            case ResetLog(offset, previous_crc):
                 self.log.reset_to(offset, previous_crc)
                 self.replica.producers = ProducerWindows(max_producers=10, expiry_ms=1_000_000)
                 self.handle(LogRestarted(Offset(offset)))

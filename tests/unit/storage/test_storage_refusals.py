@@ -227,7 +227,9 @@ def test_every_file_operation_may_be_refused(case: tuple[int, frozenset[str], bo
         refused += life.refused
         life.check_after(Loss.BLOCKS if after % 2 else Loss.ALL)
     assert after > 60
-    assert refused > after / 2, "most of the refusals reach the caller; upkeep is put off, and hints are made again"
+    assert refused > after / 2, (
+        "most of the refusals reach the caller; maintenance is put off, and hints are made again"
+    )
 
 
 def test_a_refused_fsync_that_lost_its_pages_is_never_believed(bench):

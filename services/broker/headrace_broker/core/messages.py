@@ -112,7 +112,7 @@ class LogStartRaised:
 
 @dataclass(frozen=True, slots=True)
 class FollowerFetched:
-    """A follower's fetch was verified: below `offset` its log is this one's (`replica_fetch.judge`)."""
+    """A follower's fetch was verified: below `offset` its log is this one's (`replica_fetch.compare_logs`)."""
 
     follower: Replica
     offset: Offset
@@ -171,7 +171,7 @@ class BatchesReplicated:
 
 
 @dataclass(frozen=True, slots=True)
-class LogCut:
+class LogTruncated:
     """The end of the log was cut, and it and all that was left is on stable storage; `producers` are rebuilt."""
 
     log_end_offset: Offset
@@ -226,7 +226,7 @@ Event = (
     | ProposalFailed
     | ProposalUnanswered
     | BatchesReplicated
-    | LogCut
+    | LogTruncated
     | LogRestarted
     | LeaderReported
     | DurabilityChanged

@@ -67,11 +67,11 @@ from headrace_broker.core.messages import (
     LeadershipStarted,
     LeaveInSync,
     LimitPause,
-    LogCut,
     LogRestarted,
     LogStartAwaited,
     LogStartRaised,
     LogStartWanted,
+    LogTruncated,
     PauseOver,
     PersistEpoch,
     ProposalFailed,
@@ -719,7 +719,7 @@ class PartitionReplica:
             self.producers.record_batch(header)
         return []
 
-    def _cut(self, event: LogCut) -> list[Action]:
+    def _log_truncated(self, event: LogTruncated) -> list[Action]:
         self.log_end_offset = event.log_end_offset
         self.flushed_offset = event.log_end_offset
         self.high_watermark = min(self.high_watermark, event.log_end_offset)
@@ -820,7 +820,7 @@ _IN_ANY_ROLE: dict[type[Event], _Handler] = {
     ProposalFailed: PartitionReplica._fail_proposal,
     ProposalUnanswered: PartitionReplica._note_unanswered,
     BatchesReplicated: PartitionReplica._replicate,  # the rest: the role may have changed while the disk was at work
-    LogCut: PartitionReplica._cut,
+    LogTruncated: PartitionReplica._log_truncated,
     LogRestarted: PartitionReplica._restart,
     LeaderReported: PartitionReplica._report,
     DurabilityChanged: PartitionReplica._change_durability,
@@ -851,7 +851,7 @@ _CELLS: dict[Role, dict[type[Event], _Handler | None]] = {
         Ticked: PartitionReplica._tick,
         PauseOver: PartitionReplica._end_pause,
         BatchesReplicated: None,
-        LogCut: None,
+        LogTruncated: None,
         LogRestarted: None,
     },
     Role.OFFLINE: {**_STAYS},

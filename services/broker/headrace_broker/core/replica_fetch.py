@@ -103,16 +103,16 @@ class Restart:
     previous_crc: int
 
 
-Verdict: TypeAlias = Diverged | Restart
+FetchDecision: TypeAlias = Diverged | Restart
 
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """What the leader says to one fetch. With a `verdict` there is neither data nor high watermark (H7)."""
+    """What the leader says to one fetch. With a `decision` there is neither data nor high watermark (H7)."""
 
     token: int
     leader_epoch: int
-    verdict: Verdict | None = None
+    decision: FetchDecision | None = None
     batches: ReadableBuffer = b""
     high_watermark: int = 0
     log_start_offset: int = 0  # where the follower's log is to begin; the leader's begins there later
@@ -158,7 +158,7 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
         )
 
 
-def judge(log: ReplicaLog, request: FetchRequest) -> Verdict | None:
+def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None:
     """Compare the follower's log with this one; None: below `offset` it is a copy (H1, H2, H3).
 
     May read one batch header. Truncation is by epoch only: the answer names the largest epoch that both may know and
@@ -187,7 +187,7 @@ def judge(log: ReplicaLog, request: FetchRequest) -> Verdict | None:
     return None if is_copy else _one_batch_back(log, request)
 
 
-def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> Verdict:
+def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> FetchDecision:
     """The same epoch and another chain: let the follower ask again from the batch before its last one.
 
     One of the two logs is damaged. Raises where it is this one: a good follower must not be sent back (I17).
@@ -203,14 +203,14 @@ def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class CutTo:
-    """Truncate the log to `offset`, rebuild the producers, report `LogCut`."""
+class TruncateTo:
+    """Truncate the log to `offset`, rebuild the producers, report `LogTruncated`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class StartOver:
+class ResetLog:
     """Reset the log to `offset`, forget the producers, report `LogRestarted`."""
 
     offset: int
@@ -229,11 +229,11 @@ class AppendBatches:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchAgain:
-    """Use nothing of it, fetch from the log end."""
+class Refetch:
+    """Discard the answer and fetch from the log end."""
 
 
-Step: TypeAlias = CutTo | StartOver | AppendBatches | FetchAgain
+Step: TypeAlias = TruncateTo | ResetLog | AppendBatches | Refetch
 
 
 def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -> Step | None:
@@ -248,23 +248,23 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
     ahead_offset = replica.fetches_ahead
     if not replica.take_answer(answer.token, answer.leader_epoch):
         return None
-    if ahead_offset and (answer.verdict is not None or log.log_end_offset != ahead_offset):
-        return FetchAgain()  # A verdict is on the log as it was before the batches that have been written since.
-    match answer.verdict:
+    if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):
+        return Refetch()  # A decision is on the log as it was before the batches that have been written since.
+    match answer.decision:
         case Diverged(leader_epoch, end_offset):
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
             _check_cut(replica, log, answer, target)
-            return CutTo(target) if _end_after_cut(log, target) >= log.log_start_offset else StartOver(target, 0)
+            return TruncateTo(target) if _truncated_end(log, target) >= log.log_start_offset else ResetLog(target, 0)
         case Restart(offset, previous_crc):
             _check_cut(replica, log, answer, offset)
-            return StartOver(offset, previous_crc)
+            return ResetLog(offset, previous_crc)
         case None:
             return AppendBatches(
                 answer.batches, answer.high_watermark, answer.log_start_offset, answer.more, answer.next_offset
             )
 
 
-def _end_after_cut(log: ReplicaLog, target: int) -> int:
+def _truncated_end(log: ReplicaLog, target: int) -> int:
     """Where the log ends when it is cut to `target`: at the batch before it, where that lies inside one."""
     if not log.log_start_offset <= target < log.log_end_offset:
         return target

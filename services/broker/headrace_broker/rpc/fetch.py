@@ -22,9 +22,9 @@ from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import Diverged
 from headrace_broker.rpc.records import MAX_ANSWER_BYTES, MAX_PAYLOAD_BYTES, decode_records
 from headrace_broker.rpc.topics import answer_topic
-from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
-from headrace_broker.runtime.partition import Partition, PartitionServices
+from headrace_broker.runtime.partition import Partition, PartitionContext
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.storage.slices import Slice
 
@@ -81,12 +81,12 @@ class FetchHandler:
     """Handles Fetch calls. Belongs to the event loop."""
 
     def __init__(
-        self, assignments: Assignments, budget: MemoryBudget, waiters: FetchWaiters, services: PartitionServices
+        self, replica_manager: ReplicaManager, budget: MemoryBudget, waiters: FetchWaiters, context: PartitionContext
     ) -> None:
-        self._assignments = assignments
+        self._replica_manager = replica_manager
         self._budget = budget
         self._waiters = waiters
-        self._services = services
+        self._context = context
         self._turn = 0  # who comes first in a request moves on from call to call, so that no partition starves
 
     async def fetch(
@@ -118,7 +118,7 @@ class FetchHandler:
                 self._fill_error(each)
         finally:
             _close_all(wanted)
-        self._services.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
+        self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
         return Envelope(response, [each.batches for each in wanted])
 
     async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
@@ -147,14 +147,14 @@ class FetchHandler:
                     each.found = None
                     slices[-1].append(found)
                     self._count(partition, len(found))
-                    self._services.metrics.transferred_bytes.inc(len(found))
+                    self._context.metrics.transferred_bytes.inc(len(found))
                 self._fill_error(each)
         except BaseException:
             Located(response, slices).close()
             raise
         finally:
             _close_all(wanted)
-        self._services.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
+        self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
         return Located(response, slices)
 
     async def _find(
@@ -181,12 +181,12 @@ class FetchHandler:
         finally:
             self._waiters.leave(event, partitions)
         waited = time.perf_counter() - before
-        self._services.metrics.fetch_wait_seconds.observe(waited)
+        self._context.metrics.fetch_wait_seconds.observe(waited)
         return found_bytes, waited, 0
 
     def _check(self, request: broker_pb2.FetchRequest) -> int:
         """Check what concerns the whole request; the most bytes to answer."""
-        settings = self._services.settings
+        settings = self._context.settings
         if request.max_wait_ms < 0 or request.min_bytes < 0 or request.max_bytes < 0:
             raise InvalidRequestError("max_wait_ms, min_bytes and max_bytes must not be negative")
         if request.max_wait_ms > settings.max_fetch_wait_ms:
@@ -206,7 +206,7 @@ class FetchHandler:
     async def _resolve(self, request: broker_pb2.FetchRequest, response: broker_pb2.FetchResponse) -> list[_Wanted]:
         wanted: list[_Wanted] = []
         for topic_fetch in request.topics:
-            topic, unknown, topic_result = answer_topic(self._assignments, topic_fetch.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(self._replica_manager, topic_fetch.topic, response.topics)
             for part in topic_fetch.partitions:
                 await let_others_run(len(wanted))
                 result = topic_result.partitions.add(
@@ -220,7 +220,7 @@ class FetchHandler:
                 each = _Wanted(part, known_epoch, result, [], error=unknown)
                 if topic is not None:
                     try:
-                        each.partition = self._assignments.find_in(topic, part.partition)
+                        each.partition = self._replica_manager.find_in(topic, part.partition)
                         if part.found_damage:
                             each.partition.look_for_damage(part.offset)
                     except HeadraceError as error:
@@ -232,11 +232,11 @@ class FetchHandler:
         """Name an in-sync follower in the reader's rack that has `offset` already (KIP-392); -1: read here."""
         replica = partition.replica
         state = replica.state
-        if replica.role is not Role.LEADING or state is None or self._services.settings.rack == rack:
+        if replica.role is not Role.LEADING or state is None or self._context.settings.rack == rack:
             return -1
         for member in state.in_sync:
             follower = replica.followers.get(member)
-            if follower is not None and follower.offset >= offset and self._assignments.rack_of(member) == rack:
+            if follower is not None and follower.offset >= offset and self._replica_manager.rack_of(member) == rack:
                 return member.broker_id
         return -1
 
@@ -334,15 +334,15 @@ class FetchHandler:
         return 0
 
     def _count(self, partition: Partition, size_bytes: int) -> None:
-        self._services.metrics.fetched_bytes.inc(size_bytes)
+        self._context.metrics.fetched_bytes.inc(size_bytes)
         partition.fetched_bytes += size_bytes
 
     def _fill_error(self, each: _Wanted) -> None:
         if each.error is None:
             return
-        self._services.metrics.fetch_errors.labels(each.error.code.name).inc()
+        self._context.metrics.fetch_errors.labels(each.error.code.name).inc()
         if each.error.leader is not None:
-            each.error.leader = self._assignments.with_address(each.error.leader)
+            each.error.leader = self._replica_manager.with_address(each.error.leader)
         each.result.error.CopyFrom(to_detail(each.error))
 
     async def _fill_records(self, each: _Wanted, data: bytes, records_bytes: int) -> int:
@@ -355,7 +355,7 @@ class FetchHandler:
             each.result.records.extend(records)
             return each.result.ByteSize()
 
-        return await self._services.records.run(RECORDS_BYTES, decode)
+        return await self._context.records.run(RECORDS_BYTES, decode)
 
 
 def _any_news(wanted: list[_Wanted]) -> bool:

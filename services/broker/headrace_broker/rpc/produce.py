@@ -21,9 +21,9 @@ from headrace_server.rpc import let_others_run
 
 from headrace_broker.rpc.records import check_records, encode_records
 from headrace_broker.rpc.topics import answer_topic
-from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
-from headrace_broker.runtime.partition import AppendResult, Partition, PartitionServices
+from headrace_broker.runtime.partition import AppendResult, Partition, PartitionContext
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.turns import Turns
 
 SLICE_BYTES = 4 << 20
@@ -70,12 +70,12 @@ class ProduceHandler:
     """Handles Produce calls. Stateless but for its parts; belongs to the event loop."""
 
     def __init__(
-        self, assignments: Assignments, budget: MemoryBudget, services: PartitionServices, tasks: asyncio.TaskGroup
+        self, replica_manager: ReplicaManager, budget: MemoryBudget, context: PartitionContext, tasks: asyncio.TaskGroup
     ) -> None:
         self._tasks = tasks
-        self._assignments = assignments
+        self._replica_manager = replica_manager
         self._budget = budget
-        self._services = services
+        self._context = context
         self._turns = Turns()
 
     async def produce(self, envelope: Envelope, connection: str) -> broker_pb2.ProduceResponse:
@@ -114,9 +114,9 @@ class ProduceHandler:
         if not request.topics:
             raise InvalidRequestError("the request names no topic")
         partitions = sum(len(topic.partitions) for topic in request.topics)
-        if partitions > self._services.settings.max_request_partitions:
+        if partitions > self._context.settings.max_request_partitions:
             raise InvalidRequestError(
-                f"{partitions} partitions are over the limit of {self._services.settings.max_request_partitions}"
+                f"{partitions} partitions are over the limit of {self._context.settings.max_request_partitions}"
             )
         return request.timeout_ms
 
@@ -136,9 +136,9 @@ class ProduceHandler:
                 parts.append((part, batches))
             topics.append((topic, parts))
             partitions += len(parts)
-        if batches_in_all > self._services.settings.max_request_batches:
+        if batches_in_all > self._context.settings.max_request_batches:
             raise InvalidRequestError(
-                f"{batches_in_all} batches are over the limit of {self._services.settings.max_request_batches}"
+                f"{batches_in_all} batches are over the limit of {self._context.settings.max_request_batches}"
             )
         is_large = partitions > SMALL_PARTITIONS or batches_in_all > SLICE_BATCHES or size_bytes > SLICE_BYTES
         return _Work(topics, size_bytes, is_large, connection)
@@ -166,7 +166,7 @@ class ProduceHandler:
         pending: list[_Pending] = []
         is_large, done = work.is_large, 0
         for topic_produce, parts in work.topics:
-            topic, unknown, topic_result = answer_topic(self._assignments, topic_produce.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(self._replica_manager, topic_produce.topic, response.topics)
             for part, batches in parts:
                 if is_large:
                     await let_others_run(done)
@@ -176,7 +176,7 @@ class ProduceHandler:
                     if topic is None:
                         assert unknown is not None
                         raise unknown
-                    partition = self._assignments.find_in(topic, part.partition)
+                    partition = self._replica_manager.find_in(topic, part.partition)
                     appended = await self._append(partition, part, batches, committed, is_large)
                     times.append_seconds += appended.append_seconds
                 except HeadraceError as error:
@@ -191,7 +191,7 @@ class ProduceHandler:
 
     def _observe(self, times: _Times, pending: list[_Pending]) -> None:
         """Say where the call's time went; a call that waited for nothing has no share in what it would have been."""
-        metrics = self._services.metrics
+        metrics = self._context.metrics
         metrics.queue_stage.observe(times.appended - times.started - times.append_seconds)
         metrics.append_stage.observe(times.append_seconds)
         if not pending:
@@ -213,10 +213,10 @@ class ProduceHandler:
         if part.records:
             if batches:
                 raise InvalidRequestError("a partition carries either batches or records, not both")
-            now_ms = self._services.now_ms()
+            now_ms = self._context.now_ms()
             partition.replica.check_leading(_known_epoch(part))
             batches = [
-                await asyncio.get_running_loop().run_in_executor(self._services.executor, encode_records, part, now_ms)
+                await asyncio.get_running_loop().run_in_executor(self._context.executor, encode_records, part, now_ms)
             ]
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
@@ -262,9 +262,9 @@ class ProduceHandler:
             self._set_error(result, appended.error)
 
     def _set_error(self, result: broker_pb2.PartitionProduceResult, error: HeadraceError) -> None:
-        self._services.metrics.produce_errors.labels(error.code.name).inc()
+        self._context.metrics.produce_errors.labels(error.code.name).inc()
         if error.leader is not None:
-            error.leader = self._assignments.with_address(error.leader)
+            error.leader = self._replica_manager.with_address(error.leader)
         result.error.CopyFrom(to_detail(error))
 
     async def _wait(self, pending: list[_Pending], deadline: float) -> None:

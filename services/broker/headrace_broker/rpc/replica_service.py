@@ -1,4 +1,4 @@
-"""ReplicaService: lets followers in and runs their streams (see `runtime.follower_stream`)."""
+"""ReplicaService: lets followers in and runs their streams (see `runtime.follower_fetch_session`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headrace_server.calls import abort
 from headrace_server.cluster_secret import make_challenge
 from headrace_server.internal_v1 import replication_pb2
 
-from headrace_broker.runtime.assignments import Assignments
-from headrace_broker.runtime.follower_stream import FollowerStream
+from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replica_messages import RESPONSES, SERVICE_NAME, SILENCE_SECONDS
 from headrace_broker.runtime.replication import Replication
 from headrace_broker.runtime.uninterrupted import cancel_and_wait
@@ -23,10 +23,12 @@ from headrace_broker.runtime.uninterrupted import cancel_and_wait
 class ReplicaService:
     """Belongs to the event loop."""
 
-    def __init__(self, replication: Replication, assignments: Assignments, check_serving: Callable[[], None]) -> None:
+    def __init__(
+        self, replication: Replication, replica_manager: ReplicaManager, check_serving: Callable[[], None]
+    ) -> None:
         """`check_serving` raises where no call may be taken."""
         self._replication = replication
-        self._assignments = assignments
+        self._replica_manager = replica_manager
         self._check_serving = check_serving
 
     async def ReplicaFetch(
@@ -42,14 +44,14 @@ class ReplicaService:
                 request = await anext(requests, None)
             if request is None or not request.HasField("follower"):
                 raise InvalidRequestError("the second request of a stream says who follows")
-            stream = self._replication.open_stream(request.follower, challenge, self._assignments.get)
+            stream = self._replication.open_stream(request.follower, challenge, self._replica_manager.get)
         except (HeadraceError, TimeoutError) as error:
             refused = error if isinstance(error, HeadraceError) else InvalidRequestError("nothing came on the stream")
             await abort(context, refused)
             return
         reader = asyncio.create_task(_read(requests, stream))
         try:
-            stream.take(request)
+            stream.on_message(request)
             async for envelope in stream.responses():
                 yield envelope
         finally:
@@ -57,14 +59,14 @@ class ReplicaService:
             await cancel_and_wait(reader)
 
 
-async def _read(requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], stream: FollowerStream) -> None:
+async def _read(requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], stream: FollowerFetchSession) -> None:
     try:
         while True:
             async with asyncio.timeout(SILENCE_SECONDS):
                 request = await anext(requests, None)
             if request is None:
                 return
-            stream.take(request)
+            stream.on_message(request)
     except (TimeoutError, grpc.aio.AioRpcError):
         pass  # The follower has fallen silent, or the stream is broken: it will come again.
     finally:

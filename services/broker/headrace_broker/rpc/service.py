@@ -32,11 +32,11 @@ from headrace_broker.core.replica import Role
 from headrace_broker.rpc.fetch import FetchHandler, Located
 from headrace_broker.rpc.produce import ProduceHandler
 from headrace_broker.rpc.topics import answer_topic
-from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.budget import MemoryBudget
-from headrace_broker.runtime.partition import Partition, PartitionServices
+from headrace_broker.runtime.failure_detector import PeerFailureDetector
+from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.registration import Registration
-from headrace_broker.runtime.suspicions import Suspicions
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.storage.directory import DataDirectory
 from headrace_broker.storage.log import TimestampKind
@@ -50,29 +50,29 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     def __init__(
         self,
         view: ClusterView,
-        assignments: Assignments,
+        replica_manager: ReplicaManager,
         directory: DataDirectory,
         registration: Registration,
         *,
-        suspicions: Suspicions,
-        services: PartitionServices,
+        failure_detector: PeerFailureDetector,
+        partition_context: PartitionContext,
         tasks: asyncio.TaskGroup,
     ) -> None:
         """`tasks` runs the appends of calls that are answered before theirs."""
-        settings = services.settings
+        settings = partition_context.settings
         self._view = view
-        self._assignments = assignments
+        self._replica_manager = replica_manager
         self._directory = directory
         self._registration = registration
-        self._suspicions = suspicions
-        self._services = services
-        self.call_errors = services.metrics.common.call_errors
+        self._failure_detector = failure_detector
+        self._partition_context = partition_context
+        self.call_errors = partition_context.metrics.common.call_errors
         self._starting = True
         self._stopping = False
-        self._waiters = FetchWaiters(settings.max_waiting_fetches, services.metrics)
-        budget = MemoryBudget(settings.max_inflight_bytes, services.metrics)
-        self._produce = ProduceHandler(assignments, budget, services, tasks)
-        self._fetch = FetchHandler(assignments, budget, self._waiters, services)
+        self._waiters = FetchWaiters(settings.max_waiting_fetches, partition_context.metrics)
+        budget = MemoryBudget(settings.max_inflight_bytes, partition_context.metrics)
+        self._produce = ProduceHandler(replica_manager, budget, partition_context, tasks)
+        self._fetch = FetchHandler(replica_manager, budget, self._waiters, partition_context)
 
     def begin_serving(self) -> None:
         """The logs are recovered: take calls."""
@@ -94,7 +94,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     def check_lease(self, outcome: Outcome) -> None:
         """Raise FencedBrokerError where the lease must be trusted and cannot be."""
         session = self._registration.session
-        if self._services.settings.fence_on_lease_loss and (session is None or not session.keeper.alive_now()):
+        if self._partition_context.settings.fence_on_lease_loss and (session is None or not session.keeper.alive_now()):
             raise FencedBrokerError("the broker's lease cannot be trusted now", outcome=outcome)
 
     @unary
@@ -104,7 +104,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         started = time.perf_counter()
         response = await self._produce.produce(request, context.peer())
         self.check_lease(Outcome.UNKNOWN)
-        self._services.metrics.produce_seconds.observe(time.perf_counter() - started)
+        self._partition_context.metrics.produce_seconds.observe(time.perf_counter() - started)
         return response
 
     @unary
@@ -132,7 +132,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._check_count(len(topic.partitions) for topic in request.topics)
         response = broker_pb2.ListOffsetsResponse()
         for asked in request.topics:
-            topic, unknown, topic_result = answer_topic(self._assignments, asked.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(self._replica_manager, asked.topic, response.topics)
             for index, part in enumerate(asked.partitions):
                 await let_others_run(index)
                 result = topic_result.partitions.add(
@@ -194,7 +194,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         response = broker_pb2.DeleteRecordsResponse()
         async with asyncio.TaskGroup() as tasks:
             for asked in request.topics:
-                topic, unknown, topic_result = answer_topic(self._assignments, asked.topic, response.topics)
+                topic, unknown, topic_result = answer_topic(self._replica_manager, asked.topic, response.topics)
                 for index, part in enumerate(asked.partitions):
                     await let_others_run(index)
                     result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
@@ -223,15 +223,19 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.DescribeLogsResponse:
         """See the proto."""
         self._check_count([len(request.topics)])
-        usage = await asyncio.get_running_loop().run_in_executor(self._services.executor, self._directory.check_space)
-        response = broker_pb2.DescribeLogsResponse(
-            broker_id=self._services.broker_id, disk_total_bytes=usage.total_bytes, disk_free_bytes=usage.free_bytes
+        usage = await asyncio.get_running_loop().run_in_executor(
+            self._partition_context.executor, self._directory.check_space
         )
-        wanted = {self._assignments.resolve(reference).topic_id for reference in request.topics}
-        for index, partition in enumerate(list(self._assignments.partitions)):
+        response = broker_pb2.DescribeLogsResponse(
+            broker_id=self._partition_context.broker_id,
+            disk_total_bytes=usage.total_bytes,
+            disk_free_bytes=usage.free_bytes,
+        )
+        wanted = {self._replica_manager.resolve(reference).topic_id for reference in request.topics}
+        for index, partition in enumerate(list(self._replica_manager.partitions)):
             await let_others_run(index)
             if not wanted or partition.topic_id in wanted:
-                response.logs.append(_describe(partition, self._suspicions))
+                response.logs.append(_describe(partition, self._failure_detector))
         return response
 
     @unary
@@ -242,17 +246,19 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._check_count([len(request.topics)])
         default = CONFIGS["max_batch_bytes"].default
         assert isinstance(default, int)
-        return self._view.metadata(request, answered_by=f"broker-{self._services.broker_id}", max_batch_bytes=default)
+        return self._view.metadata(
+            request, answered_by=f"broker-{self._partition_context.broker_id}", max_batch_bytes=default
+        )
 
     def _check_count(self, counts: Iterable[int]) -> None:
-        limit = self._services.settings.max_request_partitions
+        limit = self._partition_context.settings.max_request_partitions
         if (total := sum(counts)) > limit:
             raise InvalidRequestError(f"{total} partitions or topics are over the limit of {limit}")
 
     def _find(self, topic: Topic | None, unknown: HeadraceError | None, number: int) -> Partition:
         if topic is None:
             _raise(unknown)
-        return self._assignments.find_in(topic, number)
+        return self._replica_manager.find_in(topic, number)
 
     def _set_error(
         self,
@@ -260,7 +266,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         error: HeadraceError,
     ) -> None:
         if error.leader is not None:
-            error.leader = self._assignments.with_address(error.leader)
+            error.leader = self._replica_manager.with_address(error.leader)
         result.error.CopyFrom(to_detail(error))
 
 
@@ -287,7 +293,7 @@ def _raise(error: HeadraceError | None) -> NoReturn:
     raise error
 
 
-def _describe(partition: Partition, suspicions: Suspicions) -> broker_pb2.LogDescription:
+def _describe(partition: Partition, failure_detector: PeerFailureDetector) -> broker_pb2.LogDescription:
     replica, partition_log = partition.replica, partition.log
     description = broker_pb2.LogDescription(
         name=partition.topic,
@@ -305,13 +311,15 @@ def _describe(partition: Partition, suspicions: Suspicions) -> broker_pb2.LogDes
         offline_reason=replica.offline_reason,
     )
     if replica.role is Role.LEADING:
-        description.followers.extend(_describe_followers(partition, suspicions))
+        description.followers.extend(_describe_followers(partition, failure_detector))
     return description
 
 
-def _describe_followers(partition: Partition, suspicions: Suspicions) -> Iterator[broker_pb2.FollowerDescription]:
+def _describe_followers(
+    partition: Partition, failure_detector: PeerFailureDetector
+) -> Iterator[broker_pb2.FollowerDescription]:
     """What this leader knows of the other replicas, in replica order."""
-    replica, now_ms = partition.replica, partition.services.clock.monotonic_ms()
+    replica, now_ms = partition.replica, partition.context.clock.monotonic_ms()
     assert replica.state is not None
     in_sync = {entry.broker_id for entry in replica.state.in_sync}
     fetched = {follower.replica.broker_id: follower for follower in replica.followers}
@@ -327,7 +335,7 @@ def _describe_followers(partition: Partition, suspicions: Suspicions) -> Iterato
                 durable_offset=-1,
                 behind_ms=now_ms - replica.followers.started_ms,
                 in_sync=broker_id in in_sync,
-                suspicion=suspicions.level(broker_id),
+                suspicion=failure_detector.level(broker_id),
             )
             continue
         caught_up = follower.acknowledged(replica.flushed_only) >= replica.log_end_offset
@@ -338,5 +346,5 @@ def _describe_followers(partition: Partition, suspicions: Suspicions) -> Iterato
             durable_offset=follower.durable_offset,
             behind_ms=0 if caught_up else now_ms - follower.caught_up_ms,
             in_sync=broker_id in in_sync,
-            suspicion=suspicions.level(broker_id),
+            suspicion=failure_detector.level(broker_id),
         )

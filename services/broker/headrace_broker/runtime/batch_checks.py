@@ -30,7 +30,7 @@ from headrace.wire.errors import (
 from headrace_server.topic_configs import TopicConfig, Validation
 
 from headrace_broker.core.replica import PartitionReplica
-from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.settings import BrokerSettings
 
 _UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL)
@@ -70,7 +70,7 @@ def check_run(
     *,
     replica: PartitionReplica,
     config: TopicConfig,
-    services: PartitionServices,
+    context: PartitionContext,
     known_epoch: int,
     committed: bool,
     compressed: Mapping[int, HeadraceError | None] | None = None,
@@ -87,14 +87,14 @@ def check_run(
     if committed:
         replica.check_in_sync()
     pairs: list[tuple[bytes, BatchHeader]] = []
-    now_ms = services.now_ms()
+    now_ms = context.now_ms()
     previous: BatchHeader | None = None
     for index in range(position, len(batches)):
         batch = batches[index]
         try:
-            header = _check_batch(batch, config, services.settings, now_ms)
+            header = _check_batch(batch, config, context.settings, now_ms)
             if config.validate is Validation.COLUMNS:
-                _check_columns(batch, header, services.settings, None if compressed is None else compressed.get(index))
+                _check_columns(batch, header, context.settings, None if compressed is None else compressed.get(index))
             if previous is None or not _continues(previous, header):
                 if previous is not None and header.producer_id >= 0:
                     break  # the window must have seen the run before it can judge this one
@@ -102,7 +102,7 @@ def check_run(
                     header.producer_id, header.producer_epoch, header.base_sequence, header.record_count, now_ms
                 )
                 if duplicate is not None:
-                    services.metrics.duplicate_batches.inc()
+                    context.metrics.duplicate_batches.inc()
                     result.repeated = True
                     result.base_offsets.append(duplicate.base_offset)
                     result.end_offset = max(result.end_offset, duplicate.end_offset)
@@ -171,14 +171,14 @@ def _is_compressed(batch: bytes) -> bool:
 
 
 async def check_compressed(
-    batches: Sequence[bytes], config: TopicConfig, services: PartitionServices
+    batches: Sequence[bytes], config: TopicConfig, context: PartitionContext
 ) -> dict[int, HeadraceError | None]:
     """Inflate those of the batches that are compressed and check their columns, in threads: by index, what is wrong.
 
     Of a batch that is not sound, too large or of a codec that the topic does not allow `check_run` says so: it is not
     inflated.
     """
-    most = services.settings.max_payload_bytes
+    most = context.settings.max_payload_bytes
     found: dict[int, HeadraceError | None] = {}
     group: list[tuple[int, BatchHeader]] = []
 
@@ -200,11 +200,11 @@ async def check_compressed(
         if header.payload_bytes > most or header.codec not in _codec_numbers(config.allowed_codecs):
             continue
         if group and sum(each.payload_bytes for _, each in group) + header.payload_bytes > _GROUP_BYTES:
-            await services.inflation.run(max(each.payload_bytes for _, each in group), inflate)
+            await context.inflation.run(max(each.payload_bytes for _, each in group), inflate)
             group = []
         group.append((index, header))
     if group:
-        await services.inflation.run(max(each.payload_bytes for _, each in group), inflate)
+        await context.inflation.run(max(each.payload_bytes for _, each in group), inflate)
     return found
 
 

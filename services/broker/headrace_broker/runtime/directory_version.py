@@ -14,9 +14,9 @@ import secrets
 
 from headrace_server.metastore.view import PrefixView
 
-from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.storage.directory import DataDirectory
 
 VERSION_SECONDS = 2.0
@@ -69,12 +69,12 @@ class StoredSessions:
         await self._calls.run(lambda: self._directory.become(storage_id))
 
 
-async def keep_version(assignments: Assignments, source: PrefixView, registration: Registration) -> None:
+async def keep_version(replica_manager: ReplicaManager, source: PrefixView, registration: Registration) -> None:
     """Announce the directory's version while logs grow or the metadata changes, until cancelled."""
     announced = -1, -1
     while True:
         await asyncio.sleep(VERSION_SECONDS)
-        written = sum(found.log_end_offset for each in assignments.partitions if (found := each.log) is not None)
+        written = sum(found.log_end_offset for each in replica_manager.partitions if (found := each.log) is not None)
         reached = written, source.changed_revision
         if reached != announced and await registration.announce_version():
             announced = reached

@@ -8,7 +8,7 @@ A log is deleted on positive evidence only, after the delay that its topic sets:
 Absence is no evidence: an etcd restored from a backup lacks topics, too, and a view leaves out what it cannot decode.
 While one value of the metadata cannot be decoded nothing is deleted at all. The evidence is looked at again when the
 delay is over. A log without it, that no key claims for this broker, is unclaimed: it stays on the disk, closed, is
-counted and logged, and is opened again when a key names it. Owned by `Assignments`, belongs to the event loop.
+counted and logged, and is opened again when a key names it. Owned by `ReplicaManager`, belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.topic_configs import TopicConfig, read_stored_topic_config
 
 from headrace_broker.runtime.directory_calls import DirectoryCalls
-from headrace_broker.runtime.services import PartitionServices
+from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.storage.directory import DataDirectory, LogId
 from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS
 from headrace_broker.storage.log import PartitionLog
@@ -49,12 +49,12 @@ class LogDeletion:
     """The logs of a data directory that no partition here holds."""
 
     def __init__(
-        self, view: ClusterView, directory: DataDirectory, calls: DirectoryCalls, services: PartitionServices
+        self, view: ClusterView, directory: DataDirectory, calls: DirectoryCalls, context: PartitionContext
     ) -> None:
         self._view = view
         self._directory = directory
         self._calls = calls
-        self._services = services
+        self._context = context
         self._pending: dict[LogId, _Deletion] = {}
         self._unclaimed: dict[LogId, None] = {}
         self._removing = False
@@ -74,7 +74,7 @@ class LogDeletion:
             is_reserved = view.source.get(view.keyspace.topic_by_id(log_id.topic_id)) is not None
             return log_id.topic_id in view.deleted and not is_reserved
         entry = view.partition(*log_id)
-        if entry is None or self._services.broker_id in entry.state.replicas:
+        if entry is None or self._context.broker_id in entry.state.replicas:
             return False
         claimed_at = self._directory.seen.revision_of(log_id.directory_name)
         return claimed_at is not None and claimed_at < entry.mod_revision
@@ -82,7 +82,7 @@ class LogDeletion:
     def schedule(self, log_id: LogId, partition_log: PartitionLog | None) -> None:
         """Delete a log, open or not, when the delay of its topic is over and the evidence still holds."""
         delay_ms = self._delay_ms(log_id)
-        self._pending[log_id] = _Deletion(self._services.clock.monotonic_ms() + delay_ms, partition_log)
+        self._pending[log_id] = _Deletion(self._context.clock.monotonic_ms() + delay_ms, partition_log)
         self._unclaimed.pop(log_id, None)
         self._count()
         log.info("partition_deleted", topic_id=log_id.topic_id.hex(), partition=log_id.partition, delay_ms=delay_ms)
@@ -122,7 +122,7 @@ class LogDeletion:
         """Delete the logs whose delay is over and whose evidence still holds; keep those that have lost it."""
         if self._view.undecodable:
             return
-        now_ms = self._services.clock.monotonic_ms()
+        now_ms = self._context.clock.monotonic_ms()
         due = {log_id: deletion for log_id, deletion in self._pending.items() if deletion.due_ms <= now_ms}
         for log_id, deletion in due.items():
             if self._pending.get(log_id) is not deletion:
@@ -170,4 +170,4 @@ class LogDeletion:
         return "the partition's key names other brokers, at a revision at which this one may still be to come"
 
     def _count(self) -> None:
-        self._services.metrics.unclaimed_logs.set(len(self._unclaimed))
+        self._context.metrics.unclaimed_logs.set(len(self._unclaimed))

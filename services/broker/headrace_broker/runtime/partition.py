@@ -1,8 +1,8 @@
 """One partition at work: the core's decisions, the log, and those who wait for either.
 
-Called by the RPC layer for appends and reads, by `assignments` for roles and settings, by the flusher and by upkeep.
-The hot path is here: batches are checked once (`batch_checks`), stamped and written by the log, and the core is told a
-few integers.
+Called by the RPC layer for appends and reads, by `replica_manager` for roles and settings, by the flusher and by
+maintenance. The hot path is here: batches are checked once (`batch_checks`), stamped and written by the log, and the
+core is told a few integers.
 All of it runs on the event loop; the log's blocking calls run in threads, one at a time under `log_lock` where the log
 asks for that.
 """
@@ -57,11 +57,11 @@ from headrace_broker.core.messages import (
     LeadershipStarted,
     LeaveInSync,
     LimitPause,
-    LogCut,
     LogRestarted,
     LogStartAwaited,
     LogStartRaised,
     LogStartWanted,
+    LogTruncated,
     PauseOver,
     PersistEpoch,
     Propose,
@@ -74,21 +74,21 @@ from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import JOIN_RETRY_MS, PartitionReplica, Role
 from headrace_broker.core.replica_fetch import (
     AppendBatches,
-    CutTo,
     Diverged,
-    FetchAgain,
     FetchAnswer,
+    FetchDecision,
     FetchRequest,
-    StartOver,
-    Verdict,
+    Refetch,
+    ResetLog,
+    TruncateTo,
     check_fetch,
     check_reader,
-    judge,
+    compare_logs,
     next_step,
 )
 from headrace_broker.runtime.batch_checks import AppendResult, check_compressed, check_run, must_inflate
+from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.producer_state import SnapshotClock, rebuild_producers
-from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.runtime.uninterrupted import uninterrupted
 from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
 from headrace_broker.storage.log import PartitionLog, TimestampedOffset, TimestampKind
@@ -106,7 +106,7 @@ _COPY_LOOK_SECONDS = 1.0
 
 ResultT = TypeVar("ResultT")
 
-__all__ = ["AppendResult", "Partition", "PartitionServices", "log_settings"]
+__all__ = ["AppendResult", "Partition", "PartitionContext", "log_settings"]
 
 
 class PartitionHost(Protocol):
@@ -134,8 +134,8 @@ class PartitionHost(Protocol):
         """Take this broker out of the partition's key, as `leave_failed` says."""
 
 
-class ReplicaWatcher(Protocol):
-    """A follower's stream, where a fetch of a partition waits for something to answer."""
+class DelayedFetch(Protocol):
+    """A follower's fetch of a partition that waits until there is something to answer."""
 
     def wake(self, partition: Partition) -> None:
         """There are new records, or a new log start, or leadership has ended."""
@@ -145,7 +145,7 @@ class ReplicaWatcher(Protocol):
 
 
 class Partition:
-    """Owned by `assignments`. Belongs to the event loop but for `flush_blocking`."""
+    """Owned by `replica_manager`. Belongs to the event loop but for `flush_blocking`."""
 
     def __init__(
         self,
@@ -155,20 +155,20 @@ class Partition:
         partition_log: PartitionLog | None,
         *,
         config: TopicConfig,
-        services: PartitionServices,
+        context: PartitionContext,
         host: PartitionHost,
     ) -> None:
         """Hold an opened log; None: it could not be opened, `fail` follows."""
         self.topic, self.topic_id, self.number = topic, topic_id, number
         self.config = config
-        self.services = services
+        self.context = context
         self.watchers: dict[asyncio.Event, None] = {}
-        self.replica_watchers: dict[ReplicaWatcher, None] = {}
+        self.delayed_fetches: dict[DelayedFetch, None] = {}
         self._log = partition_log
         self.log_lock = asyncio.Lock()
         self._host = host
         self.failure: BaseException | None = None
-        self.left_revision: int | None = None  # `InSyncWriter.leave` returned it, once the replica had failed
+        self.left_revision: int | None = None  # `IsrUpdater.leave` returned it, once the replica had failed
         self._applying = False  # an answer of the leader is being written
         self._fetches_after = False  # a fetch was due meanwhile, and is sent when that has ended
         self._more = False  # the leader's last answer was not all it had
@@ -181,13 +181,13 @@ class Partition:
         self._tokens = itertools.count()
         self._slow = False
         self._appending = 0  # calls of `append` that are not over
-        self._kept = SnapshotClock(0, 0, services.clock.monotonic_ms())
+        self._last_snapshot = SnapshotClock(0, 0, context.clock.monotonic_ms())
         self._unflushed_records = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushes: deque[tuple[Offset, float]] = deque(maxlen=_FLUSHES_REMEMBERED)
         self.produced_records = self.produced_bytes = self.fetched_bytes = 0  # since the start, for `/metrics/detail`
         self.replica = PartitionReplica(
-            services.broker_id,
+            context.broker_id,
             log_start_offset=Offset(0) if partition_log is None else partition_log.log_start_offset,
             log_end_offset=Offset(0) if partition_log is None else partition_log.log_end_offset,
             flushed_offset=Offset(0) if partition_log is None else partition_log.flushed_offset,
@@ -195,12 +195,12 @@ class Partition:
             last_epoch=LeaderEpoch(-1) if partition_log is None else partition_log.last_epoch,
             flushed_only=config.counts_flushed,
             producers=self._make_producers(),
-            lag_max_ms=services.settings.replica_lag_max_ms,
+            lag_max_ms=context.settings.replica_lag_max_ms,
             join_retry_ms=JOIN_RETRY_MS + zlib.crc32(b"%b %d" % (topic_id, number)) % JOIN_RETRY_MS,
         )
 
     def _make_producers(self) -> ProducerWindows:
-        settings = self.services.settings
+        settings = self.context.settings
         return ProducerWindows(
             max_producers=settings.max_producers,
             expiry_ms=settings.producer_expiry_ms,
@@ -250,10 +250,10 @@ class Partition:
                 compressed = None
                 if must_inflate(batches, self.config):
                     self.replica.check_leading(known_epoch)
-                    compressed = await check_compressed(batches, self.config, self.services)
+                    compressed = await check_compressed(batches, self.config, self.context)
                 while position < len(batches):
                     pairs, taken = check_run(
-                        batches, position, result, replica=self.replica, config=self.config, services=self.services,
+                        batches, position, result, replica=self.replica, config=self.config, context=self.context,
                         known_epoch=known_epoch, committed=committed, compressed=compressed,
                     )  # fmt: skip
                     position += taken
@@ -264,8 +264,8 @@ class Partition:
         return result
 
     async def _append_in_thread(self, pairs: list[tuple[bytes, BatchHeader]], result: AppendResult) -> None:
-        self.services.metrics.slow_appends.inc()
-        at_ms, leader_epoch = self.services.now_ms(), self.replica.leader_epoch
+        self.context.metrics.slow_appends.inc()
+        at_ms, leader_epoch = self.context.now_ms(), self.replica.leader_epoch
         started = time.perf_counter()
         base = await self.in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
         result.append_seconds += time.perf_counter() - started
@@ -285,21 +285,21 @@ class Partition:
         while position < len(batches):
             pairs, taken = check_run(
                 batches, position, result, replica=self.replica, config=self.config,
-                services=self.services, known_epoch=known_epoch, committed=committed,
+                context=self.context, known_epoch=known_epoch, committed=committed,
             )  # fmt: skip
             position += taken
             if pairs:
-                at_ms, leader_epoch = self.services.now_ms(), self.replica.leader_epoch
+                at_ms, leader_epoch = self.context.now_ms(), self.replica.leader_epoch
                 self._note_run(pairs, self._write(pairs, at_ms, leader_epoch), at_ms, leader_epoch, result)
 
     def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:
-        started_ms = self.services.clock.monotonic_ms()
+        started_ms = self.context.clock.monotonic_ms()
         if len(pairs) == 1:
             batch, header = pairs[0]
             base = self.open_log.append(batch, header, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
         else:
             base = self.open_log.append_all(pairs, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
-        self._slow = self.services.clock.monotonic_ms() - started_ms >= self.services.settings.slow_append_ms
+        self._slow = self.context.clock.monotonic_ms() - started_ms >= self.context.settings.slow_append_ms
         return base
 
     def _note_run(
@@ -321,7 +321,7 @@ class Partition:
             base = end
         result.end_offset = max(result.end_offset, base)
         result.append_timestamp_ms = at_ms
-        metrics = self.services.metrics
+        metrics = self.context.metrics
         metrics.produced_batches.inc(len(pairs))
         metrics.produced_records.inc(records)
         metrics.produced_bytes.inc(size_bytes)
@@ -392,7 +392,7 @@ class Partition:
 
     async def locate(self, offset: int, max_bytes: int) -> Slice:
         """As `locate_now`, in a thread."""
-        self.services.metrics.blocking_reads.inc()
+        self.context.metrics.blocking_reads.inc()
         high_watermark = self.replica.high_watermark
         return await self.in_thread(lambda: self.open_log.read(offset, max_bytes, high_watermark))
 
@@ -401,7 +401,7 @@ class Partition:
         with found:
             data = found.try_read_nowait()
             if data is None:
-                self.services.metrics.blocking_reads.inc()
+                self.context.metrics.blocking_reads.inc()
                 data = await self.in_thread(found.read)
             return data
 
@@ -461,7 +461,7 @@ class Partition:
     async def _raise_log_start(self, offset: Offset) -> None:
         high_watermark, segments = self.replica.high_watermark, self.open_log.segment_count
         start = await self.in_thread(lambda: self.open_log.delete_records(offset, high_watermark))
-        self.services.metrics.deleted_segments.inc(max(0, segments - self.open_log.segment_count))
+        self.context.metrics.deleted_segments.inc(max(0, segments - self.open_log.segment_count))
         self.handle(LogStartRaised(start))
 
     # --- replication: both ends of a fetch ---
@@ -487,11 +487,11 @@ class Partition:
             self.note_read_error(error)
             raise
 
-    def judge_fetch(self, request: FetchRequest) -> Verdict | None:
-        """As `replica_fetch.check_fetch` and `judge`; damage met takes the replica offline."""
+    def compare_fetch(self, request: FetchRequest) -> FetchDecision | None:
+        """As `replica_fetch.check_fetch` and `compare_logs`; damage met takes the replica offline."""
         check_fetch(self.replica, request)
         try:
-            return judge(self.open_log, request)
+            return compare_logs(self.open_log, request)
         except HeadraceError as error:
             self.note_read_error(error)
             raise
@@ -513,7 +513,7 @@ class Partition:
             return False
         at_end = self._flushes_always and not self._more
         if at_end and replica.flushed_offset < replica.log_end_offset:
-            self.services.flusher.request(self, self.topic)
+            self.context.flusher.request(self, self.topic)
             return False
         return True
 
@@ -522,7 +522,7 @@ class Partition:
         rate = self._copy_rate()
         if rate != self._copied_at_rate:
             self._copied_at_rate, self._copy_until_ms = rate, 0.0
-        left_ms = self._copy_until_ms - self.services.clock.monotonic_ms()
+        left_ms = self._copy_until_ms - self.context.clock.monotonic_ms()
         if left_ms <= 0:
             return False
         if self._copy_timer is None:
@@ -537,7 +537,7 @@ class Partition:
     def _copy_rate(self) -> int:
         """Bytes a second that this replica may copy while a move adds it; 0: as fast as it can."""
         state = self.replica.state
-        return state.copy_bytes_per_second if state is not None and self.services.broker_id in state.adding else 0
+        return state.copy_bytes_per_second if state is not None and self.context.broker_id in state.adding else 0
 
     def begin_fetch(self, end_offset: int) -> tuple[int, Offset] | None:
         """As `PartitionReplica.begin_fetch`: the token, and where the answer begins; 0: at `end_offset`, the log's."""
@@ -570,11 +570,11 @@ class Partition:
                 match step:
                     case AppendBatches():
                         await self._append_replicated(step)
-                    case CutTo(offset):
-                        await self._cut_log(offset)
-                    case StartOver(offset, previous_crc):
-                        await self._start_over(offset, previous_crc)
-                    case FetchAgain() | None:
+                    case TruncateTo(offset):
+                        await self._truncate_log(offset)
+                    case ResetLog(offset, previous_crc):
+                        await self._reset_log(offset, previous_crc)
+                    case Refetch() | None:
                         pass
             except HeadraceError as error:
                 self.replica.end_fetch()  # Of what was to follow these batches, nothing can be used.
@@ -602,11 +602,11 @@ class Partition:
                 await self._take_report(step)  # What the leader has deleted makes room.
                 raise
             self.handle(BatchesReplicated(headers))
-            self.services.metrics.replicated_in_bytes.inc(len(step.batches))
+            self.context.metrics.replicated_in_bytes.inc(len(step.batches))
             self.ask_for_flush(sum(header.record_count for header in headers), self.topic)
             rate = self._copied_at_rate = self._copy_rate()
             if rate:
-                now_ms = self.services.clock.monotonic_ms()
+                now_ms = self.context.clock.monotonic_ms()
                 self._copy_until_ms = max(self._copy_until_ms, now_ms) + len(step.batches) * 1000 / rate
         await self._take_report(step)
 
@@ -623,7 +623,7 @@ class Partition:
             self._next_offset = Offset(step.next_offset)
             self._host.fetch(self)
 
-    async def _cut_log(self, offset: int) -> None:
+    async def _truncate_log(self, offset: int) -> None:
         log.warning(
             "log_truncated",
             topic=self.topic, partition=self.number, log_end_offset=self.replica.log_end_offset, to=offset,
@@ -637,10 +637,10 @@ class Partition:
 
         end_offset = await self.in_thread(cut)
         self.replica.producers = producers
-        self.handle(LogCut(end_offset))
-        self.services.metrics.truncations.inc()
+        self.handle(LogTruncated(end_offset))
+        self.context.metrics.truncations.inc()
 
-    async def _start_over(self, offset: int, previous_crc: int) -> None:
+    async def _reset_log(self, offset: int, previous_crc: int) -> None:
         log.warning("log_started_over", topic=self.topic, partition=self.number, offset=offset)
         await self.in_thread(lambda: self.open_log.reset_to(offset, previous_crc))
         self.replica.producers = self._make_producers()
@@ -650,7 +650,7 @@ class Partition:
         """A reader found bytes that fail their checks: look at what is on the disk, and go offline if it is here."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look_for_damage(offset))
-            self.services.watch(self._looking)
+            self.context.watch(self._looking)
 
     async def _look_for_damage(self, offset: int) -> None:
         if self.replica.role in (Role.OFFLINE, Role.DELETED):
@@ -673,11 +673,11 @@ class Partition:
         if not isinstance(error, StorageOfflineError) or self.replica.role in (Role.OFFLINE, Role.DELETED):
             return
         state = self.replica.state
-        has_others = state is not None and any(entry.broker_id != self.services.broker_id for entry in state.in_sync)
+        has_others = state is not None and any(entry.broker_id != self.context.broker_id for entry in state.in_sync)
         if has_others or not isinstance(error, LogDamagedError):
             self.fail(error)
             return
-        self.services.metrics.damage_found.inc()
+        self.context.metrics.damage_found.inc()
         log.error("log_damaged", topic=self.topic, partition=self.number, reason=str(error))
 
     # --- roles, flushes, settings: events for the core ---
@@ -696,7 +696,7 @@ class Partition:
         try:
             return self.replica.handle(event)
         except AssertionError as error:
-            self.services.crash(error)
+            self.context.crash(error)
             raise
 
     def _fail_incomplete(self) -> None:
@@ -716,10 +716,10 @@ class Partition:
         for action in actions:
             match action:
                 case HighWatermarkAdvanced():
-                    self.services.advanced[self] = None
+                    self.context.advanced[self] = None
                     self._wake_watchers()
-                    for watcher in self.replica_watchers:
-                        watcher.note_high_watermark(self)
+                    for delayed in self.delayed_fetches:
+                        delayed.note_high_watermark(self)
                 case AnnounceLogStart():
                     self.wake_replicas()
                 case RaiseLogStart(offset):
@@ -749,8 +749,8 @@ class Partition:
                 case LeaveInSync(damaged):
                     self._host.leave_in_sync(self, damaged=damaged)
                 case LeadershipStarted(leader_epoch, start_offset):
-                    self.services.metrics.leaders.inc()
-                    self.services.metrics.leaderships_started.inc()
+                    self.context.metrics.leaders.inc()
+                    self.context.metrics.leaderships_started.inc()
                     log.info(
                         "leadership_started",
                         topic=self.topic,
@@ -760,7 +760,7 @@ class Partition:
                     )
                     self._wake_watchers()
                 case LeadershipEnded(leader_epoch):
-                    self.services.metrics.leaders.dec()
+                    self.context.metrics.leaders.dec()
                     log.info("leadership_ended", topic=self.topic, partition=self.number, leader_epoch=leader_epoch)
                     self._wake_watchers()
                     self.wake_replicas()
@@ -768,7 +768,7 @@ class Partition:
                     assert_never(action)
 
     def _end_pause(self, number: int) -> None:
-        self.handle(PauseOver(number, self.services.clock.monotonic_ms()))
+        self.handle(PauseOver(number, self.context.clock.monotonic_ms()))
 
     def _answer(self, token: int, error: HeadraceError | None) -> None:
         future = self._acknowledgements.pop(token, None)
@@ -781,8 +781,8 @@ class Partition:
 
     def wake_replicas(self) -> None:
         """Answer the followers' fetches that wait here."""
-        for watcher in self.replica_watchers:
-            watcher.wake(self)
+        for delayed in self.delayed_fetches:
+            delayed.wake(self)
 
     async def persist_epoch(self, leader_epoch: int) -> None:
         """Make the start of a leader epoch durable and begin to lead (PROTOCOL "Leading")."""
@@ -799,7 +799,7 @@ class Partition:
                     retry = partial(self._host.start_epoch, self, leader_epoch)
                     asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, retry)
                 return
-            self.handle(EpochPersisted(LeaderEpoch(leader_epoch), start, self.services.clock.monotonic_ms()))
+            self.handle(EpochPersisted(LeaderEpoch(leader_epoch), start, self.context.clock.monotonic_ms()))
 
     def _start_epoch(self, leader_epoch: int) -> Offset:
         self.open_log.flush()
@@ -841,7 +841,7 @@ class Partition:
         """See that `records` that `caller` appended become durable when the topic's settings say so."""
         config = self.config
         if self._flushes_always:
-            self.services.flusher.request(self, caller)
+            self.context.flusher.request(self, caller)
             return
         if not config.flushes_by_policy:
             return
@@ -858,7 +858,7 @@ class Partition:
             self._flush_timer.cancel()
             self._flush_timer = None
         if self.replica.role not in (Role.OFFLINE, Role.DELETED):
-            self.services.flusher.request(self, self.topic)
+            self.context.flusher.request(self, self.topic)
 
     def update_config(self, config: TopicConfig) -> None:
         """Apply changed topic settings; the log takes its part under the lock by `update_log_settings`."""
@@ -880,7 +880,7 @@ class Partition:
         if self.replica.role in (Role.OFFLINE, Role.DELETED):
             return
         self.failure = error
-        self.services.metrics.offline_logs.inc()
+        self.context.metrics.offline_logs.inc()
         log.error("log_offline", topic=self.topic, partition=self.number, reason=str(error))
         self.handle(StorageFailed(str(error), damaged=isinstance(error, LogDamagedError)))
         self._wake_watchers()
@@ -888,7 +888,7 @@ class Partition:
     def fail_unless_refused(self, error: HeadraceError) -> bool:
         """Take the replica offline for an error of its storage; False: the call was refused, and may succeed later."""
         if isinstance(error, REFUSALS):
-            self.services.metrics.storage_refusals.inc()
+            self.context.metrics.storage_refusals.inc()
             log.info("storage_call_refused", topic=self.topic, partition=self.number, reason=str(error))
             return False
         self.fail(error)
@@ -901,14 +901,14 @@ class Partition:
             return
         if not partition_log.checkpoint_is_stale(high_watermark):
             return
-        at_ms = self.services.clock.monotonic_ms()
+        at_ms = self.context.clock.monotonic_ms()
         try:
             await self.in_thread(lambda: partition_log.checkpoint(at_ms, high_watermark, force=force))
         except HeadraceError as error:
             self.fail_unless_refused(error)
 
     async def prepare_close(self) -> None:
-        """Flush and keep the producers: the last use of the log before `assignments` closes it."""
+        """Flush and write a producer snapshot: the last use of the log before `replica_manager` closes it."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
@@ -917,39 +917,41 @@ class Partition:
         async with self.log_lock:
             try:
                 await self.in_thread(self.open_log.flush)
-                await self.in_thread(self._keep_producers)
+                await self.in_thread(self._snapshot_producers)
             except HeadraceError as error:
                 self.fail_unless_refused(error)
 
-    def note_kept(self, offset: int) -> None:
-        """The disk has the producers as they stood at `offset`: what is there need not be written again."""
-        self._kept = SnapshotClock(offset, self.open_log.size_bytes, self.services.clock.monotonic_ms())
+    def note_snapshot(self, offset: int) -> None:
+        """Note that the disk has a snapshot of the producers at `offset`, which need not be written again."""
+        self._last_snapshot = SnapshotClock(offset, self.open_log.size_bytes, self.context.clock.monotonic_ms())
 
     @property
-    def kept_ms(self) -> int:
-        """When the producers were last kept, or would have been (monotonic)."""
-        return self._kept.at_ms
+    def last_snapshot_ms(self) -> int:
+        """When a producer snapshot was last written, or would have been (monotonic)."""
+        return self._last_snapshot.at_ms
 
-    async def keep_producers_if_due(self) -> bool:
-        """Keep the producers where a start would have much to read; whether it was done. Appends wait meanwhile."""
-        partition_log, kept = self.open_log, self._kept
-        now_ms = self.services.clock.monotonic_ms()
+    async def snapshot_producers_if_due(self) -> bool:
+        """Write a producer snapshot if a start would have much to read; return whether it did. Appends wait
+        meanwhile.
+        """
+        partition_log, kept = self.open_log, self._last_snapshot
+        now_ms = self.context.clock.monotonic_ms()
         if not kept.is_due(partition_log.log_end_offset, partition_log.size_bytes, now_ms):
             return False
         async with self.log_lock:
             if self.replica.role in (Role.OFFLINE, Role.DELETED):
                 return False
-            self.note_kept(partition_log.log_end_offset)
-            await self.in_thread(self._keep_producers)
+            self.note_snapshot(partition_log.log_end_offset)
+            await self.in_thread(self._snapshot_producers)
         return True
 
-    def _keep_producers(self) -> None:
+    def _snapshot_producers(self) -> None:
         self.open_log.store_producer_snapshot(self.open_log.log_end_offset, self.replica.producers.snapshot())
 
     async def in_thread(self, call: Callable[[], ResultT]) -> ResultT:
         """Run a blocking call of the log; what it raises beyond the typed errors becomes InternalError."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.services.executor, call)
+            return await asyncio.get_running_loop().run_in_executor(self.context.executor, call)
         except HeadraceError:
             raise
         except Exception as error:

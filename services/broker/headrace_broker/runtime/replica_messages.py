@@ -8,7 +8,7 @@ from headrace.wire.errors import HeadraceError, to_detail
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.partition_state import Replica
 
-from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, FetchRequest, Restart, Verdict
+from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, FetchDecision, FetchRequest, Restart
 
 METHOD = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
 SERVICE_NAME = "headrace.internal.v1.ReplicaService"
@@ -36,9 +36,9 @@ def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch
     )
 
 
-def write_verdict(result: replication_pb2.PartitionReplicaFetchResult, verdict: Verdict) -> None:
-    """Put a verdict into an answer."""
-    match verdict:
+def write_decision(result: replication_pb2.PartitionReplicaFetchResult, decision: FetchDecision) -> None:
+    """Put a decision into an answer."""
+    match decision:
         case Diverged(leader_epoch, end_offset):
             result.diverged.leader_epoch, result.diverged.end_offset = leader_epoch, end_offset
         case Restart(offset, previous_crc):
@@ -52,15 +52,15 @@ def write_error(result: replication_pb2.PartitionReplicaFetchResult, error: Head
 
 def read_answer(result: replication_pb2.PartitionReplicaFetchResult, batches: ReadableBuffer) -> FetchAnswer:
     """One answer of a response that is no error."""
-    verdict: Verdict | None = None
+    decision: FetchDecision | None = None
     if result.HasField("diverged"):
-        verdict = Diverged(result.diverged.leader_epoch, result.diverged.end_offset)
+        decision = Diverged(result.diverged.leader_epoch, result.diverged.end_offset)
     elif result.HasField("restart"):
-        verdict = Restart(result.restart.offset, result.restart.previous_crc)
+        decision = Restart(result.restart.offset, result.restart.previous_crc)
     return FetchAnswer(
         token=result.token,
         leader_epoch=result.leader_epoch,
-        verdict=verdict,
+        decision=decision,
         batches=batches,
         high_watermark=result.high_watermark,
         log_start_offset=result.log_start_offset,

@@ -24,13 +24,13 @@ from headrace_server.tls import TlsIdentity
 
 from headrace_broker.core.messages import Propose, Ticked
 from headrace_broker.core.replica import Role
+from headrace_broker.runtime.failure_detector import PeerFailureDetector
+from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession, PartitionId
 from headrace_broker.runtime.follower_lags import FollowerLags
-from headrace_broker.runtime.follower_stream import FollowerStream, PartitionId
-from headrace_broker.runtime.in_sync import InSyncWriter
-from headrace_broker.runtime.leader_link import LeaderLink
+from headrace_broker.runtime.isr_updater import IsrUpdater
 from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.services import PartitionServices
-from headrace_broker.runtime.suspicions import Suspicions
+from headrace_broker.runtime.partition_context import PartitionContext
+from headrace_broker.runtime.replica_fetcher import ReplicaFetcher
 
 log = structlog.get_logger(__name__)
 
@@ -46,27 +46,27 @@ class Replication:
         self,
         view: ClusterView,
         metastore: Metastore,
-        services: PartitionServices,
-        suspicions: Suspicions,
+        context: PartitionContext,
+        failure_detector: PeerFailureDetector,
         tasks: asyncio.TaskGroup,
         tls: TlsIdentity | None,
     ) -> None:
         """`tls`: what leaders are shown; None: they are spoken to in plain text."""
         self._view = view
-        self._services = services
-        self._suspicions = suspicions
+        self._context = context
+        self._failure_detector = failure_detector
         self._tasks = tasks
         self._tls = tls
-        self.writer = InSyncWriter(metastore, view.keyspace, services.broker_id, services.metrics)
-        self._links: dict[int, tuple[LeaderLink, asyncio.Task[None]]] = {}
+        self.isr_updater = IsrUpdater(metastore, view.keyspace, context.broker_id, context.metrics)
+        self._fetchers: dict[int, tuple[ReplicaFetcher, asyncio.Task[None]]] = {}
         self._followed: dict[PartitionId, int] = {}  # the broker that each is copied from
-        self._streams: dict[int, FollowerStream] = {}  # of followers, by broker
+        self._streams: dict[int, FollowerFetchSession] = {}  # of followers, by broker
         self._on_left: Callable[[Partition, int], None] = lambda partition, revision: None
         self._closed = False
         self.broker_epoch: int | None = None
 
     def on_left(self, callback: Callable[[Partition, int], None]) -> None:
-        """Call `callback` when a failed replica has been taken out of its key, with what `InSyncWriter.leave` says."""
+        """Call `callback` when a failed replica has been taken out of its key, with what `IsrUpdater.leave` says."""
         self._on_left = callback
 
     # --- PartitionHost ---
@@ -82,48 +82,50 @@ class Replication:
     def follow(self, partition: Partition, leader: Replica) -> None:
         """See `PartitionHost`."""
         if self._closed:
-            return  # Nobody would end the link: a leader may be elected while the broker's last calls end.
+            return  # Nobody would end the fetcher: a leader may be elected while the broker's last calls end.
         key = (partition.topic_id, partition.number)
         if self._followed.get(key, leader.broker_id) != leader.broker_id:
             self.unfollow(partition)
         self._followed[key] = leader.broker_id
-        if leader.broker_id not in self._links:
-            hear = partial(self._hear, leader.broker_id)
-            link = LeaderLink(leader.broker_id, self._view, partial(self._identify, leader.broker_id), hear, self._tls)
-            self._links[leader.broker_id] = link, self._tasks.create_task(link.run())
-        self._links[leader.broker_id][0].add(partition)
-        self._services.metrics.following.set(len(self._followed))
+        if leader.broker_id not in self._fetchers:
+            on_heartbeat = partial(self._on_heartbeat, leader.broker_id)
+            fetcher = ReplicaFetcher(
+                leader.broker_id, self._view, partial(self._identify, leader.broker_id), on_heartbeat, self._tls
+            )
+            self._fetchers[leader.broker_id] = fetcher, self._tasks.create_task(fetcher.run())
+        self._fetchers[leader.broker_id][0].add(partition)
+        self._context.metrics.following.set(len(self._followed))
 
     def unfollow(self, partition: Partition) -> None:
         """See `PartitionHost`."""
         leader_id = self._followed.pop((partition.topic_id, partition.number), None)
         if leader_id is not None:
-            link, task = self._links[leader_id]
-            link.remove(partition)
-            if not link.partitions:
-                del self._links[leader_id]
+            fetcher, task = self._fetchers[leader_id]
+            fetcher.remove(partition)
+            if not fetcher.partitions:
+                del self._fetchers[leader_id]
                 task.cancel()
-        self._services.metrics.following.set(len(self._followed))
+        self._context.metrics.following.set(len(self._followed))
 
     def fetch(self, partition: Partition) -> None:
         """See `PartitionHost`."""
         leader_id = self._followed.get((partition.topic_id, partition.number))
         if leader_id is not None:
-            self._links[leader_id][0].fetch(partition)
+            self._fetchers[leader_id][0].fetch(partition)
 
     def propose(self, partition: Partition, proposal: Propose) -> None:
         """See `PartitionHost`."""
-        self._spawn(self.writer.write(partition, proposal))
+        self._spawn(self.isr_updater.write(partition, proposal))
 
     def leave_in_sync(self, partition: Partition, *, damaged: bool) -> None:
         """See `PartitionHost`."""
         self._spawn(self._leave(partition, damaged))
 
     async def _leave(self, partition: Partition, damaged: bool) -> None:
-        self._on_left(partition, await self.writer.leave(partition.topic_id, partition.number, damaged=damaged))
+        self._on_left(partition, await self.isr_updater.leave(partition.topic_id, partition.number, damaged=damaged))
 
-    def _hear(self, leader_id: int) -> None:
-        self._suspicions.hear(leader_id, self._services.clock.monotonic_ms())
+    def _on_heartbeat(self, leader_id: int) -> None:
+        self._failure_detector.on_heartbeat(leader_id, self._context.clock.monotonic_ms())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
@@ -132,11 +134,11 @@ class Replication:
         """Return what this broker says to a leader; `None` where it has no session."""
         if self.broker_epoch is None:
             return None
-        own = Replica(self._services.broker_id, self.broker_epoch)
+        own = Replica(self._context.broker_id, self.broker_epoch)
         return replication_pb2.FollowerIdentity(
             cluster_id=self._view.identity.cluster_id,
             generation=self._view.keyspace.generation,
-            broker_id=self._services.broker_id,
+            broker_id=self._context.broker_id,
             broker_epoch=self.broker_epoch,
             handshake=own_handshake(),
             proof=prove(self._view.identity, own, leader_id, challenge),
@@ -149,7 +151,7 @@ class Replication:
         identity: replication_pb2.FollowerIdentity,
         challenge: bytes,
         find: Callable[[PartitionId], Partition | None],
-    ) -> FollowerStream:
+    ) -> FollowerFetchSession:
         """Let a follower in; an older stream of the same broker ends.
 
         Raises:
@@ -167,10 +169,10 @@ class Replication:
                 action="Start it with the etcd endpoints and the cluster name of its own cluster.",
             )
         check_handshake(f"broker {identity.broker_id}, which follows here,", identity.handshake, REPLICA_NEEDS)
-        if identity.broker_id == self._services.broker_id:
+        if identity.broker_id == self._context.broker_id:
             raise InvalidRequestError(f"broker {identity.broker_id} is this broker: two share an id or an address")
         follower = Replica(identity.broker_id, identity.broker_epoch)
-        if not is_proven(self._view.identity, follower, self._services.broker_id, challenge, identity.proof):
+        if not is_proven(self._view.identity, follower, self._context.broker_id, challenge, identity.proof):
             raise NotAuthorizedError(
                 f"the caller did not prove that it is broker {identity.broker_id} of this cluster",
                 action="Let only brokers of this cluster call its internal listener.",
@@ -185,18 +187,18 @@ class Replication:
         before = self._streams.get(identity.broker_id)
         if before is not None:
             before.close()
-        stream = self._streams[identity.broker_id] = FollowerStream(
-            follower, find, self._may_join, self._suspicions.hear, self._services
+        stream = self._streams[identity.broker_id] = FollowerFetchSession(
+            follower, find, self._may_join, self._failure_detector.on_heartbeat, self._context
         )
-        self._services.metrics.followers.set(len(self._streams))
+        self._context.metrics.followers.set(len(self._streams))
         return stream
 
-    def close_stream(self, stream: FollowerStream) -> None:
+    def close_stream(self, stream: FollowerFetchSession) -> None:
         """End what `open_stream` began."""
         stream.close()
         if self._streams.get(stream.follower.broker_id) is stream:
             del self._streams[stream.follower.broker_id]
-        self._services.metrics.followers.set(len(self._streams))
+        self._context.metrics.followers.set(len(self._streams))
 
     def _may_join(self, replica: Replica) -> bool:
         """Whether it is registered so, as far as is known here, and does not stop; the write compares it again."""
@@ -205,7 +207,7 @@ class Replication:
 
     async def tick(self, partitions: Callable[[], list[Partition]]) -> None:
         """Look after followers that fall behind, until cancelled."""
-        clock, metrics = self._services.clock, self._services.metrics
+        clock, metrics = self._context.clock, self._context.metrics
         ticks = 0
         told: tuple[int, ...] = ()
         while True:
@@ -222,7 +224,7 @@ class Replication:
             under_replicated = under_minimum = 0
             ticks += 1
             lags = FollowerLags(self._view.brokers, clock.monotonic_ms()) if ticks % LAG_TICKS == 0 else None
-            peers = dict.fromkeys(self._links)
+            peers = dict.fromkeys(self._fetchers)
             for partition in partitions():
                 state = partition.replica.state
                 if partition.replica.role is not Role.LEADING or state is None:
@@ -235,8 +237,8 @@ class Replication:
                 if lags is not None:
                     lags.look_at(partition)
             registered = self._view.brokers
-            me = self._services.broker_id
-            self._suspicions.tick(
+            me = self._context.broker_id
+            self._failure_detector.tick(
                 clock.monotonic_ms(), {peer: None for peer in peers if peer != me and BrokerId(peer) in registered}
             )
             metrics.under_replicated.set(under_replicated)
@@ -247,9 +249,9 @@ class Replication:
     def close(self) -> None:
         """End all streams, and begin none any more: the broker stops."""
         self._closed = True
-        for _, task in self._links.values():
+        for _, task in self._fetchers.values():
             task.cancel()
-        self._links.clear()
+        self._fetchers.clear()
         self._followed.clear()
         for stream in list(self._streams.values()):
             stream.close()

@@ -5,8 +5,8 @@ methods and what a `Slice` offers: those may run beside an append in any thread.
 the bounds and is held for moments; `LogDurability.round_lock` serialises flush, checkpoint and what shortens the log,
 is held over fsyncs and taken first.
 
-Appending is here. The rest lies in parts of its own: `log_reader`, `durability`, `log_start` (retention), `log_end`
-(truncation), `producer_snapshots`.
+Appending is here. The rest lies in parts of its own: `log_reader`, `durability`, `log_retention` (retention),
+`log_truncation` (truncation), `producer_snapshots`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from headrace_broker.storage.checkpoint import CheckpointFile, Mark
 from headrace_broker.storage.durability import LogDurability
 from headrace_broker.storage.environment import LogEnvironment
 from headrace_broker.storage.errors import LogDamagedError, is_no_room, is_refused, storage_error, storage_full
-from headrace_broker.storage.log_end import LogEnd
 from headrace_broker.storage.log_reader import LogReader
-from headrace_broker.storage.log_start import LogStart
+from headrace_broker.storage.log_retention import LogRetention
 from headrace_broker.storage.log_state import LogState
+from headrace_broker.storage.log_truncation import LogTruncation
 from headrace_broker.storage.open_files import OpenFile, pin_empty
 from headrace_broker.storage.producer_snapshots import ProducerSnapshots
 from headrace_broker.storage.recovery import Recovered, RecoveryReport, recover
@@ -86,8 +86,10 @@ class PartitionLog:
         state, segments, epochs = self._state, self._segments, self._epochs
         self._durability = durability = LogDurability(environment, state, segments, epochs, checkpoint_file)
         self._snapshots = ProducerSnapshots(environment, state)
-        self._start = LogStart(environment, state, segments, epochs, durability)
-        self._end = LogEnd(environment, state, segments, epochs, durability, self._reader, self._snapshots)
+        self._retention = LogRetention(environment, state, segments, epochs, durability)
+        self._truncation = LogTruncation(
+            environment, state, segments, epochs, durability, self._reader, self._snapshots
+        )
         self._segments.active_file = self._open_active(recovered)
 
     @classmethod
@@ -317,7 +319,7 @@ class PartitionLog:
             raise storage_full(self.directory)
         if state.uncut:
             with state.disk():
-                self._end.remove_rest()
+                self._truncation.remove_rest()
 
     def _segment_for(self, size_bytes: int, records: int, at_ms: int) -> Segment:
         """Give the segment to append so much to: the active one, or a new one where it is full or old."""
@@ -353,7 +355,7 @@ class PartitionLog:
         if refusal is None or is_no_room(refusal):
             self._space.note_full()
         with state.disk():
-            self._end.remove_rest()
+            self._truncation.remove_rest()
         raise storage_full(self.directory) if refusal is None else state.failed(refusal)
 
     def _appended(
@@ -559,14 +561,14 @@ class PartitionLog:
 
         `now_ms` is None while the clock is in doubt: then no segment is too old (H43).
         """
-        return self._start.plan_retention(now_ms, high_watermark)
+        return self._retention.plan_retention(now_ms, high_watermark)
 
     def delete_records(self, before: int, high_watermark: int) -> Offset:
         """Raise the log start to `before` (persisted first), remove segments wholly below it; the log start.
 
         Raises OffsetOutOfRangeError if `before` is above `high_watermark`; a `before` below log start does nothing.
         """
-        return self._start.delete_records(before, high_watermark)
+        return self._retention.delete_records(before, high_watermark)
 
     def remove_deleted_files(self, now_ms: int) -> int:
         """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; how many segments are left.
@@ -575,7 +577,7 @@ class PartitionLog:
 
         The delay counts from the first call after the removal.
         """
-        return self._start.remove_deleted_files(now_ms)
+        return self._retention.remove_deleted_files(now_ms)
 
     # -- the log's end ---------------------------------------------------------------------------------------------
 
@@ -585,14 +587,14 @@ class PartitionLog:
         Lowers the durable mark first, cuts, fsyncs; epochs and producer snapshots are cut too (H32). An `offset` below
         the log start resets the log to start there.
         """
-        return self._end.truncate_to(offset)
+        return self._truncation.truncate_to(offset)
 
     def reset_to(self, offset: int, previous_crc: int = 0) -> None:
         """Throw everything away and start empty at `offset`: log start, log end and flushed offset in one step (H8).
 
         `previous_crc`: the chain that the first batch continues.
         """
-        self._end.reset_to(offset, previous_crc)
+        self._truncation.reset_to(offset, previous_crc)
 
     # -- producer snapshots ----------------------------------------------------------------------------------------
 
@@ -623,7 +625,7 @@ class PartitionLog:
             try:
                 if not self.offline:
                     with state.disk():
-                        self._end.remove_rest()
+                        self._truncation.remove_rest()
                         self._durability.write_all(high_watermark)
             finally:
                 with self._lock:

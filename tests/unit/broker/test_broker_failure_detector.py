@@ -10,18 +10,18 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import pytest
-from headrace_broker.core.suspicion import (
+from headrace_broker.core.phi_accrual import (
     LATE_TICK_MS,
     LONGEST_INTERVAL_MS,
     MIN_DEVIATION_MS,
     TRUST_AFTER_MS,
     WINDOW_INTERVALS,
     ArrivalIntervals,
-    SuspicionTable,
+    PhiAccrualFailureDetector,
 )
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime import suspicions as module
-from headrace_broker.runtime.suspicions import Suspicions
+from headrace_broker.runtime import failure_detector as module
+from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -132,7 +132,7 @@ class Watch:
     """A table whose ticks come on time, and peers that send as the test says."""
 
     def __init__(self) -> None:
-        self.table = SuspicionTable(threshold=THRESHOLD, promised_ms=PROMISED_MS, tick_ms=500)
+        self.table = PhiAccrualFailureDetector(threshold=THRESHOLD, promised_ms=PROMISED_MS, tick_ms=500)
         self.at_ms = 0
         self.expected = [PEER, OTHER]
         self.table.tick(0, self.expected)
@@ -275,9 +275,9 @@ async def test_changes_are_published_and_tried_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "PUBLISH_SECONDS", 0.0)
     registry = CollectorRegistry()
     publisher = FakePublisher(False)
-    table = SuspicionTable(threshold=THRESHOLD, promised_ms=PROMISED_MS, tick_ms=500)
-    suspicions = Suspicions(table, publisher, BrokerMetrics(registry))
-    running = asyncio.create_task(suspicions.run())
+    table = PhiAccrualFailureDetector(threshold=THRESHOLD, promised_ms=PROMISED_MS, tick_ms=500)
+    failure_detector = PeerFailureDetector(table, publisher, BrokerMetrics(registry))
+    running = asyncio.create_task(failure_detector.run())
     try:
         at_ms = 0
 
@@ -286,8 +286,8 @@ async def test_changes_are_published_and_tried_again(monkeypatch: pytest.MonkeyP
             for _ in range(ticks):
                 at_ms += 500
                 for broker_id in sending:
-                    suspicions.hear(broker_id, at_ms)
-                suspicions.tick(at_ms, (PEER, OTHER))
+                    failure_detector.on_heartbeat(broker_id, at_ms)
+                failure_detector.tick(at_ms, (PEER, OTHER))
                 for _ in range(yields):
                     await asyncio.sleep(0)
 
@@ -303,11 +303,11 @@ async def test_changes_are_published_and_tried_again(monkeypatch: pytest.MonkeyP
         assert publisher.told == [(PEER,), (PEER,), ()]
 
         def sample(peer: int) -> float | None:
-            return registry.get_sample_value("headrace_broker_peer_suspicion", {"peer": str(peer)})
+            return registry.get_sample_value("headrace_broker_peer_phi", {"peer": str(peer)})
 
-        assert sample(PEER) == suspicions.level(PEER) < 1
-        suspicions.tick(at_ms + 500, (OTHER,))
-        assert (sample(PEER), suspicions.level(PEER)) == (None, 0.0)
+        assert sample(PEER) == failure_detector.level(PEER) < 1
+        failure_detector.tick(at_ms + 500, (OTHER,))
+        assert (sample(PEER), failure_detector.level(PEER)) == (None, 0.0)
         assert sample(OTHER) is not None
     finally:
         running.cancel()

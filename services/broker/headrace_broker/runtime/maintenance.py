@@ -13,9 +13,9 @@ from headrace_server.rpc import let_others_run
 
 from headrace_broker.core.messages import LogStartWanted
 from headrace_broker.core.replica import Role
-from headrace_broker.runtime.assignments import Assignments
 from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.services import Checkpointed, PartitionServices
+from headrace_broker.runtime.partition_context import Checkpointed, PartitionContext
+from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.storage.directory import DataDirectory
 from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, SliceCutError
 from headrace_broker.storage.log import PartitionLog
@@ -30,74 +30,74 @@ SNAPSHOTS_A_ROUND = 20
 """Snapshots of producers that one round of maintenance writes, each an fsync: a thousand partitions take a minute."""
 
 
-async def maintain(assignments: Assignments, directory: DataDirectory, services: PartitionServices) -> None:
+async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, context: PartitionContext) -> None:
     """Checkpoint logs, look at the free space, remove deleted topics, each maintenance_interval_ms until cancelled."""
     loop = asyncio.get_running_loop()
     refusing = False
     while True:
-        await asyncio.sleep(services.settings.maintenance_interval_ms / 1000)
+        await asyncio.sleep(context.settings.maintenance_interval_ms / 1000)
         try:
-            usage = await loop.run_in_executor(services.executor, directory.check_space)
+            usage = await loop.run_in_executor(context.executor, directory.check_space)
         except REFUSALS as error:
             log.warning("disk_not_looked_at", reason=str(error))
             continue
-        services.metrics.disk_free_bytes.set(usage.free_bytes)
-        services.metrics.disk_total_bytes.set(usage.total_bytes)
-        services.metrics.disk_refusing.set(usage.refusing)
-        logs = [found for partition in assignments.partitions if (found := partition.log) is not None]
-        services.metrics.log_bytes.set(sum(found.size_bytes for found in logs))
-        services.metrics.log_segments.set(sum(found.segment_count for found in logs))
+        context.metrics.disk_free_bytes.set(usage.free_bytes)
+        context.metrics.disk_total_bytes.set(usage.total_bytes)
+        context.metrics.disk_refusing.set(usage.refusing)
+        logs = [found for partition in replica_manager.partitions if (found := partition.log) is not None]
+        context.metrics.log_bytes.set(sum(found.size_bytes for found in logs))
+        context.metrics.log_segments.set(sum(found.segment_count for found in logs))
         if usage.refusing != refusing:
             refusing = usage.refusing
             log.warning("disk_full" if refusing else "disk_has_room", free_bytes=usage.free_bytes)
-        now_ms = _believed_ms(services)
-        for index, partition in enumerate(assignments.partitions):
+        now_ms = _believed_ms(context)
+        for index, partition in enumerate(replica_manager.partitions):
             await let_others_run(index)
             await _maintain_partition(partition, now_ms)
         kept = 0
-        for index, partition in enumerate(sorted(assignments.partitions, key=lambda each: each.kept_ms)):
+        for index, partition in enumerate(sorted(replica_manager.partitions, key=lambda each: each.last_snapshot_ms)):
             await let_others_run(index)
-            kept += await _keep_producers(partition)
+            kept += await _snapshot_producers(partition)
             if kept == SNAPSHOTS_A_ROUND:
                 break
-        await assignments.note_metadata()
-        await assignments.delete_due()
-        await assignments.reopen_refused()
+        await replica_manager.note_metadata()
+        await replica_manager.delete_due()
+        await replica_manager.reopen_refused()
 
 
-async def keep_high_watermarks(services: PartitionServices) -> None:
+async def keep_high_watermarks(context: PartitionContext) -> None:
     """Run `checkpoint_idle` each IDLE_SECONDS until cancelled."""
     before: dict[Checkpointed, None] = {}
     while True:
         await asyncio.sleep(IDLE_SECONDS)
-        before = await checkpoint_idle(before, services)
+        before = await checkpoint_idle(before, context)
 
 
-async def checkpoint_idle(before: dict[Checkpointed, None], services: PartitionServices) -> dict[Checkpointed, None]:
+async def checkpoint_idle(before: dict[Checkpointed, None], context: PartitionContext) -> dict[Checkpointed, None]:
     """Checkpoint the partitions of `before` that have committed nothing since, one at a time; return those that have.
 
     So a high watermark that a crash leaves is older than this only where records come without a pause (I18).
     """
-    advanced = dict(services.advanced)
-    services.advanced.clear()
+    advanced = dict(context.advanced)
+    context.advanced.clear()
     for partition in before:
         if partition not in advanced:
             await partition.checkpoint(force=True)
     return advanced
 
 
-async def retain(assignments: Assignments, services: PartitionServices) -> None:
+async def retain(replica_manager: ReplicaManager, context: PartitionContext) -> None:
     """Apply retention to every partition each retention_interval_ms until cancelled."""
     while True:
-        await asyncio.sleep(services.settings.retention_interval_ms / 1000)
-        now_ms = _believed_ms(services)
-        for partition in assignments.partitions:
+        await asyncio.sleep(context.settings.retention_interval_ms / 1000)
+        now_ms = _believed_ms(context)
+        for partition in replica_manager.partitions:
             await _retain_partition(partition, now_ms)
 
 
-def _believed_ms(services: PartitionServices) -> int | None:
+def _believed_ms(context: PartitionContext) -> int | None:
     """The wall clock; None while it is in doubt (H43): nothing is rolled, deleted or forgotten by age then."""
-    return None if services.clock_doubt() else services.now_ms()
+    return None if context.clock_doubt() else context.now_ms()
 
 
 def _log_at_work(partition: Partition) -> PartitionLog | None:
@@ -116,11 +116,11 @@ async def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
     await partition.checkpoint(force=False)
 
 
-async def _keep_producers(partition: Partition) -> bool:
+async def _snapshot_producers(partition: Partition) -> bool:
     if _log_at_work(partition) is None:
         return False
     try:
-        return await partition.keep_producers_if_due()
+        return await partition.snapshot_producers_if_due()
     except HeadraceError as error:
         partition.fail_unless_refused(error)
         return False
@@ -140,7 +140,7 @@ async def _retain_partition(partition: Partition, now_ms: int | None) -> Offset 
             if now_ms is not None:
                 partition_log.roll_if_due(now_ms)
         with suppress(*REFUSALS):
-            partition_log.remove_deleted_files(partition.services.clock.monotonic_ms())
+            partition_log.remove_deleted_files(partition.context.clock.monotonic_ms())
         if partition.replica.role is not Role.LEADING:
             return None
         return partition_log.plan_retention(now_ms, partition.replica.high_watermark)
@@ -156,21 +156,21 @@ async def _retain_partition(partition: Partition, now_ms: int | None) -> Offset 
     return plan
 
 
-async def scrub(assignments: Assignments, services: PartitionServices) -> None:
+async def scrub(replica_manager: ReplicaManager, context: PartitionContext) -> None:
     """Read and check all that is stored each scrub_interval_ms, a little at a time, until cancelled (H33)."""
-    settings = services.settings
+    settings = context.settings
     if not settings.scrub_interval_ms:
         return
     while True:
         await asyncio.sleep(settings.scrub_interval_ms / 1000)
-        for partition in assignments.partitions:
+        for partition in replica_manager.partitions:
             await _scrub_partition(partition)
         log.info("scrubbed")
 
 
 async def _scrub_partition(partition: Partition) -> None:
     """Check one log up to what was flushed when it began."""
-    rate = partition.services.settings.scrub_bytes_per_second
+    rate = partition.context.settings.scrub_bytes_per_second
     offset, end_offset = 0, partition.replica.flushed_offset
     while (partition_log := _log_at_work(partition)) is not None:
         offset = max(offset, partition_log.log_start_offset)
@@ -189,5 +189,5 @@ async def _scrub_partition(partition: Partition) -> None:
         except HeadraceError as error:
             partition.note_read_error(error)
             return
-        partition.services.metrics.scrubbed_bytes.inc(size_bytes)
+        partition.context.metrics.scrubbed_bytes.inc(size_bytes)
         await asyncio.sleep(size_bytes / rate)

@@ -31,7 +31,7 @@ MAX_WRITES_AT_ONCE = 32
 RETRY_SECONDS = 0.5
 
 
-class InSyncWriter:
+class IsrUpdater:
     """See the module."""
 
     def __init__(self, metastore: Metastore, keyspace: Keyspace, broker_id: int, metrics: BrokerMetrics) -> None:

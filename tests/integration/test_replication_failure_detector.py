@@ -35,7 +35,7 @@ def test_who_stands_still_is_suspected_before_its_lease_ends(replicated: Replica
     try:
         until(lambda: suspected_by(replicated)[leader] == [SILENT], "the leader suspects the broker that is silent")
         assert suspected_by(replicated)[SILENT] == []
-        assert replicated.metric(leader, f'peer_suspicion{{peer="{SILENT}"}}') >= 8
+        assert replicated.metric(leader, f'peer_phi{{peer="{SILENT}"}}') >= 8
         (log,) = replicated.admin.describe_logs("watched", brokers=[leader])
         assert {each.broker_id for each in log.followers if each.suspicion >= 8} == {SILENT}
     finally:

@@ -30,7 +30,7 @@ class Checkpointed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionServices:
+class PartitionContext:
     """What all partitions of a broker share."""
 
     broker_id: BrokerId
@@ -38,7 +38,7 @@ class PartitionServices:
     clock: Clock
     metrics: BrokerMetrics
     flusher: Flusher
-    executor: Executor  # for appends that became slow, blocking reads and upkeep
+    executor: Executor  # for appends that became slow, blocking reads and maintenance
     inflation: Inflation = field(default_factory=Inflation)  # for columns of batches that enter
     records: Inflation = field(default_factory=Inflation)  # for answers in the simple form
     clock_doubt: Callable[[], str] = lambda: ""
@@ -46,7 +46,7 @@ class PartitionServices:
     stamp_clock: Callable[[], int] | None = None
     """See `now_ms`; `None`: the wall clock is always believed."""
     advanced: dict[Checkpointed, None] = field(default_factory=dict)
-    """Partitions that have committed something since `upkeep.checkpoint_idle` looked."""
+    """Partitions that have committed something since `maintenance.checkpoint_idle` looked."""
     crash: Callable[[BaseException], None] = _report
     """End the broker: an invariant is violated. Returns at once."""
 

@@ -11,7 +11,8 @@ vary as widely as they are long. Here the sender keeps time: it promises a messa
 exponential tail would ask for a silence of 18 intervals where the normal one asks for about four.
 
 A suspicion carries no safety: it is not read where in-sync sets, leadership or visibility are decided. Driven by
-`headrace_broker.runtime.suspicions` and by the simulator. Pure: times are monotonic milliseconds that the caller gives.
+`headrace_broker.runtime.failure_detector` and by the simulator. Pure: times are monotonic milliseconds that the caller
+gives.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FAR = 20.0  # from so many deviations on the tail is computed by its logarithm:
 
 
 class ArrivalIntervals:
-    """The intervals between one peer's messages, and phi. O(1) an arrival; owned by a `SuspicionTable`."""
+    """The intervals between one peer's messages, and phi. O(1) an arrival; owned by a `PhiAccrualFailureDetector`."""
 
     def __init__(self, at_ms: int, promised_ms: int) -> None:
         """Begin as if a message had come at `at_ms`; until there are intervals, twice `promised_ms` is expected."""
@@ -90,7 +91,7 @@ def _minus_log10_of_tail(z: float) -> float:
     return z * z / 2 * _LOG10_E + math.log10(math.sqrt(2 * math.pi) * (z * z + 1) / z)
 
 
-class SuspicionTable:
+class PhiAccrualFailureDetector:
     """Which peers are suspected, with hysteresis. One task calls `arrive`, and `tick` every `tick_ms`."""
 
     def __init__(self, *, threshold: float, promised_ms: int, tick_ms: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime.in_sync import InSyncWriter
+from headrace_broker.runtime.isr_updater import IsrUpdater
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import GetResult, Put
 from headrace_server.metastore.memory import MemoryMetastore
@@ -35,7 +35,7 @@ async def test_a_failed_replica_leaves_though_it_reads_that_it_has_left() -> Non
     stale = await metastore.get(KEY)
     await metastore.txn([], [Put(KEY, encode(change(before, leader=ONE, in_sync=(ONE, TWO))))])
     metastore.stale.append(stale)
-    writer = InSyncWriter(metastore, KEYS, TWO.broker_id, BrokerMetrics(CollectorRegistry()))
+    writer = IsrUpdater(metastore, KEYS, TWO.broker_id, BrokerMetrics(CollectorRegistry()))
     revision = await writer.leave(TOPIC_ID, 0, damaged=False)
     found = (await metastore.get(KEY)).key_value
     assert found is not None

@@ -19,21 +19,21 @@ from headrace_server.internal_v1 import replication_pb2
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.messages import FollowerFetched
-from headrace_broker.core.replica_fetch import FetchRequest, Verdict, check_fetch
+from headrace_broker.core.replica_fetch import FetchDecision, FetchRequest, check_fetch
 from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_messages import (
     SIGN_OF_LIFE_SECONDS,
     read_request,
+    write_decision,
     write_error,
-    write_verdict,
 )
-from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.storage.errors import SliceCutError
 
 log = structlog.get_logger(__name__)
 
-NEWS_SECONDS = 0.05
-"""A new high watermark without new records is told this much later, so that records may take it along."""
+WATERMARK_DELAY_SECONDS = 0.05
+"""Delay before a high watermark without new records is sent, so that records can carry it."""
 
 PartitionId = tuple[bytes, int]
 
@@ -48,14 +48,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Refused:
-    """A fetch to be answered by a verdict or an error."""
+    """A fetch to be answered by a decision or an error."""
 
     request_token: int
     leader_epoch: int
-    answer: Verdict | HeadraceError
+    answer: FetchDecision | HeadraceError
 
 
-class FollowerStream:
+class FollowerFetchSession:
     """See the module. `heard_ms` is when the follower gave its last sign of life (monotonic)."""
 
     def __init__(
@@ -63,24 +63,24 @@ class FollowerStream:
         follower: Replica,
         find: Callable[[PartitionId], Partition | None],
         may_join: Callable[[Replica], bool],
-        hear: Callable[[int, int], None],
-        services: PartitionServices,
+        on_heartbeat: Callable[[int, int], None],
+        context: PartitionContext,
     ) -> None:
         """`find` gives the partitions held here; `may_join`: may a follower be taken into an in-sync set.
 
-        `hear` is told of every message: broker id, when (monotonic).
+        `on_heartbeat` is called with the broker id and the time (monotonic) of every message.
         """
         self.follower = follower
-        self.heard_ms = services.clock.monotonic_ms()
+        self.heard_ms = context.clock.monotonic_ms()
         self._find = find
         self._may_join = may_join
-        self._hear = hear
-        self._services = services
+        self._on_heartbeat = on_heartbeat
+        self._context = context
         self._waiting: dict[PartitionId, _Waiting] = {}
         self._ready: dict[PartitionId, None] = {}  # of `_waiting`, in the order to be answered
         self._refused: dict[PartitionId, _Refused] = {}
-        self._news: dict[PartitionId, None] = {}
-        self._news_timer: asyncio.TimerHandle | None = None
+        self._pending_watermarks: dict[PartitionId, None] = {}
+        self._watermark_timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._closed = False
 
@@ -88,42 +88,42 @@ class FollowerStream:
         """The stream has ended: nothing waits any more."""
         self._closed = True
         for waiting in self._waiting.values():
-            waiting.partition.replica_watchers.pop(self, None)
+            waiting.partition.delayed_fetches.pop(self, None)
         self._waiting.clear()
-        if self._news_timer is not None:
-            self._news_timer.cancel()
+        if self._watermark_timer is not None:
+            self._watermark_timer.cancel()
         self._wake.set()
 
     # --- fetches ---
 
-    def take(self, request: replication_pb2.ReplicaFetchRequest) -> None:
-        """Take in one message of the follower; one that comes when a later stream has taken over is dropped."""
+    def on_message(self, request: replication_pb2.ReplicaFetchRequest) -> None:
+        """Process one message of the follower; drop it if a later stream has taken over."""
         if self._closed:
             return
-        self.heard_ms = self._services.clock.monotonic_ms()
-        self._hear(self.follower.broker_id, self.heard_ms)
+        self.heard_ms = self._context.clock.monotonic_ms()
+        self._on_heartbeat(self.follower.broker_id, self.heard_ms)
         for topic in request.topics:
             for entry in topic.partitions:
-                self._take_fetch((topic.topic_id, entry.partition), entry)
+                self._on_fetch((topic.topic_id, entry.partition), entry)
 
-    def _take_fetch(self, key: PartitionId, entry: replication_pb2.PartitionReplicaFetch) -> None:
+    def _on_fetch(self, key: PartitionId, entry: replication_pb2.PartitionReplicaFetch) -> None:
         self._forget(key)
         request = read_request(self.follower, entry)
         partition = self._find(key)
         try:
             if partition is None:
                 raise NotLeaderError("this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED)
-            verdict = partition.judge_fetch(request)
+            decision = partition.compare_fetch(request)
         except HeadraceError as error:
             self._refuse(key, request, error)
             return
         if entry.found_damage:
             partition.look_for_damage(request.offset)
-        if verdict is not None:
-            self._refuse(key, request, verdict)
+        if decision is not None:
+            self._refuse(key, request, decision)
             return
         self._waiting[key] = _Waiting(partition, request)
-        partition.replica_watchers[self] = None
+        partition.delayed_fetches[self] = None
         partition.handle(
             FollowerFetched(
                 self.follower,
@@ -144,12 +144,12 @@ class FollowerStream:
         """Drop what waits for `key`: it is answered, or a later fetch takes its place."""
         waiting = self._waiting.pop(key, None)
         self._ready.pop(key, None)
-        self._news.pop(key, None)
+        self._pending_watermarks.pop(key, None)
         self._refused.pop(key, None)
         if waiting is not None:
-            waiting.partition.replica_watchers.pop(self, None)
+            waiting.partition.delayed_fetches.pop(self, None)
 
-    def _refuse(self, key: PartitionId, request: FetchRequest, answer: Verdict | HeadraceError) -> None:
+    def _refuse(self, key: PartitionId, request: FetchRequest, answer: FetchDecision | HeadraceError) -> None:
         self._refused[key] = _Refused(request.token, request.leader_epoch, answer)
         self._wake.set()
 
@@ -165,14 +165,16 @@ class FollowerStream:
 
     def note_high_watermark(self, partition: Partition) -> None:
         """Answer the fetch that waits at `partition` a little later, if nothing else does."""
-        self._news[(partition.topic_id, partition.number)] = None
-        if self._news_timer is None:
-            self._news_timer = asyncio.get_running_loop().call_later(NEWS_SECONDS, self._tell_news)
+        self._pending_watermarks[(partition.topic_id, partition.number)] = None
+        if self._watermark_timer is None:
+            self._watermark_timer = asyncio.get_running_loop().call_later(
+                WATERMARK_DELAY_SECONDS, self._send_watermarks
+            )
 
-    def _tell_news(self) -> None:
-        self._news_timer = None
-        news, self._news = self._news, {}
-        for key in news:
+    def _send_watermarks(self) -> None:
+        self._watermark_timer = None
+        pending, self._pending_watermarks = self._pending_watermarks, {}
+        for key in pending:
             if key in self._waiting:
                 self._make_ready(key)
 
@@ -214,8 +216,8 @@ class FollowerStream:
             if isinstance(refusal.answer, HeadraceError):
                 write_error(result, refusal.answer)
             else:
-                write_verdict(result, refusal.answer)
-        room = self._services.settings.max_replica_fetch_bytes
+                write_decision(result, refusal.answer)
+        room = self._context.settings.max_replica_fetch_bytes
         while self._ready and room > 0:
             key = next(iter(self._ready))
             del self._ready[key]
@@ -258,5 +260,5 @@ class FollowerStream:
         result.high_watermark, result.log_start_offset = replica.high_watermark, replica.wanted_log_start
         if next_offset is not None:
             result.more, result.next_offset = True, next_offset
-        self._services.metrics.replicated_out_bytes.inc(len(data))
+        self._context.metrics.replicated_out_bytes.inc(len(data))
         return len(data)

@@ -22,9 +22,7 @@ from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer
 from headrace_broker.runtime import partition as partition_module
-from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.producer_state import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
-from headrace_broker.runtime.upkeep import (
+from headrace_broker.runtime.maintenance import (
     _believed_ms,
     _maintain_partition,
     _retain_partition,
@@ -32,6 +30,8 @@ from headrace_broker.runtime.upkeep import (
     checkpoint_idle,
     scrub,
 )
+from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.producer_state import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
 from headrace_broker.storage import LogDamagedError
 from headrace_broker.storage.checkpoint import CheckpointFile
 from headrace_broker.storage.os_filesystem import OsFileSystem
@@ -54,10 +54,10 @@ async def test_the_scrubber_finds_rot(partition: Partition, tmp_path: Path, othe
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    settings = dataclasses.replace(partition.services.settings, scrub_interval_ms=1)
-    services = dataclasses.replace(partition.services, settings=settings)
-    task = asyncio.create_task(scrub(SimpleNamespace(partitions=[partition]), services))  # type: ignore[arg-type]
-    found = services.metrics.damage_found
+    settings = dataclasses.replace(partition.context.settings, scrub_interval_ms=1)
+    context = dataclasses.replace(partition.context, settings=settings)
+    task = asyncio.create_task(scrub(SimpleNamespace(partitions=[partition]), context))  # type: ignore[arg-type]
+    found = context.metrics.damage_found
     async with asyncio.timeout(20):
         while partition.replica.role is Role.LEADING and not found._value.get():  # noqa: ASYNC110 - a counter
             await asyncio.sleep(0)
@@ -75,18 +75,18 @@ async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
         assert found is not None
         return found.high_watermark
 
-    services = partition.services
+    context = partition.context
     assert partition.append_now([batch(b"a")], -1, committed=True) is not None
     await committed(partition, 1)
     await partition.checkpoint(force=False)
     assert stored() == 1
-    busy = await checkpoint_idle({}, services)
+    busy = await checkpoint_idle({}, context)
     assert list(busy) == [partition]
     assert partition.append_now([batch(b"b")], -1, committed=True) is not None
     await committed(partition, 2)
-    busy = await checkpoint_idle(busy, services)
+    busy = await checkpoint_idle(busy, context)
     assert stored() == 1, "records come: the interval's checkpoint is enough"
-    assert await checkpoint_idle(busy, services) == {}
+    assert await checkpoint_idle(busy, context) == {}
     assert stored() == 2
 
 
@@ -135,15 +135,15 @@ async def test_producers_are_not_taken_from_a_rotten_header(partition: Partition
 
 async def test_producers_are_kept_when_a_start_would_have_much_to_read(partition: Partition, tmp_path: Path) -> None:
     """Once a minute where something was appended; a start then reads only what is behind it."""
-    clock = partition.services.clock
+    clock = partition.context.clock
     assert isinstance(clock, ManualClock)
     assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
-    assert not await partition.keep_producers_if_due()
+    assert not await partition.snapshot_producers_if_due()
     clock.advance(SNAPSHOT_MS)
-    assert await partition.keep_producers_if_due()
+    assert await partition.snapshot_producers_if_due()
     assert partition.open_log.load_producer_snapshot() == (1, partition.replica.producers.snapshot())
     clock.advance(SNAPSHOT_MS)
-    assert not await partition.keep_producers_if_due()
+    assert not await partition.snapshot_producers_if_due()
     assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
     _rot_first_producer(tmp_path)
     assert len(_rebuilt(partition)) == 2
@@ -166,15 +166,15 @@ def test_a_snapshot_is_due(end_offset: int, size_bytes: int, now_ms: int, *, due
 
 async def test_what_the_disk_has_is_not_kept_again(partition: Partition) -> None:
     """After a start in order no partition writes a snapshot until something is appended."""
-    clock = partition.services.clock
+    clock = partition.context.clock
     assert isinstance(clock, ManualClock)
     assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
     partition.open_log.store_producer_snapshot(1, partition.replica.producers.snapshot())
-    partition.note_kept(rebuild_producers(_rebuilt(partition), partition.open_log))
+    partition.note_snapshot(rebuild_producers(_rebuilt(partition), partition.open_log))
     clock.advance(SNAPSHOT_MS)
-    assert not await partition.keep_producers_if_due()
+    assert not await partition.snapshot_producers_if_due()
     assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
-    assert await partition.keep_producers_if_due()
+    assert await partition.snapshot_producers_if_due()
     await committed(partition, 2)
 
 
@@ -218,7 +218,7 @@ async def test_only_a_leader_decides_what_retention_takes(partition: Partition) 
         partition.open_log._roll()
     partition.config = dataclasses.replace(partition.config, retention_ms=1)
     await partition.update_log_settings()
-    clock = partition.services.clock
+    clock = partition.context.clock
     assert isinstance(clock, ManualClock)
     clock.advance(1_000)
     _follow(partition)
@@ -240,13 +240,13 @@ async def test_a_refused_flush_is_tried_again_until_there_is_room(partition: Par
     assert partition.append_now([batch(b"a")], -1, committed=True) is not None
     await committed(partition, 1)
     assert not refusals
-    assert partition.services.metrics.storage_refusals._value.get() == 2
+    assert partition.context.metrics.storage_refusals._value.get() == 2
     assert partition.replica.role is Role.LEADING
 
 
 async def test_a_refused_start_of_an_epoch_is_tried_again(partition: Partition) -> None:
     """H35: a leader that cannot write its epoch leads as soon as it can, and not only in the next epoch."""
-    partition.services.metrics.leaderships_started._value.set(0)
+    partition.context.metrics.leaderships_started._value.set(0)
     disk = partition.open_log._filesystem
     real_open, refusals = disk.open, [errno.EMFILE, errno.ENOSPC]
 
@@ -268,10 +268,10 @@ async def test_a_refused_start_of_an_epoch_is_tried_again(partition: Partition) 
 
 async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition) -> None:
     """H43: the jump is doubted in every round, by retention, by the roll by age and by the expiry of producers."""
-    clock = partition.services.clock
+    clock = partition.context.clock
     assert isinstance(clock, ManualClock)
     watch = ClockWatch(clock)
-    services = dataclasses.replace(partition.services, clock_doubt=watch.doubt)
+    context = dataclasses.replace(partition.context, clock_doubt=watch.doubt)
     for number in range(3):
         partition.append_now([batch(b"a", producer=(7, 0, number))], -1, committed=True)
         await committed(partition, partition.replica.log_end_offset)
@@ -281,7 +281,7 @@ async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition
     segments = partition.open_log.segment_count
     clock.set_wall(30 * 86_400_000)
     for _ in range(3):
-        now_ms = _believed_ms(services)
+        now_ms = _believed_ms(context)
         assert now_ms is None
         assert await _retain_partition(partition, now_ms) == 0
         await _maintain_partition(partition, now_ms)
@@ -291,7 +291,7 @@ async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition
     assert again is not None
     assert again.base_offsets == [3]
     watch.note(OPERATOR, clock.now_ms(), doubtful=False)
-    now_ms = _believed_ms(services)
+    now_ms = _believed_ms(context)
     assert now_ms == clock.now_ms()
     assert await _retain_partition(partition, now_ms) > 0
 
@@ -352,7 +352,7 @@ async def test_the_scrubber_beside_faults_finds_no_damage(
             partition.append_now([batch(b"%d" % value * 100)], -1, committed=True)
             await committed(partition, partition.replica.log_end_offset)
         partition_log._roll()
-    monkeypatch.setattr("headrace_broker.runtime.upkeep.SCRUB_BYTES", 300)
+    monkeypatch.setattr("headrace_broker.runtime.maintenance.SCRUB_BYTES", 300)
     reads = 0
     disk = partition_log._filesystem
     real_pread = disk.pread
@@ -375,5 +375,5 @@ async def test_the_scrubber_beside_faults_finds_no_damage(
     assert reads > 3 * disturb_at
     assert partition.replica.role is Role.LEADING
     assert not partition_log.offline
-    assert partition.services.metrics.damage_found._value.get() == 0
+    assert partition.context.metrics.damage_found._value.get() == 0
     assert partition_log.verify() == partition_log.log_end_offset

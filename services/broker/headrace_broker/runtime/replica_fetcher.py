@@ -62,7 +62,7 @@ _CHANNEL_OPTIONS = (
 )
 
 
-class LeaderLink:
+class ReplicaFetcher:
     """See the module."""
 
     def __init__(
@@ -70,16 +70,16 @@ class LeaderLink:
         leader_id: int,
         view: ClusterView,
         identify: Callable[[bytes], replication_pb2.FollowerIdentity | None],
-        hear: Callable[[], None],
+        on_heartbeat: Callable[[], None],
         tls: TlsIdentity | None = None,
     ) -> None:
-        """`identify` answers the leader's challenge; None: there is no session now. `hear` is told of every message.
-        `tls`: what the leader is shown, None: nothing, in plain text.
+        """`identify` answers the leader's challenge; None: there is no session now. `on_heartbeat` is called for every
+        message. `tls`: what the leader is shown, None: nothing, in plain text.
         """
         self._leader_id = leader_id
         self._view = view
         self._identify = identify
-        self._hear = hear
+        self._on_heartbeat = on_heartbeat
         self._tls = tls
         self._partitions: dict[PartitionId, Partition] = {}
         self._due: dict[PartitionId, Partition] = {}
@@ -168,7 +168,7 @@ class LeaderLink:
                 if not isinstance(envelope, Envelope):
                     break  # The leader ended the stream.
                 heard = True
-                self._hear()
+                self._on_heartbeat()
                 # The next message comes in while this one is written: one is at hand, never more.
                 if applying is not None:
                     await applying
@@ -268,7 +268,7 @@ class LeaderLink:
 
     def _spawn(self, partition: Partition, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        partition.services.watch(task)
+        partition.context.watch(task)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
@@ -284,7 +284,7 @@ class LeaderLink:
             if not await partition.take_answer(read_answer(result, data)):
                 return
         except CorruptBatchError as error:
-            partition.services.metrics.damaged_fetches.inc()
+            partition.context.metrics.damaged_fetches.inc()
             log.error(
                 "replica_fetch_damaged",
                 topic=partition.topic, partition=partition.number, leader=self._leader_id, reason=str(error),

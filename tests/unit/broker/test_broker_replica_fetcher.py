@@ -13,9 +13,9 @@ from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import StorageOfflineError
 from headrace_broker.core.messages import SessionLost, SessionStarted
 from headrace_broker.core.replica import Role
-from headrace_broker.runtime import leader_link
-from headrace_broker.runtime.follower_stream import FollowerStream
-from headrace_broker.runtime.leader_link import LeaderLink
+from headrace_broker.runtime import replica_fetcher
+from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession
+from headrace_broker.runtime.replica_fetcher import ReplicaFetcher
 from headrace_broker.runtime.uninterrupted import cancel_and_wait
 from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2, replication_pb2
@@ -27,7 +27,7 @@ from tests.unit.broker.test_broker_runtime import TOPIC_ID, Gate
 
 
 class EndingStream(Stream):
-    """A stream whose leader ends it when the test says so; `at_end` runs while the link gives its writer up."""
+    """A stream whose leader ends it when the test says so; `at_end` runs while the fetcher gives its writer up."""
 
     at_end: Callable[[], object]
 
@@ -45,23 +45,23 @@ class EndingStream(Stream):
 
 
 def streams(monkeypatch: pytest.MonkeyPatch, made: list[Stream]) -> None:
-    """Give the link these streams, one after the other."""
+    """Give the fetcher these streams, one after the other."""
 
     @asynccontextmanager
     async def open_channel(*_: object) -> AsyncIterator[Any]:
         yield made.pop(0)
 
-    monkeypatch.setattr(leader_link, "open_channel", open_channel)
+    monkeypatch.setattr(replica_fetcher, "open_channel", open_channel)
 
 
-def connected(follower: Follower) -> LeaderLink:
-    """The follower's link, with a leader that is registered."""
+def connected(follower: Follower) -> ReplicaFetcher:
+    """The follower's fetcher, with a leader that is registered."""
     live = metadata_pb2.BrokerLive(broker_id=LEADER.broker_id)
     view = SimpleNamespace(brokers={LEADER.broker_id: SimpleNamespace(live=live)})
-    link = follower.link
-    link._view = cast(ClusterView, view)
-    link._goes_with = lambda leader: True  # type: ignore[method-assign]
-    return link
+    fetcher = follower.fetcher
+    fetcher._view = cast(ClusterView, view)
+    fetcher._goes_with = lambda leader: True  # type: ignore[method-assign]
+    return fetcher
 
 
 async def test_what_an_ended_task_failed_with_is_raised() -> None:
@@ -76,14 +76,14 @@ async def test_what_an_ended_task_failed_with_is_raised() -> None:
         await cancel_and_wait(task)
 
 
-async def test_a_link_that_is_cancelled_while_its_stream_ends_ends(
+async def test_a_fetcher_that_is_cancelled_while_its_stream_ends_ends(
     follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop comes in the moment in which the link waits for its writer: it ends, and opens no other stream."""
-    link = connected(follower)
+    """A stop comes in the moment in which the fetcher waits for its writer: it ends, and opens no other stream."""
+    fetcher = connected(follower)
     stream = EndingStream()
     streams(monkeypatch, [stream])
-    running = asyncio.create_task(link.run())
+    running = asyncio.create_task(fetcher.run())
     stream.at_end = running.cancel
     await stream.next_fetch()
     stream.end()
@@ -109,12 +109,12 @@ async def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
     follower: Follower, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """The next stream finds it at work: it fetches there once it has done, whoever was cancelled meanwhile."""
-    link = connected(follower)
+    fetcher = connected(follower)
     broken, next_one = Stream(), Stream()
     streams(monkeypatch, [broken, next_one])
     gate = Gate(follower.partition.open_log, "truncate_to" if what == "cut" else "append_replicated")
     follower.gate.set()
-    running = asyncio.create_task(link.run())
+    running = asyncio.create_task(fetcher.run())
     fetch = await broken.next_fetch()
     if what == "cut":
         diverge(broken, fetch)
@@ -126,7 +126,7 @@ async def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
         await next_one.sent.get()  # Who follows.
         assert next_one.sent.empty()
         await turns()
-        assert not link._due, "the link has looked at it, and could not fetch"
+        assert not fetcher._due, "the fetcher has looked at it, and could not fetch"
     gate.opened.set()
     assert (await next_one.next_fetch()).offset == (0 if what == "cut" else 1)
     running.cancel()
@@ -136,7 +136,7 @@ async def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
 async def test_a_replica_that_writes_while_its_session_is_renewed_fetches_again(follower: Follower) -> None:
     """The leader epoch is the same before and after, so nothing else would make it fetch."""
     partition = follower.partition
-    cast(Any, partition)._host.unfollow = follower.link.remove
+    cast(Any, partition)._host.unfollow = follower.fetcher.remove
     (first,) = slices(1)
     async with follower.write(answer(follower.fetch(), first, 0)):
         partition.handle(SessionLost())
@@ -150,7 +150,7 @@ async def test_a_replica_that_writes_while_its_session_is_renewed_fetches_again(
 
 async def test_a_failed_write_takes_the_replica_offline_though_its_stream_broke(follower: Follower) -> None:
     """H34: the failure is the replica's, not that of whoever waited for the write."""
-    cast(Any, follower.partition)._host.unfollow = follower.link.remove
+    cast(Any, follower.partition)._host.unfollow = follower.fetcher.remove
     (first,) = slices(1)
     follower.failure = StorageOfflineError("the disk is gone")
     async with follower.write(answer(follower.fetch(), first, 0)) as taking:
@@ -161,10 +161,10 @@ async def test_a_failed_write_takes_the_replica_offline_though_its_stream_broke(
 def test_a_stream_that_has_ended_takes_no_fetch_in() -> None:
     """H6, H17: what a follower sent before it came again is behind what it has sent since."""
     found: list[object] = []
-    services = SimpleNamespace(clock=ManualClock())
-    stream = FollowerStream(Replica(2, 7), found.append, lambda _: True, lambda *_: None, cast(Any, services))
+    context = SimpleNamespace(clock=ManualClock())
+    stream = FollowerFetchSession(Replica(2, 7), found.append, lambda _: True, lambda *_: None, cast(Any, context))
     stream.close()
     request = replication_pb2.ReplicaFetchRequest()
     request.topics.add(topic_id=TOPIC_ID).partitions.add(partition=0)
-    stream.take(request)
+    stream.on_message(request)
     assert not found

@@ -34,9 +34,9 @@ from headrace_broker.core.replica import Role
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.log_deletion import LogDeletion
 from headrace_broker.runtime.partition import Partition, log_settings
+from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.runtime.replication import Replication
-from headrace_broker.runtime.services import PartitionServices
 from headrace_broker.storage.directory import DataDirectory, LogId
 from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
 
@@ -55,19 +55,19 @@ def etcd_restored(found: str) -> InvalidConfigError:
     )
 
 
-class Assignments:
+class ReplicaManager:
     """The partitions of this broker, by (topic id, number)."""
 
     def __init__(
         self,
         view: ClusterView,
         directory: DataDirectory,
-        services: PartitionServices,
+        context: PartitionContext,
         replication: Replication,
     ) -> None:
         self._view = view
         self._directory = directory
-        self._services = services
+        self._context = context
         self._replication = replication
         replication.on_left(self._note_written_out)
         self._damaged: dict[PartitionId, None] = {}  # taken out of their keys, to be replaced by empty logs
@@ -75,9 +75,9 @@ class Assignments:
         self._dirty: dict[PartitionId, None] = {}
         self._wake = asyncio.Event()
         self._broker_epoch: int | None = None
-        self._calls = DirectoryCalls(services.executor)
-        self._deletion = LogDeletion(view, directory, self._calls, services)
-        self._noted_ms = services.clock.monotonic_ms()
+        self._calls = DirectoryCalls(context.executor)
+        self._deletion = LogDeletion(view, directory, self._calls, context)
+        self._noted_ms = context.clock.monotonic_ms()
         self._was_undecodable = bool(view.undecodable)
         self._unsubscribe = view.subscribe(self._on_change)
 
@@ -143,18 +143,18 @@ class Assignments:
         """
         log_ids, all_recovered = self._directory.log_ids(), True
         self._check_not_restored(log_ids)
-        self._services.metrics.recovery_logs.set(len(log_ids))
+        self._context.metrics.recovery_logs.set(len(log_ids))
         for topic_id, number in log_ids:
-            self._services.metrics.recovered_logs.inc()
+            self._context.metrics.recovered_logs.inc()
             entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
-            if entry is None or topic is None or self._services.broker_id not in entry.state.replicas:
+            if entry is None or topic is None or self._context.broker_id not in entry.state.replicas:
                 all_recovered = await self._look_at_leftover(LogId(topic_id, number)) and all_recovered
                 continue
             partition = await self._open(topic, number)
             if partition.log is None:
                 all_recovered = False
                 damaged = isinstance(partition.failure, LogDamagedError)
-                partition.left_revision = await self._replication.writer.leave(topic_id, number, damaged=damaged)
+                partition.left_revision = await self._replication.isr_updater.leave(topic_id, number, damaged=damaged)
             elif partition.replica.last_epoch > entry.state.leader_epoch:
                 raise etcd_restored(
                     f"the log of {topic.name}-{number} has leader epoch {partition.replica.last_epoch}, etcd only "
@@ -177,11 +177,11 @@ class Assignments:
         for entry in self._view.partitions(topic.topic_id):
             state, number = entry.state, entry.partition
             members = {member.broker_id for member in (*state.in_sync, *state.eligible_leaders)}
-            is_counted_on = state.durable and self._services.broker_id in members
+            is_counted_on = state.durable and self._context.broker_id in members
             was_begun = self._directory.seen.was_begun(LogId(topic.topic_id, number).directory_name)
             if is_counted_on and was_begun and (topic.topic_id, number) not in self._partitions:
                 log.error("log_missing", topic=topic.name, partition=number)
-                await self._replication.writer.leave(topic.topic_id, number, damaged=True)
+                await self._replication.isr_updater.leave(topic.topic_id, number, damaged=True)
 
     def _check_not_restored(self, log_ids: Sequence[LogId]) -> None:
         """Refuse an etcd that is behind what the directory has seen of it (H81).
@@ -191,7 +191,7 @@ class Assignments:
         seen, revision = self._directory.seen, self._view.source.revision
         if revision < seen.revision:
             raise etcd_restored(f"etcd is at revision {revision}, this data directory has seen {seen.revision}")
-        session = self._view.source.get(self._view.keyspace.session(self._services.broker_id))
+        session = self._view.source.get(self._view.keyspace.session(self._context.broker_id))
         noted_epoch, broker_epoch = self._directory.broker_epoch, 0 if session is None else session.mod_revision
         if broker_epoch < noted_epoch:
             raise etcd_restored(
@@ -286,11 +286,11 @@ class Assignments:
         entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
         partition = self._partitions.get((topic_id, number))
         log_id = LogId(topic_id, number)
-        if topic is None or entry is None or self._services.broker_id not in entry.state.replicas:
+        if topic is None or entry is None or self._context.broker_id not in entry.state.replicas:
             if partition is None:
                 self._deletion.review(log_id)
             elif entry is None or entry.mod_revision > partition.replica.revision:
-                await self._let_go(partition, gone=topic is None)
+                await self._remove_replica(partition, gone=topic is None)
             return
         if partition is None:
             try:
@@ -312,8 +312,8 @@ class Assignments:
         if is_news:
             self._note_left(partition)
 
-    async def _let_go(self, partition: Partition, *, gone: bool) -> None:
-        """Hold a replica no more where there is evidence that it may go, or, `gone`, where its topic is absent.
+    async def _remove_replica(self, partition: Partition, *, gone: bool) -> None:
+        """Remove a replica if there is evidence that it may be deleted, or, with `gone`, if its topic is absent.
 
         While a value cannot be decoded it stays as it is: its own may be the one (H26).
         """
@@ -322,7 +322,7 @@ class Assignments:
         if not has_evidence and (self._view.undecodable or not gone):
             return
         del self._partitions[log_id]
-        self._services.metrics.partitions.set(len(self._partitions))
+        self._context.metrics.partitions.set(len(self._partitions))
         partition.handle(StateGone(self._view.source.revision))
         if has_evidence:
             self._deletion.schedule(log_id, partition.log)
@@ -354,7 +354,7 @@ class Assignments:
         if entry.mod_revision < left_revision:
             return  # The write is on its way to this view, and comes here again.
         members = {member.broker_id for member in (*entry.state.in_sync, *entry.state.eligible_leaders)}
-        if members and self._services.broker_id not in members and self._partitions.get(key) is partition:
+        if members and self._context.broker_id not in members and self._partitions.get(key) is partition:
             self._damaged[key] = None
             self._mark(*key)
 
@@ -377,8 +377,8 @@ class Assignments:
                     asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._mark, *key)
                 return
         del self._partitions[key]
-        self._services.metrics.offline_logs.dec()
-        self._services.metrics.replaced_logs.inc()
+        self._context.metrics.offline_logs.dec()
+        self._context.metrics.replaced_logs.inc()
         log.error(
             "damaged_log_replaced",
             topic=partition.topic, partition=partition.number, kept=path, reason=str(partition.failure),
@@ -409,21 +409,21 @@ class Assignments:
             number,
             partition_log,
             config=config,
-            services=self._services,
+            context=self._context,
             host=self._replication,
         )
         if partition_log is not None:
             try:
                 kept = await asyncio.get_running_loop().run_in_executor(
-                    self._services.executor, rebuild_producers, partition.replica.producers, partition_log
+                    self._context.executor, rebuild_producers, partition.replica.producers, partition_log
                 )
-                partition.note_kept(kept)
+                partition.note_snapshot(kept)
             except HeadraceError as met:
                 error = met
         if error is not None:
             partition.fail(error)
         self._partitions[(topic_id, number)] = partition
-        self._services.metrics.partitions.set(len(self._partitions))
+        self._context.metrics.partitions.set(len(self._partitions))
         return partition
 
     # --- removal ---
@@ -449,12 +449,12 @@ class Assignments:
                         await self._calls.run(partial(self._directory.close_log, partition_log))
             if self._partitions.get(key) is partition:
                 del self._partitions[key]
-                self._services.metrics.offline_logs.dec()
+                self._context.metrics.offline_logs.dec()
                 self._mark(*key)
 
     async def note_metadata(self) -> None:
         """Note in the data directory how far the metadata was seen, where that is older than NOTE_SECONDS."""
-        now_ms = self._services.clock.monotonic_ms()
+        now_ms = self._context.clock.monotonic_ms()
         if now_ms - self._noted_ms >= NOTE_SECONDS * 1000:
             try:
                 await self._note_seen(self._partitions)
@@ -466,13 +466,13 @@ class Assignments:
         revisions = {}
         for topic_id, number in held:
             entry = self._view.partition(topic_id, number)
-            if entry is not None and self._services.broker_id in entry.state.replicas:
+            if entry is not None and self._context.broker_id in entry.state.replicas:
                 revisions[LogId(topic_id, number).directory_name] = entry.mod_revision
         revision, seen = self._view.source.revision, self._directory.seen
         begun = frozenset(
             LogId(*key).directory_name for key, partition in self._partitions.items() if partition.log is not None
         )
-        self._noted_ms = self._services.clock.monotonic_ms()
+        self._noted_ms = self._context.clock.monotonic_ms()
         await self._calls.run(lambda: seen.note(revision, revisions, begun=begun, held=all_held))
 
     def begin_stop(self) -> None:

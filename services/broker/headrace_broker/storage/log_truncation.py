@@ -20,7 +20,7 @@ from headrace_broker.storage.segment import LOG_SUFFIX, Segment
 from headrace_broker.storage.segments import SegmentList
 
 
-class LogEnd:
+class LogTruncation:
     """Lowers the log end; whatever describes records above it goes too."""
 
     def __init__(

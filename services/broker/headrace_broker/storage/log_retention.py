@@ -22,7 +22,7 @@ from headrace_broker.storage.segment import Segment
 from headrace_broker.storage.segments import SegmentList
 
 
-class LogStart:
+class LogRetention:
     """Raises the log start, never lowers it."""
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from headrace_broker.core.suspicion import SuspicionTable
+from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector
 from headrace_broker.metrics import BrokerMetrics
 
 log = structlog.get_logger(__name__)
@@ -30,18 +30,18 @@ class Publisher(Protocol):
         ...
 
 
-class Suspicions:
+class PeerFailureDetector:
     """See the module."""
 
-    def __init__(self, table: SuspicionTable, publisher: Publisher, metrics: BrokerMetrics) -> None:
+    def __init__(self, table: PhiAccrualFailureDetector, publisher: Publisher, metrics: BrokerMetrics) -> None:
         self._table = table
         self._publisher = publisher
         self._metrics = metrics
         self._published: tuple[int, ...] = ()
         self._changed = asyncio.Event()
 
-    def hear(self, broker_id: int, at_ms: int) -> None:
-        """A message of a peer came, at `at_ms` (monotonic)."""
+    def on_heartbeat(self, broker_id: int, at_ms: int) -> None:
+        """Record a message of a peer at `at_ms` (monotonic)."""
         self._table.arrive(broker_id, at_ms)
 
     def level(self, broker_id: int) -> float:
@@ -52,7 +52,7 @@ class Suspicions:
         """Judge the peers that should be sending; to be called at the interval that the table was made with."""
         forgotten = [broker_id for broker_id in self._table.levels if broker_id not in expected]
         self._table.tick(at_ms, expected)
-        gauge = self._metrics.peer_suspicion
+        gauge = self._metrics.peer_phi
         for broker_id in forgotten:
             gauge.remove(str(broker_id))
         for broker_id, level in self._table.levels.items():
