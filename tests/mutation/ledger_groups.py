@@ -1,18 +1,18 @@
-"""Rules of consumer groups: rounds, ownership, commits, places, topics; at coordinators and in clients."""
+"""Rules of consumer groups: transactions, ownership, commits, places, topics; at coordinators and in clients."""
 
 from __future__ import annotations
 
 from tests.mutation.mutants import CLIENT, COORDINATOR, Mutant, Simulation, Test
 
 TRANSITION = f"{COORDINATOR}/core/group_transition.py"
-ROUNDS = f"{COORDINATOR}/runtime/group_rounds.py"
+GROUP_TRANSACTIONS = f"{COORDINATOR}/runtime/group_transactions.py"
 OFFSETS = f"{COORDINATOR}/runtime/group_offsets.py"
 SERVICE = f"{COORDINATOR}/rpc/group_service.py"
 MEMBERSHIP = f"{CLIENT}/membership.py"
 COMMITS = f"{CLIENT}/group_offsets.py"
 STARTS = f"{CLIENT}/group_starts.py"
 MEMBER = f"{CLIENT}/group_member.py"
-KEEPER = f"{COORDINATOR}/runtime/group_keeper.py"
+GROUP_MAINTENANCE = f"{COORDINATOR}/runtime/group_maintenance.py"
 TIMES = f"{COORDINATOR}/runtime/group_times.py"
 COORDINATOR_TESTS = "tests/unit/coordinator"
 CLIENT_TESTS = "tests/unit/client"
@@ -45,7 +45,7 @@ GROUPS = (
     Mutant(
         "round-compares-nothing",
         "H60",
-        ROUNDS,
+        GROUP_TRANSACTIONS,
         "            ModRevisionIs(keyspace.group(group_id), entry.mod_revision),\n",
         "",
         "Two coordinators write the group's state over each other's.",
@@ -216,11 +216,11 @@ GROUPS = (
         ),
     ),
     Mutant(
-        "rounds-without-a-pause",
+        "transactions-without-a-pause",
         "H68",
-        ROUNDS,
+        GROUP_TRANSACTIONS,
         "                    if has_written:\n"
-        "                        await asyncio.sleep(began + self._round_seconds - loop.time())\n",
+        "                        await asyncio.sleep(began + self._transaction_seconds - loop.time())\n",
         "",
         "Each member that joins is a write of the whole group.",
         Test(
@@ -265,7 +265,7 @@ GROUPS = (
     Mutant(
         "expired-by-a-wall-clock",
         "H70",
-        KEEPER,
+        GROUP_MAINTENANCE,
         "self._offsets_retention_ms or seen_ms < min(self._offsets_retention_ms, SEEN_EMPTY_MS):\n",
         "self._offsets_retention_ms:\n",
         "A clock that jumped ahead removes a group that has just lost its last member.",
@@ -298,7 +298,7 @@ GROUPS = (
         ),
     ),
     Mutant(
-        "rounds-of-any-size",
+        "transactions-of-any-size",
         "H71",
         TRANSITION,
         "MAX_OPERATIONS = 120\n",

@@ -489,7 +489,7 @@ STORAGE_RULES = (
     Mutant(
         "offsets-expire-by-a-clock-in-doubt",
         "H70",
-        f"{COORDINATOR}/runtime/group_keeper.py",
+        f"{COORDINATOR}/runtime/group_maintenance.py",
         "        return not self._clock_doubt()\n",
         "        return True\n",
         "A coordinator whose clock has jumped removes the offsets of groups that are empty for an hour.",

@@ -31,14 +31,14 @@ from headrace_broker.storage import DiskLimits, LogDamagedError, PartitionLog
 from headrace_broker.storage.directory import LogId
 from headrace_coordinator.runtime import session as coordinator_session
 from headrace_server.descriptors import DescriptorShares
+from headrace_server.event_loop_watchdog import LoopLagSampler
 from headrace_server.health import Health
 from headrace_server.http_endpoint import DetailCollector
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
-from headrace_server.loop_watch import LoopBeat
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
-from headrace_server.supervision import Supervision
+from headrace_server.observability import Observability
 from headrace_server.tls import ServiceTls
 from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
@@ -260,7 +260,7 @@ class SimulatedBroker(app.Broker):
         self.replica_manager: ReplicaManager | None = None
         self.view: ClusterView | None = None
         self.registration: Registration
-        supervision = Supervision(Health(), DetailCollector(), LoopBeat(METRICS.common), "")
+        observability = Observability(Health(), DetailCollector(), LoopLagSampler(METRICS.common), "")
         metastore: Any = life.metastore
         threads: Any = executor
         super().__init__(
@@ -272,7 +272,7 @@ class SimulatedBroker(app.Broker):
             clock=life.clock,
             metrics=METRICS,
             executor=threads,
-            supervision=supervision,
+            observability=observability,
             tls=ServiceTls(),
         )
         for owner, size in ((self._flusher, 8), (self._inflation, 2), (self._records, 2)):

@@ -18,7 +18,7 @@ from headrace_coordinator.core.election import Session, elect_uncleanly, electab
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
 from headrace_coordinator.runtime.controller import Controller
-from headrace_coordinator.runtime.partition_rounds import registered_sessions
+from headrace_coordinator.runtime.partition_reconciler import registered_sessions
 from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.internal_v1 import metadata_pb2
@@ -178,8 +178,8 @@ class Coordinator:
 
     def _watch_decisions(self, controller: Controller) -> None:
         """Count what the controller decides; an unclean election of its own is one that the rules allow."""
-        rounds: Any = controller._partitions
-        decide = rounds.changes
+        reconciler: Any = controller._partitions
+        decide = reconciler.changes
 
         async def changes() -> Any:
             decided = await decide()
@@ -189,7 +189,7 @@ class Coordinator:
                     self.cluster.checks.unclean_allowed((found.topic_id, found.partition))
             return decided
 
-        rounds.changes = changes
+        reconciler.changes = changes
 
     def sessions(self) -> dict[int, Session]:
         """The registered brokers as this coordinator sees them."""

@@ -1,4 +1,5 @@
-"""A coordinator of consumer groups: the shipped service, rounds, offsets, keeper and views on a loop in virtual time.
+"""A coordinator of consumer groups: the shipped service, transactions, offsets, maintenance and views on a loop in
+virtual time.
 
 Only gRPC is left out: `serve` calls the servicer's method as gRPC would, with a deadline, and cancels it with the call.
 """
@@ -14,9 +15,9 @@ from headrace.wire.errors import HeadraceError, MetastoreUnavailableError, from_
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_service import GroupServicer
-from headrace_coordinator.runtime.group_keeper import AssignableTopics, GroupKeeper
+from headrace_coordinator.runtime.group_maintenance import AssignableTopics, GroupMaintenance
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
-from headrace_coordinator.runtime.group_rounds import GroupRounds
+from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.positions import ReportedPositions
@@ -110,9 +111,9 @@ class GroupCoordinator:
                         await source.load()
                     except MetastoreUnavailableError:
                         await asyncio.sleep(0.2)
-            keeper = self._build()
+            maintenance = self._build()
             async with asyncio.TaskGroup() as tasks:
-                for run in (self.source.run(), self.groups_source.run(), keeper.run()):
+                for run in (self.source.run(), self.groups_source.run(), maintenance.run()):
                     tasks.create_task(run)
         except* MetastoreRolledBackError:
             self.cluster.world.count("coordinators that met a restored etcd")
@@ -120,19 +121,19 @@ class GroupCoordinator:
         except* Exception as failed:
             self.loop.failures.append(f"the coordinator ended: {failed.exceptions!r}")
 
-    def _build(self) -> GroupKeeper:
+    def _build(self) -> GroupMaintenance:
         """Put the parts together as `headrace_coordinator.app` does."""
         clock, source, plan = self.clock, self.groups_source, self.cluster.plan
         view = ClusterView(self.cluster.identity, self.source)
         groups = GroupView(view.keyspace, source)
         topics = AssignableTopics(view)
-        rounds = GroupRounds(self._metastore, source, groups, topics, METRICS, clock)
+        transactions = GroupTransactions(self._metastore, source, groups, topics, METRICS, clock)
         offsets = GroupOffsets(self._metastore, source, groups, METRICS, clock)
         self.servicer = GroupServicer(
             self._metastore,
             view,
             groups,
-            rounds=rounds,
+            transactions=transactions,
             offsets=offsets,
             positions=ReportedPositions(self._metastore, groups, clock),
             answers=Answers(source, METRICS, default_timeout_ms=DEFAULT_TIMEOUT_MS),
@@ -141,10 +142,10 @@ class GroupCoordinator:
             limits=MetadataLimits(GroupBounds(groups=1_000, members=1_000, key_bytes=64 << 20), groups),
         )
         self._is_loaded.set()
-        return GroupKeeper(
+        return GroupMaintenance(
             view,
             groups,
-            rounds,
+            transactions,
             offsets,
             topics,
             METRICS,

@@ -13,7 +13,7 @@ from tests.simulation.group_session import virtual_time
 from tests.simulation.simulation import TWICE_EVERY, Result, check_same, play, where
 from tests.simulation.world import SimulationError
 
-FAILED = ("group_round_failed", "group_key_unreadable")
+FAILED = ("group_transaction_failed", "group_key_unreadable")
 """What a coordinator logs when it has met what nobody foresaw."""
 
 

@@ -107,7 +107,7 @@ BOARD = Dashboard(
                     "Transactions on groups",
                     "And those that another coordinator was quicker in: many, and clients ask several coordinators.",
                     "wps",
-                    Query(per_second("headrace_coordinator_group_rounds_total", OURS), "all"),
+                    Query(per_second("headrace_coordinator_group_transactions_total", OURS), "all"),
                     Query(per_second("headrace_coordinator_group_conflicts_total", OURS), "lost"),
                 ),
                 graph(

@@ -39,10 +39,10 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
+from headrace_server.observability import Observability, serve_observability
 from headrace_server.places import PlaceLimits
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer, split_address
-from headrace_server.supervision import Supervision, supervised
 from headrace_server.telemetry import LogInterval, configure_logging
 from headrace_server.tls import ServiceTls, watched_tls
 from headrace_server.topic_configs import CONFIGS
@@ -103,9 +103,9 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
         count=lambda level: metrics.common.log_lines.labels(level).inc(),
     )
     async with (
-        supervised(
+        serve_observability(
             metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
-        ) as supervision,
+        ) as observability,
         watched_tls(settings, metrics.common) as tls,
     ):
         metastore = EtcdMetastore(settings.etcd_endpoints, identity=tls.etcd)
@@ -128,7 +128,7 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
                 clock=SystemClock(),
                 metrics=metrics,
                 executor=executor,
-                supervision=supervision,
+                observability=observability,
                 tls=tls,
             )
             await broker.run(stop)
@@ -219,7 +219,7 @@ class Broker:
         clock: Clock,
         metrics: BrokerMetrics,
         executor: ThreadPoolExecutor,
-        supervision: Supervision,
+        observability: Observability,
         tls: ServiceTls,
     ) -> None:
         """Take over an opened data directory: `run` closes it."""
@@ -230,8 +230,8 @@ class Broker:
         self._clock = clock
         self._metrics = metrics
         self._executor = executor
-        self._supervision = supervision
-        self._health = supervision.health
+        self._observability = observability
+        self._health = observability.health
         self._flusher = Flusher(metrics)
         self._inflation = Inflation()
         self._records = Inflation()
@@ -319,8 +319,8 @@ class Broker:
         self._server.refuse_internal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
         self._add_process_service(replica_manager)
         await self._listen(live)
-        self._supervision.beat.on_beat = lambda: self._on_beat(view)
-        self._supervision.detail.source = lambda: partition_metrics(
+        self._observability.sampler.on_sample = lambda: self._on_sample(view)
+        self._observability.detail.source = lambda: partition_metrics(
             [describe_sample(partition) for partition in replica_manager.partitions]
         )
         await self._recover(replica_manager)
@@ -503,7 +503,7 @@ class Broker:
             await self._start_session(registration, replica_manager)
             self._health.release("readiness", "registration")
 
-    def _on_beat(self, view: ClusterView) -> None:
+    def _on_sample(self, view: ClusterView) -> None:
         self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)
         self._metrics.common.metadata_undecodable.set(len(view.undecodable))
         if view.is_draining(self._settings.broker_id):
@@ -537,7 +537,7 @@ class Broker:
 
     def _announce(self) -> None:
         address, internal_address = self._server.address, self._internal_server.address
-        metrics_address = self._supervision.metrics_address
+        metrics_address = self._observability.metrics_address
         log.info(
             "serving",
             address=address,

@@ -30,10 +30,10 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, M
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.etcd_status import effective_quota_bytes
 from headrace_server.metastore.view import PrefixView
+from headrace_server.observability import Observability, serve_observability
 from headrace_server.places import PlaceLimits
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer
-from headrace_server.supervision import Supervision, supervised
 from headrace_server.telemetry import LogInterval, configure_logging
 from headrace_server.tls import ServiceTls, watched_tls
 from prometheus_client import CollectorRegistry
@@ -47,18 +47,18 @@ from headrace_coordinator.rpc.group_service import GroupServicer
 from headrace_coordinator.rpc.partition_changes import PartitionChanges
 from headrace_coordinator.rpc.partition_requests import PartitionRequests
 from headrace_coordinator.rpc.topic_requests import TopicRequests
+from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
 from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.controller import Controller
-from headrace_coordinator.runtime.group_keeper import AssignableTopics, GroupKeeper
 from headrace_coordinator.runtime.group_lag import BrokerChannels, GroupLag
+from headrace_coordinator.runtime.group_maintenance import AssignableTopics, GroupMaintenance
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
-from headrace_coordinator.runtime.group_rounds import GroupRounds
+from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.partition_store import PartitionStore
 from headrace_coordinator.runtime.positions import ReportedPositions
 from headrace_coordinator.runtime.session import CoordinatorSession
-from headrace_coordinator.runtime.settled_writes import SettledWrites
 from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_coordinator.runtime.waiting import wait_until
 from headrace_coordinator.settings import CoordinatorSettings
@@ -95,19 +95,19 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
         count=lambda level: metrics.common.log_lines.labels(level).inc(),
     )
     async with (
-        supervised(
+        serve_observability(
             metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
-        ) as supervision,
+        ) as observability,
         watched_tls(settings, metrics.common) as tls,
     ):
-        await _serve(settings, stop, metrics, supervision, tls)
+        await _serve(settings, stop, metrics, observability, tls)
 
 
 async def _serve(
     settings: CoordinatorSettings,
     stop: StopRequest,
     metrics: CoordinatorMetrics,
-    supervision: Supervision,
+    observability: Observability,
     tls: ServiceTls,
 ) -> None:
     metastore = EtcdMetastore(settings.etcd_endpoints, observe=metrics.observe_etcd, identity=tls.etcd)
@@ -126,7 +126,7 @@ async def _serve(
             identity=identity,
             status=status,
             metrics=metrics,
-            supervision=supervision,
+            observability=observability,
             tls=tls,
         )
         await coordinator.run(stop)
@@ -197,7 +197,7 @@ class _Coordinator:
         identity: ClusterIdentity,
         status: MetastoreStatus,
         metrics: CoordinatorMetrics,
-        supervision: Supervision,
+        observability: Observability,
         tls: ServiceTls,
     ) -> None:
         self._tls = tls
@@ -206,7 +206,7 @@ class _Coordinator:
         self._identity = identity
         self._status = status
         self._metrics = metrics
-        self._supervision = supervision
+        self._observability = observability
         self._clock: Clock = SystemClock()
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
         self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
@@ -222,7 +222,7 @@ class _Coordinator:
                 max_connections=shares.clients,
                 places=PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer)),
             ),
-            health=supervision.health,
+            health=observability.health,
         )
 
     async def run(self, stop: StopRequest) -> None:
@@ -242,7 +242,7 @@ class _Coordinator:
         await self._load()
         view = ClusterView(self._identity, self._prefix_view)
         check_registered(view, f"coordinator-{self._settings.coordinator_id}")
-        writes = SettledWrites(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
+        writes = AmbiguousWriteResolver(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(writes, view, self._metrics, self._clock)
         self._serve_calls(view, store, writes)
         add_process_service(
@@ -251,7 +251,7 @@ class _Coordinator:
                 name=f"coordinator-{self._settings.coordinator_id}",
                 version=RELEASE,
                 clock=self._clock,
-                health=self._supervision.health,
+                health=self._observability.health,
                 call_errors=self._metrics.common.call_errors,
                 describe_etcd=self._metastore.describe_members,
                 tls=self._tls,
@@ -265,7 +265,7 @@ class _Coordinator:
             self._clock,
             self._metrics.common.clock_in_doubt,
         )
-        rounds, keeper = self._serve_groups(view, clocks)
+        transactions, maintenance = self._serve_groups(view, clocks)
         clients = self._tls.clients
         credentials = None if clients is None else clients.server_credentials(self._settings.tls_client_auth)
         address = await self._server.start(self._settings.listen, credentials)
@@ -291,8 +291,8 @@ class _Coordinator:
             is_controller=lambda: controller.epoch != 0,
             ask=channels.list_offsets,
         )
-        self._supervision.detail.source = self._metrics.lags.detail
-        self._supervision.beat.on_beat = lambda: self._on_beat(view)
+        self._observability.detail.source = self._metrics.lags.detail
+        self._observability.sampler.on_sample = lambda: self._on_sample(view)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [
@@ -302,8 +302,8 @@ class _Coordinator:
                         ("generation", watch_generation(view)),
                         ("clocks", clocks.run()),
                         ("groups_view", self._groups_view.run()),
-                        ("groups", keeper.run()),
-                        ("group_rounds", rounds.run()),
+                        ("groups", maintenance.run()),
+                        ("group_transactions", transactions.run()),
                         ("session", session.run()),
                         ("controller", controller.run()),
                         ("lag", lag.run()),
@@ -335,7 +335,7 @@ class _Coordinator:
             else:
                 return
 
-    def _serve_calls(self, view: ClusterView, store: TopicStore, writes: SettledWrites) -> None:
+    def _serve_calls(self, view: ClusterView, store: TopicStore, writes: AmbiguousWriteResolver) -> None:
         answers = Answers(self._prefix_view, self._metrics, default_timeout_ms=self._settings.default_timeout_ms)
         servicer = ClusterServicer(
             self._metastore,
@@ -356,19 +356,19 @@ class _Coordinator:
         )
         self._server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
 
-    def _serve_groups(self, view: ClusterView, clocks: ClockExchange) -> tuple[GroupRounds, GroupKeeper]:
+    def _serve_groups(self, view: ClusterView, clocks: ClockExchange) -> tuple[GroupTransactions, GroupMaintenance]:
         """Serve consumer groups; both are to be run."""
         source, metrics, clock = self._groups_view, self._metrics, self._clock
         groups = self._group_view = GroupView(view.keyspace, source)
         topics = AssignableTopics(view)
         self._limits.follow(groups)
-        rounds = GroupRounds(self._metastore, source, groups, topics, metrics, clock)
+        transactions = GroupTransactions(self._metastore, source, groups, topics, metrics, clock)
         offsets = GroupOffsets(self._metastore, source, groups, metrics, clock)
         servicer = GroupServicer(
             self._metastore,
             view,
             groups,
-            rounds=rounds,
+            transactions=transactions,
             offsets=offsets,
             positions=ReportedPositions(self._metastore, groups, clock),
             answers=Answers(source, metrics, default_timeout_ms=self._settings.default_timeout_ms),
@@ -377,10 +377,10 @@ class _Coordinator:
             limits=self._limits,
         )
         self._server.add(groups_pb2_grpc.add_GroupServiceServicer_to_server, servicer, GROUP_SERVICE_NAME)
-        return rounds, GroupKeeper(
+        return transactions, GroupMaintenance(
             view,
             groups,
-            rounds,
+            transactions,
             offsets,
             topics,
             metrics,
@@ -410,7 +410,7 @@ class _Coordinator:
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
         """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen."""
         CollectorPacer().install()
-        self._supervision.health.start_is_over()
+        self._observability.health.start_is_over()
         log.info("coordinator_serves", address=address, revision=view.source.revision)
         own = self._settings.coordinator_id
 
@@ -424,7 +424,7 @@ class _Coordinator:
                 {
                     "coordinator_id": own,
                     "address": address,
-                    "metrics_address": self._supervision.metrics_address,
+                    "metrics_address": self._observability.metrics_address,
                 },
             )
 
@@ -445,7 +445,7 @@ class _Coordinator:
                 metrics.etcd_alarms.set(len({alarm for found in reached for alarm in found.alarms}))
             await asyncio.sleep(ETCD_LOOK_SECONDS)
 
-    def _on_beat(self, view: ClusterView) -> None:
+    def _on_sample(self, view: ClusterView) -> None:
         self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)
         self._metrics.common.metadata_undecodable.set(len(view.undecodable))
         self._metrics.topics.set(len(view.topics))

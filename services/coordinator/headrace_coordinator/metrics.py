@@ -67,7 +67,9 @@ class CoordinatorMetrics:
         )
         self.groups = gauge("groups", "Consumer groups")
         self.group_members = gauge("group_members", "Members of all consumer groups")
-        self.group_rounds = counter("group_rounds", "Transactions on the state of groups, lost ones included")
+        self.group_transactions = counter(
+            "group_transactions", "Transactions on the state of groups, lost ones included"
+        )
         self.group_conflicts = counter("group_conflicts", "Transactions on groups that lost their compare")
         self.group_rebalances = counter("group_rebalances", "New assignments computed for groups here")
         self.group_evictions = counter("group_evictions", "Members put out here because their session was over")

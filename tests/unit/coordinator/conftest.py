@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 from headrace_coordinator.metrics import CoordinatorMetrics
-from headrace_coordinator.runtime.settled_writes import SettledWrites
+from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
 from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_server.clock import SystemClock
 from headrace_server.cluster_identity import ClusterIdentity
@@ -58,7 +58,7 @@ class Parts:
         self.prefix_view = prefix_view
         self.keyspace = view.keyspace
         self.metrics = CoordinatorMetrics(CollectorRegistry())
-        self.writes = SettledWrites(metastore, self.metrics, max_inflight=8)
+        self.writes = AmbiguousWriteResolver(metastore, self.metrics, max_inflight=8)
         self.store = TopicStore(self.writes, view, self.metrics, SystemClock())
 
     @property

@@ -11,9 +11,9 @@ from headrace.wire.errors import HeadraceError, from_detail
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_service import GroupServicer
-from headrace_coordinator.runtime.group_keeper import AssignableTopics, GroupKeeper
+from headrace_coordinator.runtime.group_maintenance import AssignableTopics, GroupMaintenance
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
-from headrace_coordinator.runtime.group_rounds import GroupRounds
+from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.positions import ReportedPositions
@@ -58,14 +58,14 @@ class Coordinator:
         self.groups = GroupView(keyspace, self.source)
         topics = AssignableTopics(self.parts.view)
         arguments = (self.metastore, self.source, self.groups)
-        self.rounds = GroupRounds(*arguments, topics, metrics, self.clock, round_seconds=0)
+        self.transactions = GroupTransactions(*arguments, topics, metrics, self.clock, transaction_seconds=0)
         self.offsets = GroupOffsets(*arguments, metrics, self.clock)
         self.limits = MetadataLimits(self.bounds, self.groups)
         self.servicer = GroupServicer(
             self.metastore,
             self.parts.view,
             self.groups,
-            rounds=self.rounds,
+            transactions=self.transactions,
             offsets=self.offsets,
             positions=ReportedPositions(self.metastore, self.groups, self.clock),
             answers=Answers(self.source, metrics, default_timeout_ms=SECONDS * 1000),
@@ -73,10 +73,10 @@ class Coordinator:
             clock=self.clock,
             limits=self.limits,
         )
-        self.keeper = GroupKeeper(
+        self.maintenance = GroupMaintenance(
             self.parts.view,
             self.groups,
-            self.rounds,
+            self.transactions,
             self.offsets,
             topics,
             metrics,
@@ -105,7 +105,7 @@ class Coordinator:
 
     async def stop(self):
         await self.stand_still()
-        await self.rounds.stop()
+        await self.transactions.stop()
 
     async def call(self, method, request, seconds=SECONDS):
         """Call as gRPC does, but for the conversion of errors."""

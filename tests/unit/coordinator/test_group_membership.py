@@ -17,8 +17,8 @@ from headrace.wire.errors import (
 )
 from headrace_coordinator.core import group_transition
 from headrace_coordinator.core.group_state import Group, begin_epochs, encode_group
-from headrace_coordinator.runtime import group_rounds
-from headrace_coordinator.runtime.group_rounds import ROUND_SECONDS
+from headrace_coordinator.runtime import group_transactions
+from headrace_coordinator.runtime.group_transactions import TRANSACTION_SECONDS
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
 
@@ -103,7 +103,7 @@ async def test_a_join_whose_lease_has_ended_does_not_stop_the_group(pair):
     ended, _ = await asyncio.gather(error_of(one.beat(a)), two.beat(a))
     assert isinstance(ended, UnknownMemberError)
     assert list(a.group.members) == [two.id]
-    assert not a.rounds._waiting
+    assert not a.transactions._waiting
 
 
 async def test_a_join_that_nobody_waits_for_does_not_happen(pair):
@@ -139,7 +139,7 @@ async def test_a_lost_session_is_told_though_the_view_is_old(pair):
     one, two = Caller(1), Caller(2)
     await one.beat(b)
     await b.stand_still()
-    await a.rounds.leave(GROUP, one.id, parts.deadline)  # Put out; its lease lives on.
+    await a.transactions.leave(GROUP, one.id, parts.deadline)  # Put out; its lease lives on.
     await two.beat(a)
     assert isinstance(await error_of(one.beat(b)), UnknownMemberError)
     assert isinstance(await error_of(Caller(1).beat(b)), UnknownMemberError)
@@ -154,7 +154,7 @@ async def test_a_dead_member_is_put_out_and_its_partitions_go_over(pair):
     await settle(a, one, two)
     await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
     await until(lambda: two.id not in a.entry().live)
-    a.rounds.look(GROUP)
+    a.transactions.look(GROUP)
     await until(lambda: two.id not in a.group.members)
     await one.beat(a)
     assert one.numbers == [0, 1, 2, 3]
@@ -242,13 +242,13 @@ async def test_who_does_not_give_up_in_time_is_put_out(pair):
     await one.beat(a)
     await two.beat(a)
     await one.beat(a)
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
     a.clock.advance(59_999)
     await two.beat(a)
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
     a.clock.advance(1)
-    assert a.keeper._needs_a_round(GROUP)
-    a.rounds.look(GROUP)
+    assert a.maintenance._needs_a_transaction(GROUP)
+    a.transactions.look(GROUP)
     await until(lambda: one.id not in a.group.members)
     await two.beat(a)
     assert two.numbers == [0, 1, 2, 3]
@@ -264,19 +264,19 @@ async def test_coordinators_clocks_may_be_days_apart(pair):
     await one.beat(a)
     await two.beat(a)
     await one.beat(a)
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
     a.clock.advance(50_000)
     a.clock.set_wall(86_400_000)
     await b.see()
     await two.beat(b)
-    assert not a.keeper._needs_a_round(GROUP)
-    assert not b.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
+    assert not b.maintenance._needs_a_transaction(GROUP)
     b.clock.set_wall(-100 * 86_400_000)
     b.clock.advance(59_999)
-    assert not b.keeper._needs_a_round(GROUP)
+    assert not b.maintenance._needs_a_transaction(GROUP)
     b.clock.advance(1)
-    assert b.keeper._needs_a_round(GROUP)
-    b.rounds.look(GROUP)
+    assert b.maintenance._needs_a_transaction(GROUP)
+    b.transactions.look(GROUP)
     await until(lambda: one.id not in b.group.members)
 
 
@@ -286,17 +286,17 @@ async def test_the_time_to_give_up_begins_anew_with_each_occasion(pair):
     one, two, three = Caller(1), Caller(2), Caller(3)
     await one.beat(a)
     await two.beat(a)
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
     a.clock.advance(50_000)
     await settle(a, one, two)
     await three.beat(a)
     revoking = [m for m, member in a.group.members.items() if member.revoking_since_ms]
     assert revoking
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
     a.clock.advance(59_999)
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
     a.clock.advance(1)
-    assert a.keeper._needs_a_round(GROUP)
+    assert a.maintenance._needs_a_transaction(GROUP)
 
 
 async def test_what_a_coordinator_left_half_done_another_one_finds(pair):
@@ -305,17 +305,17 @@ async def test_what_a_coordinator_left_half_done_another_one_finds(pair):
     one, two = Caller(1), Caller(2)
     await settle(a, one, two)
     await b.see()
-    assert not b.keeper._needs_a_round(GROUP)
+    assert not b.maintenance._needs_a_transaction(GROUP)
     told = a.entry().assignments[one.id]
     await parts.memory.txn([], [Put(told.key, metadata_pb2.MemberAssignment(member_epoch=1).SerializeToString())])
     state = a.group
     await parts.memory.txn([], [Put(parts.keyspace.group(GROUP), encode_group(state))])
     await b.see()
-    b.keeper._look_late(GROUP)
-    await until(lambda: not b.rounds._waiting)
+    b.maintenance._look_late(GROUP)
+    await until(lambda: not b.transactions._waiting)
     await b.see()
     assert b.entry().assignments[one.id].value == told.value
-    assert not b.keeper._needs_a_round(GROUP)
+    assert not b.maintenance._needs_a_transaction(GROUP)
 
 
 async def test_topics_that_come_grow_and_go_are_followed(pair):
@@ -325,18 +325,18 @@ async def test_topics_that_come_grow_and_go_are_followed(pair):
     await one.beat(a)
     assert one.holds == {}
     na = await make_topic(parts, "na", 2)
-    assert a.keeper._needs_a_round(GROUP)
+    assert a.maintenance._needs_a_transaction(GROUP)
     await one.beat(a, topic_pattern="n[ab]*")
-    a.rounds.look(GROUP)
+    a.transactions.look(GROUP)
     await one.beat(a, wait_ms=2_000)
     assert set(one.holds) == {(na, 0), (na, 1)}
     await delete_topic(parts, na, "na")
     fresh = await make_topic(parts, "na", 1)
-    a.rounds.look(GROUP)
+    a.transactions.look(GROUP)
     await until(lambda: any(partition[0] == fresh for partition in a.group.owners))
     await one.beat(a)
     assert set(one.may_own) == {(fresh, 0)}
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
 
 
 @pytest.mark.parametrize("why", ["behind", "undecodable", "lost"])
@@ -349,7 +349,7 @@ async def test_a_topic_that_is_only_absent_keeps_its_owners(pair, why):
     key = parts.keyspace.topic("t")
     match why:
         case "behind":
-            b.rounds._topics = AbsentTopics()
+            b.transactions._topics = AbsentTopics()
         case "undecodable":
             written = await parts.memory.txn([], [Put(key, b"\xff of a later release")])
             await parts.prefix_view.wait_for(written.revision, SECONDS)
@@ -357,7 +357,7 @@ async def test_a_topic_that_is_only_absent_keeps_its_owners(pair, why):
             written = await parts.memory.txn([], [Delete(key), Delete(parts.keyspace.topic_by_id(parts.topic_id))])
             await parts.prefix_view.wait_for(written.revision, SECONDS)
     before = b.entry().mod_revision
-    result = b.rounds._compute(b.entry(), b.group, {}, (), frozenset())
+    result = b.transactions._compute(b.entry(), b.group, {}, (), frozenset())
     assert not result.changes(b.group)
     assert len(result.group.owned_by(one.id)) == 4
     await one.beat(b)
@@ -383,12 +383,12 @@ async def test_a_subscription_that_changes_is_given_up_first(pair):
     await one.beat(a)
     assert (len(one.may_own), len(one.holds), len(a.group.owners)) == (2, 6, 6)
     epoch = a.group.group_epoch
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
     one.holds = dict(one.may_own)
     await one.beat(a)
     assert (len(a.group.owners), len(a.group.topics)) == (2, 1)
     assert a.group.group_epoch == epoch
-    assert not a.keeper._needs_a_round(GROUP)
+    assert not a.maintenance._needs_a_transaction(GROUP)
 
 
 @pytest.mark.parametrize("pair", [400], indirect=True)
@@ -403,7 +403,7 @@ async def test_three_hundred_members_join_in_transactions_that_etcd_takes(pair):
     assert len(owned) == len(set(owned)) == 400
     assert max(len(member.holds) for member in members) == 2
     assert all(len(operations) <= 128 and len(compares) <= 128 for compares, operations in a.metastore.sent)
-    await asyncio.gather(*(a.rounds.leave(GROUP, member.id, parts.deadline) for member in members))
+    await asyncio.gather(*(a.transactions.leave(GROUP, member.id, parts.deadline) for member in members))
     assert not a.group.members
     assert not a.entry().live
 
@@ -429,7 +429,7 @@ async def test_where_etcd_is_silent_a_heartbeat_says_so_while_somebody_listens(p
 async def test_members_that_join_at_once_share_rounds(pair):
     """H68: joins, one by one or beside each other, are writes that begin a tenth of a second apart."""
     parts, a, _ = pair
-    a.rounds._round_seconds = ROUND_SECONDS
+    a.transactions._transaction_seconds = TRANSACTION_SECONDS
     written, loop = [], asyncio.get_running_loop()
     a.metastore.before_txn = lambda compares, operations: _note_state(parts, operations, written)
     started = loop.time()
@@ -438,7 +438,7 @@ async def test_members_that_join_at_once_share_rounds(pair):
     await asyncio.gather(*(Caller(seed).beat(a) for seed in range(5, 40)))
     assert len(a.group.members) == 40
     assert len(written) >= 6
-    assert written[-1] - started >= (len(written) - 1) * ROUND_SECONDS
+    assert written[-1] - started >= (len(written) - 1) * TRANSACTION_SECONDS
 
 
 async def _note_state(parts, operations, written):
@@ -458,7 +458,7 @@ async def test_a_group_that_was_deleted_and_made_anew_goes_on_with_larger_epochs
         await member.beat(a)
         tokens += [owner.assignment_epoch for owner in a.group.owners.values()][:1]
         assert a.group.group_epoch >= a.groups.entry(GROUP).create_revision
-        await a.rounds.leave(GROUP, member.id, parts.deadline)
+        await a.transactions.leave(GROUP, member.id, parts.deadline)
         await a.offsets.delete_group(GROUP, parts.deadline)
         assert a.groups.entry(GROUP).is_gone
     assert tokens == sorted(set(tokens))
@@ -571,8 +571,8 @@ async def test_a_violation_in_a_round_ends_the_coordinator(pair, monkeypatch):
         raise AssertionError("I24")
 
     _, a, _ = pair
-    monkeypatch.setattr(group_rounds, "transition", violate)
-    ends = asyncio.create_task(a.rounds.run())
+    monkeypatch.setattr(group_transactions, "transition", violate)
+    ends = asyncio.create_task(a.transactions.run())
     with pytest.raises(AssertionError, match="I24"):
         await Caller(1).beat(a)
     with pytest.raises(AssertionError, match="I24"):

@@ -301,17 +301,17 @@ async def test_a_topic_that_is_deleted_takes_its_offsets_along(pair):
     one = Caller(1)
     await one.beat(a)
     await a.commit(one, {0: 5})
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert await a.committed() == {0: 5}
-    a.keeper._gone = lambda entry: {parts.topic_id}
-    await a.keeper.expire()
+    a.maintenance._gone = lambda entry: {parts.topic_id}
+    await a.maintenance.expire()
     key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
     assert (await parts.memory.get(key)).key_value is not None
     await delete_topic(parts, parts.topic_id)
     fresh = await make_topic(parts)
     assert isinstance((await a.commit(one, {0: 6}, topic_id=fresh))[0], NotOwnerError)
-    del a.keeper._gone
-    await a.keeper.expire()
+    del a.maintenance._gone
+    await a.maintenance.expire()
     await a.see()
     await until(lambda: not a.entry().offsets)
     late = await a.commit(one, {0: 6})
@@ -328,7 +328,7 @@ async def test_offsets_of_a_topic_that_is_only_absent_stay(pair, keys):
     names = {"topic": parts.keyspace.topic("t"), "tid": parts.keyspace.topic_by_id(parts.topic_id)}
     gone = await parts.memory.txn([], [Delete(names[key]) for key in keys])
     await parts.prefix_view.wait_for(gone.revision, SECONDS)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert await a.offsets.forget_topics(GROUP, [parts.topic_id]) == 1
     key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
     assert (await parts.memory.get(key)).key_value is not None
@@ -341,20 +341,20 @@ async def test_offsets_of_a_group_expire_when_it_was_empty_for_the_retention_tim
     await one.beat(a)
     await a.commit(one, {0: 5})
     a.clock.advance(10 * RETENTION_MS)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert await a.committed() == {0: 5}
     await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
-    await a.keeper.expire()
+    await a.maintenance.expire()
     a.clock.advance(RETENTION_MS - 1)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert await a.committed() == {0: 5}
     await a.commit(None, {1: 6})
-    await a.keeper.expire()
+    await a.maintenance.expire()
     a.clock.advance(RETENTION_MS - 1)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert await a.committed() == {0: 5, 1: 6}
     a.clock.advance(1)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
     assert a.groups.groups == {}
 
@@ -367,12 +367,12 @@ async def test_a_wall_clock_that_is_wrong_removes_no_group(pair):
     _, a, _ = pair
     await a.commit(None, {0: 5})
     a.clock.set_wall(20 * RETENTION_MS)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     a.clock.advance(RETENTION_MS - 1)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert await a.committed() == {0: 5}
     a.clock.advance(1)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert a.groups.groups == {}
 
 
@@ -382,11 +382,11 @@ async def test_no_group_expires_while_the_clock_is_in_doubt(pair):
     await a.commit(None, {0: 5})
     a.clock.set_wall(1_000 * RETENTION_MS)
     for _ in range(50):
-        await a.keeper.expire()
+        await a.maintenance.expire()
         a.clock.advance(RETENTION_MS)
     assert await a.committed() == {0: 5}
     a.clock_watch.note(OPERATOR, a.clock.now_ms(), doubtful=False)
-    await a.keeper.expire()
+    await a.maintenance.expire()
     assert a.groups.groups == {}
 
 
@@ -405,7 +405,7 @@ async def test_partitions_that_were_added_are_told_from_those_with_which_the_gro
     await one.beat(a)
     assert await added(a, one) == [4, 5, 6, 7]  # Those that are not there.
     await grow(parts, 6)
-    a.rounds.look(GROUP)
+    a.transactions.look(GROUP)
     await until(lambda: len(a.group.target) == 6)
     await one.beat(a)
     assert await added(a, one) == [4, 5, 6, 7]
@@ -587,7 +587,7 @@ async def test_what_was_reported_or_deleted_is_seen_at_another_coordinator(pair)
 async def test_the_keeper_puts_out_dead_members_and_sees_topics_by_itself(pair):
     """At once where the group is at home, a moment later elsewhere; and it stops its rounds when it is stopped."""
     parts, a, _ = pair
-    keeping = asyncio.create_task(a.keeper.run())
+    keeping = asyncio.create_task(a.maintenance.run())
     one, two = Caller(1), Caller(2)
     await settle(a, one, two)
     await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
@@ -600,4 +600,4 @@ async def test_the_keeper_puts_out_dead_members_and_sees_topics_by_itself(pair):
     await until(lambda: len(a.group.owners) == 5)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
-    assert not a.rounds._waiting
+    assert not a.transactions._waiting

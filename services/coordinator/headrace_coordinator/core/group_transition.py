@@ -68,7 +68,7 @@ class Transition:
     errors: Mapping[bytes, HeadraceError] = field(default_factory=dict)
     """Heartbeats that are refused, by member; they have changed nothing."""
     deferred: frozenset[bytes] = frozenset()
-    """Members whose heartbeat or departure did not fit any more: they go into the next round."""
+    """Members whose heartbeat or departure did not fit any more: they go into the next transaction."""
     more: bool = False
     """Assignments are left to be written: ask again at once."""
 
@@ -103,19 +103,19 @@ def transition(
     give up in time, as the asking coordinator counts. `now_ms`: its wall clock, for what the state says of since when;
     nothing is decided on it. Two coordinators that ask the same get the same.
     """
-    round_ = _Round(group, live, _with_missing(group, topics, deleted), now_ms)
-    round_.put_out(overdue)
+    builder = _TransitionBuilder(group, live, _with_missing(group, topics, deleted), now_ms)
+    builder.expire_members(overdue)
     for member_id in sorted(leaving):
-        round_.end(member_id)
+        builder.end(member_id)
     for heartbeat in sorted(heartbeats, key=lambda heartbeat: heartbeat.member.member_id):
         try:
-            round_.hear(heartbeat)
+            builder.apply_heartbeat(heartbeat)
         except HeadraceError as error:
-            round_.errors[heartbeat.member.member_id] = error
-    round_.follow_topics(begun)
-    round_.retarget()
-    round_.grant()
-    return round_.finish(stored)
+            builder.errors[heartbeat.member.member_id] = error
+    builder.follow_topics(begun)
+    builder.compute_target()
+    builder.reconcile()
+    return builder.build(stored)
 
 
 def _with_missing(
@@ -134,7 +134,7 @@ def _with_missing(
     return {**topics, **missing} if missing else topics
 
 
-class _Round:
+class _TransitionBuilder:
     """One computation of `transition`: mutable copies, then the result."""
 
     def __init__(
@@ -164,7 +164,7 @@ class _Round:
 
     # --- who is a member ---
 
-    def put_out(self, overdue: Collection[bytes]) -> None:
+    def expire_members(self, overdue: Collection[bytes]) -> None:
         """Remove members whose lease is gone, and those that did not give up in time what they were to give up."""
         for member_id, member in sorted(self._members.items()):
             if member_id not in self._live:
@@ -200,7 +200,7 @@ class _Round:
         self._shrunk.pop(member_id, None)
         self._is_stale = True
 
-    def hear(self, heartbeat: MemberHeartbeat) -> None:
+    def apply_heartbeat(self, heartbeat: MemberHeartbeat) -> None:
         """Let a member join or say what it owns and wants; raises what its heartbeat is refused for."""
         said = heartbeat.member
         if said.member_id in self._absent or said.member_id in self._ended:
@@ -329,8 +329,8 @@ class _Round:
             topics.append(topic)
         return topics
 
-    def retarget(self) -> None:
-        """Compute the target anew where anything that it rests on has changed."""
+    def compute_target(self) -> None:
+        """Compute the target again if anything that it rests on has changed."""
         if not self._is_stale:
             return
         self._epoch += 1
@@ -350,8 +350,8 @@ class _Round:
         }
         self._target = ASSIGNORS[self._assignor](subscribers, self._wanted_topics, holders)
 
-    def grant(self) -> None:
-        """Give what nobody owns to who is to own it (I25)."""
+    def reconcile(self) -> None:
+        """Grant unowned partitions to their target members (I25)."""
         for partition, member_id in self._target.items():
             if partition not in self._owners:
                 self._owners[partition] = Ownership(member_id, self._assignment_epoch)
@@ -365,7 +365,7 @@ class _Round:
 
     # --- the result ---
 
-    def finish(self, stored: Mapping[bytes, bytes]) -> Transition:
+    def build(self, stored: Mapping[bytes, bytes]) -> Transition:
         """Put together what came of it: first the assignments that shrank, then the others as far as there is room."""
         revoking = {
             partition: owner.member_id
@@ -421,7 +421,7 @@ class _Round:
         return self._now_ms if self._before.members else self._before.empty_since_ms
 
     def _is_asked_now(self, partition: TopicPartition, member_id: bytes) -> bool:
-        """Whether the owner of a partition is asked to give it up since this round."""
+        """Whether the owner of a partition is asked to give it up since this transaction."""
         owner = self._before.owners.get(partition)
         was_asked = (
             owner is not None and owner.member_id == member_id and self._before.target.get(partition) != member_id

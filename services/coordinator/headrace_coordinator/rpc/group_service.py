@@ -51,7 +51,7 @@ from headrace_coordinator.rpc.group_messages import (
     write_partitions,
 )
 from headrace_coordinator.runtime.group_offsets import Commit, GroupOffsets
-from headrace_coordinator.runtime.group_rounds import GroupRounds
+from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 from headrace_coordinator.runtime.metadata_limits import MetadataLimits
 from headrace_coordinator.runtime.positions import ReportedPositions
@@ -74,7 +74,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         view: ClusterView,
         groups: GroupView,
         *,
-        rounds: GroupRounds,
+        transactions: GroupTransactions,
         offsets: GroupOffsets,
         positions: ReportedPositions,
         answers: Answers,
@@ -85,7 +85,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         self._metastore = metastore
         self._view = view
         self._groups = groups
-        self._rounds = rounds
+        self._transactions = transactions
         self._offsets = offsets
         self._positions = positions
         self._answers = answers
@@ -130,7 +130,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         joining = replace(member, lease_id=lease_id, joined_ms=self._clock.now_ms())
         heartbeat = MemberHeartbeat(joining, 0, request.assignor, read_owned(request))
         try:
-            await self._rounds.heartbeat(request.group_id, heartbeat, deadline)
+            await self._transactions.heartbeat(request.group_id, heartbeat, deadline)
         except HeadraceError as error:
             if error.outcome is Outcome.NOT_APPLIED and present is None:
                 await self._give_back(lease_id)
@@ -159,7 +159,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         if known is not None:
             self._limits.check_growth("a longer subscription", subscribed_bytes(known), subscribed_bytes(member))
         heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, owned)
-        await self._rounds.heartbeat(request.group_id, heartbeat, deadline)
+        await self._transactions.heartbeat(request.group_id, heartbeat, deadline)
 
     async def _find(self, group_id: str, known_revision: int) -> GroupEntry:
         """The group once this coordinator's view shows what the member was told, perhaps at another coordinator.
@@ -243,7 +243,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         check_group_id(request.group_id)
         check_member_id(request.member_id)
         present = self._groups.entry(request.group_id).live.get(request.member_id)
-        await self._rounds.leave(
+        await self._transactions.leave(
             request.group_id, request.member_id, self._answers.deadline(0, context.time_remaining())
         )
         if present is not None:

@@ -19,7 +19,7 @@ from headrace_server.partition_state import PartitionState
 from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.rpc.answers import Answers
-from headrace_coordinator.runtime.partition_rounds import registered_sessions
+from headrace_coordinator.runtime.partition_reconciler import registered_sessions
 from headrace_coordinator.runtime.partition_store import (
     ChangedPartition,
     Decide,

@@ -12,13 +12,13 @@ from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import Delete, ModRevisionIs, Operation, Put
 
 from headrace_coordinator.core.topic_writes import Write
-from headrace_coordinator.runtime.settled_writes import SettledWrites, Settling
+from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver, WriteTracker
 
 
 class BrokerStore:
     """Takes brokers out of service and back, each call within its deadline (event loop time, seconds)."""
 
-    def __init__(self, writes: SettledWrites, keyspace: Keyspace, clock: Clock) -> None:
+    def __init__(self, writes: AmbiguousWriteResolver, keyspace: Keyspace, clock: Clock) -> None:
         self._writes = writes
         self._keyspace = keyspace
         self._clock = clock
@@ -34,21 +34,21 @@ class BrokerStore:
         """
         key = self._keyspace.drained(broker_id)
 
-        async def attempt(settling: Settling) -> tuple[int, bool] | None:
+        async def attempt(tracker: WriteTracker) -> tuple[int, bool] | None:
             found = await self._writes.read(key, deadline)
             # A key on a lease is of a broker that is being stopped, and goes with it: an administrator asks for more.
             persistent = found is not None and not found.lease_id
             if persistent if drain else found is None:
-                return 0, settling.unanswered is not None
+                return 0, tracker.unanswered is not None
             if drain and not await self._is_known(broker_id, deadline):
                 raise UnknownBrokerError(f"broker {broker_id} was never registered")
             value = metadata_pb2.DrainedBroker(since_ms=self._clock.now_ms()).SerializeToString()
             operation: Operation = Put(key, value) if drain else Delete(key)
             revision = 0 if found is None else found.mod_revision
-            result = await self._writes.send(settling, Write((ModRevisionIs(key, revision),), (operation,)))
+            result = await self._writes.send(tracker, Write((ModRevisionIs(key, revision),), (operation,)))
             return (result.revision, True) if result.succeeded else None
 
-        return await self._writes.until_settled(attempt, deadline, f"draining broker {broker_id}")
+        return await self._writes.resolve(attempt, deadline, f"draining broker {broker_id}")
 
     async def _is_known(self, broker_id: int, deadline: float) -> bool:
         keys = (self._keyspace.session(broker_id), self._keyspace.live(broker_id))

@@ -34,8 +34,8 @@ from headrace_coordinator.core.control import PartitionChange, Step
 from headrace_coordinator.core.orphans import Orphan
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.deleted_topics import DeletedTopics
-from headrace_coordinator.runtime.orphan_rounds import OrphanRounds
-from headrace_coordinator.runtime.partition_rounds import PartitionRounds
+from headrace_coordinator.runtime.orphan_cleaner import OrphanCleaner
+from headrace_coordinator.runtime.partition_reconciler import PartitionReconciler
 from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_coordinator.runtime.waiting import wait_until
 
@@ -67,8 +67,8 @@ class Controller:
         self._metrics = metrics
         self._clock = clock
         self._permits = asyncio.Semaphore(max_inflight)
-        self._partitions = PartitionRounds(view, metrics)
-        self._orphans = OrphanRounds(metastore, view, metrics, clock, grace_ms=orphan_grace_ms)
+        self._partitions = PartitionReconciler(view, metrics)
+        self._orphans = OrphanCleaner(metastore, view, metrics, clock, grace_ms=orphan_grace_ms)
         self._deleted = DeletedTopics(metastore, view, clock, retention_ms=deleted_topics_retention_ms)
         self._rebalance_interval_ms = leader_rebalance_interval_ms
         self._rebalance_ms = 0

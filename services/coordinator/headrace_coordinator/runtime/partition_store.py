@@ -19,8 +19,8 @@ from headrace_server.rpc import let_others_run
 from headrace_coordinator.core.control import new_sessions
 from headrace_coordinator.core.election import Session
 from headrace_coordinator.core.topic_writes import Write
-from headrace_coordinator.runtime.partition_rounds import registered_sessions
-from headrace_coordinator.runtime.settled_writes import SettledWrites, Settling
+from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver, WriteTracker
+from headrace_coordinator.runtime.partition_reconciler import registered_sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ Guard = Callable[[PartitionState, PartitionState, Mapping[int, Session]], tuple[
 class PartitionStore:
     """Reads and writes partitions, each call within the deadline that it is given (event loop time, seconds)."""
 
-    def __init__(self, writes: SettledWrites, view: ClusterView) -> None:
+    def __init__(self, writes: AmbiguousWriteResolver, view: ClusterView) -> None:
         self._writes = writes
         self._view = view
         self._keyspace = view.keyspace
@@ -92,7 +92,7 @@ class PartitionStore:
         current = found
         tried: dict[PartitionState, PartitionState] = {}
 
-        async def attempt(settling: Settling) -> ChangedPartition | None:
+        async def attempt(tracker: WriteTracker) -> ChangedPartition | None:
             nonlocal current
             if tried:
                 current = await self._read(key, deadline)
@@ -101,7 +101,7 @@ class PartitionStore:
             live = registered_sessions(self._view)
             after = decide(current.state, live)
             if after is None:
-                return ChangedPartition(current.state, current.state, 0, settling.unanswered is None)
+                return ChangedPartition(current.state, current.state, 0, tracker.unanswered is None)
             tried[after] = current.state
             compares: list[Compare] = [
                 ModRevisionIs(key, current.mod_revision),
@@ -111,14 +111,12 @@ class PartitionStore:
                 ),
                 *(guard(current.state, after, live) if guard is not None else ()),
             ]
-            result = await self._writes.send(
-                settling, Write(tuple(dict.fromkeys(compares)), (Put(key, encode(after)),))
-            )
+            result = await self._writes.send(tracker, Write(tuple(dict.fromkeys(compares)), (Put(key, encode(after)),)))
             if not result.succeeded:
                 return None
             return ChangedPartition(current.state, after, result.revision, False)
 
-        return await self._writes.until_settled(attempt, deadline, f"changing partition {partition}")
+        return await self._writes.resolve(attempt, deadline, f"changing partition {partition}")
 
     async def _read(self, key: str, deadline: float) -> StoredPartition:
         found = await self._writes.read(key, deadline)

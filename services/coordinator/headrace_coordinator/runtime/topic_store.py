@@ -1,4 +1,4 @@
-"""Writes topics: executes what `core.topics` decided and `core.topic_writes` laid out, by `settled_writes`.
+"""Writes topics: executes what `core.topics` decided and `core.topic_writes` laid out, by `ambiguous_writes`.
 
 Any coordinator writes any topic: the compares decide every race. Each attempt to create draws its own topic id, so that
 the topic found under the name tells whether it is ours, and a late attempt brings back nothing that was deleted
@@ -40,7 +40,7 @@ from headrace_coordinator.core.topics import (
     place_new_topic,
 )
 from headrace_coordinator.metrics import CoordinatorMetrics
-from headrace_coordinator.runtime.settled_writes import SettledWrites, Settling
+from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver, WriteTracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TopicStore:
 
     def __init__(
         self,
-        writes: SettledWrites,
+        writes: AmbiguousWriteResolver,
         view: ClusterView,
         metrics: CoordinatorMetrics,
         clock: Clock,
@@ -162,7 +162,7 @@ class TopicStore:
         """
         attempted: set[bytes] = set()
 
-        async def attempt(settling: Settling) -> CreatedTopic | None:
+        async def attempt(tracker: WriteTracker) -> CreatedTopic | None:
             nonlocal placement
             candidates = self.candidates()
             if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
@@ -177,7 +177,7 @@ class TopicStore:
                 created_ms=self._clock.now_ms(),
             )
             attempted.add(message.topic_id)
-            result = await self._write_new(settling, message, states)
+            result = await self._write_new(tracker, message, states)
             if result is None:
                 return None
             if result.succeeded:
@@ -192,7 +192,7 @@ class TopicStore:
                 return CreatedTopic(TopicId(winner.topic_id), by_name[0].create_revision, placement)
             raise TopicAlreadyExistsError(f"a topic named {topic.name} exists")
 
-        return await self._writes.until_settled(attempt, deadline, f"creating topic {topic.name}")
+        return await self._writes.resolve(attempt, deadline, f"creating topic {topic.name}")
 
     async def grow(
         self,
@@ -212,7 +212,7 @@ class TopicStore:
         added = total - found.message.partitions
         reference = topics_pb2.TopicRef(topic_id=found.message.topic_id)
 
-        async def attempt(settling: Settling) -> tuple[int, Placement] | None:
+        async def attempt(tracker: WriteTracker) -> tuple[int, Placement] | None:
             nonlocal sent, placement, found
             if sent:
                 current = await self.find(reference, deadline)
@@ -237,12 +237,12 @@ class TopicStore:
                 first=found.message.partitions,
             )
             sent = True
-            result = await self._write_growth(settling, found, total, states)
+            result = await self._write_growth(tracker, found, total, states)
             if result is None or not result.succeeded:
                 return None
             return result.revision, placement
 
-        return await self._writes.until_settled(attempt, deadline, f"adding partitions to topic {found.message.name}")
+        return await self._writes.resolve(attempt, deadline, f"adding partitions to topic {found.message.name}")
 
     async def configure(
         self,
@@ -272,7 +272,7 @@ class TopicStore:
     async def _rewrite(
         self, reference: topics_pb2.TopicRef, rewrite: Callable[[metadata_pb2.Topic], None], deadline: float
     ) -> tuple[metadata_pb2.Topic, int]:
-        async def attempt(settling: Settling) -> tuple[metadata_pb2.Topic, int] | None:
+        async def attempt(tracker: WriteTracker) -> tuple[metadata_pb2.Topic, int] | None:
             found = await self.find(reference, deadline)
             message = metadata_pb2.Topic()
             message.CopyFrom(found.message)
@@ -280,16 +280,16 @@ class TopicStore:
             if message == found.message:
                 return found.message, 0
             write = topic_writes.configure(self._keyspace, message, found.topic_revision, found.tid_revision)
-            result = await self._writes.send(settling, write)
+            result = await self._writes.send(tracker, write)
             return (message, result.revision) if result.succeeded else None
 
-        return await self._writes.until_settled(attempt, deadline, "changing a topic's settings")
+        return await self._writes.resolve(attempt, deadline, "changing a topic's settings")
 
     async def delete(self, reference: topics_pb2.TopicRef, deadline: float) -> tuple[metadata_pb2.Topic, int]:
         """Delete a topic with all its partitions; the topic and the revision of its end."""
         last: StoredTopic | None = None
 
-        async def attempt(settling: Settling) -> tuple[metadata_pb2.Topic, int] | None:
+        async def attempt(tracker: WriteTracker) -> tuple[metadata_pb2.Topic, int] | None:
             nonlocal last
             try:
                 found = await self.find(
@@ -301,14 +301,14 @@ class TopicStore:
                 return last.message, 0  # It is gone: by an attempt of ours whose answer was lost, or by another's.
             last = found
             result = await self._writes.send(
-                settling, topic_writes.delete(self._keyspace, found.message, found.topic_revision, self._clock.now_ms())
+                tracker, topic_writes.delete(self._keyspace, found.message, found.topic_revision, self._clock.now_ms())
             )
             if not result.succeeded:
                 return None
             self._metrics.topics_deleted.inc()
             return found.message, result.revision
 
-        return await self._writes.until_settled(attempt, deadline, "deleting a topic")
+        return await self._writes.resolve(attempt, deadline, "deleting a topic")
 
     async def delete_unclaimed(self, reference: topics_pb2.TopicRef, deadline: float, *, validate_only: bool) -> int:
         """Say of an id that no topic has that its logs may be deleted; the revision, 0 where nothing was written.
@@ -324,7 +324,7 @@ class TopicStore:
                 f"{len(topic_id)} bytes are no topic id", action="Give the id that the broker's log names, 16 bytes."
             )
 
-        async def attempt(settling: Settling) -> int | None:
+        async def attempt(tracker: WriteTracker) -> int | None:
             found = await self._writes.read(self._keyspace.topic_by_id(topic_id), deadline)
             if found is not None or self._view.topic_by_id(topic_id) is not None:
                 raise ConflictError(
@@ -336,31 +336,31 @@ class TopicStore:
             if validate_only:
                 return 0
             write = topic_writes.delete_unclaimed(self._keyspace, topic_id, self._clock.now_ms())
-            result = await self._writes.send(settling, write)
+            result = await self._writes.send(tracker, write)
             return result.revision if result.succeeded else None
 
-        return await self._writes.until_settled(attempt, deadline, "deleting unclaimed logs")
+        return await self._writes.resolve(attempt, deadline, "deleting unclaimed logs")
 
     def states(self, topic_id: bytes) -> list[PartitionState]:
         """The states of a topic's partitions, as the view shows them."""
         return [partition.state for partition in self._view.partitions(topic_id)]
 
     async def _write_new(
-        self, settling: Settling, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]
+        self, tracker: WriteTracker, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]
     ) -> TxnResult | None:
         """Write a new topic in one transaction, or in several; the last result, or None: begin again."""
         whole = topic_writes.create(self._keyspace, message, states)
         if whole.fits():
-            return await self._writes.send(settling, whole)
-        reserved = await self._writes.send(settling, topic_writes.reserve(self._keyspace, message))
+            return await self._writes.send(tracker, whole)
+        reserved = await self._writes.send(tracker, topic_writes.reserve(self._keyspace, message))
         if not reserved.succeeded:
             return reserved
-        if not await self._put_partitions(settling, message.topic_id, reserved.revision, states):
+        if not await self._put_partitions(tracker, message.topic_id, reserved.revision, states):
             return None
-        return await self._writes.send(settling, topic_writes.publish(self._keyspace, message, reserved.revision))
+        return await self._writes.send(tracker, topic_writes.publish(self._keyspace, message, reserved.revision))
 
     async def _write_growth(
-        self, settling: Settling, found: StoredTopic, total: int, states: Mapping[int, PartitionState]
+        self, tracker: WriteTracker, found: StoredTopic, total: int, states: Mapping[int, PartitionState]
     ) -> TxnResult | None:
         """Write further partitions in one transaction, or in several; None: begin again."""
         message = metadata_pb2.Topic()
@@ -368,19 +368,19 @@ class TopicStore:
         message.partitions = total
         whole = topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, states)
         if whole.fits():
-            return await self._writes.send(settling, whole)
-        if not await self._put_partitions(settling, message.topic_id, found.tid_revision, states):
+            return await self._writes.send(tracker, whole)
+        if not await self._put_partitions(tracker, message.topic_id, found.tid_revision, states):
             return None
         return await self._writes.send(
-            settling, topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, {})
+            tracker, topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, {})
         )
 
     async def _put_partitions(
-        self, settling: Settling, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]
+        self, tracker: WriteTracker, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]
     ) -> bool:
         """Put invisible partitions; False: the topic or a broker changed meanwhile."""
         for write in topic_writes.put_partitions(self._keyspace, topic_id, tid_revision, states):
-            if not (await self._writes.send(settling, write)).succeeded:
+            if not (await self._writes.send(tracker, write)).succeeded:
                 return False
         return True
 

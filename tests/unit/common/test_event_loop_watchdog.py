@@ -1,13 +1,13 @@
-"""The beat of the event loop, and the thread that watches it."""
+"""The sampler of the event loop's lag, and the thread that watches it."""
 
 import asyncio
 import io
 import json
 import threading
 
+from headrace_server.event_loop_watchdog import EventLoopWatchdog, LoopLagSampler
 from headrace_server.health import Health
 from headrace_server.instruments import CommonMetrics
-from headrace_server.loop_watch import LoopBeat, LoopWatchdog
 from headrace_server.telemetry import configure_logging
 from prometheus_client import CollectorRegistry
 
@@ -29,10 +29,10 @@ def test_a_loop_that_stands_still_is_not_alive_and_its_stack_is_logged():
         assert not health.reasons("readiness") or "stands" not in health.reasons("readiness")[0]
 
     async def scenario() -> None:
-        beat = LoopBeat(metrics)
-        beat.INTERVAL_SECONDS = 0.01
-        beating = asyncio.create_task(beat.run())
-        watchdog = LoopWatchdog(beat, health, metrics, stall_ms=300)
+        sampler = LoopLagSampler(metrics)
+        sampler.INTERVAL_SECONDS = 0.01
+        sampling = asyncio.create_task(sampler.run())
+        watchdog = EventLoopWatchdog(sampler, health, metrics, stall_ms=300)
         watchdog.start()
         try:
             get_stuck()
@@ -41,7 +41,7 @@ def test_a_loop_that_stands_still_is_not_alive_and_its_stack_is_logged():
             assert health.reasons("liveness") == ()
         finally:
             await asyncio.to_thread(watchdog.stop)
-            beating.cancel()
+            sampling.cancel()
 
     try:
         asyncio.run(scenario())
@@ -64,16 +64,16 @@ async def test_a_beat_measures_how_late_the_loop_is():
     beats: list[int] = []
     done = asyncio.Event()
 
-    def on_beat() -> None:
-        beats.append(beat.count)
-        if beat.count == 3:
+    def on_sample() -> None:
+        beats.append(sampler.count)
+        if sampler.count == 3:
             done.set()
 
-    beat = LoopBeat(metrics, on_beat)
-    beat.INTERVAL_SECONDS = 0.001
-    beating = asyncio.create_task(beat.run())
+    sampler = LoopLagSampler(metrics, on_sample)
+    sampler.INTERVAL_SECONDS = 0.001
+    sampling = asyncio.create_task(sampler.run())
     await done.wait()
-    beating.cancel()
+    sampling.cancel()
     assert beats == [1, 2, 3]
     assert registry.get_sample_value("headrace_x_loop_lag_seconds_count") == 3
     assert registry.get_sample_value("headrace_x_loop_cpu_seconds_total") > 0

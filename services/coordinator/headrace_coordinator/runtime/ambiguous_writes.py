@@ -37,7 +37,7 @@ RETRY_SECONDS = 0.1
 T = TypeVar("T")
 
 
-class Settling:
+class WriteTracker:
     """What became of the writes of one call so far."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Settling:
         """How an earlier write went unanswered."""
 
 
-class SettledWrites:
+class AmbiguousWriteResolver:
     """Reads and writes with the rule of the module; at most `max_inflight` transactions at once."""
 
     def __init__(self, metastore: Metastore, metrics: CoordinatorMetrics, *, max_inflight: int) -> None:
@@ -67,15 +67,15 @@ class SettledWrites:
         """Read all keys of a prefix. Raises as `read`."""
         return await self._answered(self._metastore.range(prefix), deadline)
 
-    async def send(self, settling: Settling, write: Write) -> TxnResult:
+    async def send(self, tracker: WriteTracker, write: Write) -> TxnResult:
         """Send one transaction once, as a part of an attempt."""
         async with self._permits:
-            settling.pending = True
+            tracker.pending = True
             result = await self._metastore.txn(write.compares, write.success, write.failure)
-            settling.pending = False
+            tracker.pending = False
             return result
 
-    async def until_settled(self, attempt: Callable[[Settling], Awaitable[T | None]], deadline: float, what: str) -> T:
+    async def resolve(self, attempt: Callable[[WriteTracker], Awaitable[T | None]], deadline: float, what: str) -> T:
         """Attempt until it settles: a result or a typed error. None and lost answers mean: again.
 
         An error that ends it says UNKNOWN as soon as one write went unanswered.
@@ -84,19 +84,19 @@ class SettledWrites:
             MetastoreUnavailableError: no answer in time, with the outcome.
             TimedOutError: no attempt came through in time; nothing was applied.
         """
-        settling = Settling()
+        tracker = WriteTracker()
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
-                    settled = await self._attempt_once(attempt, settling, what)
+                    settled = await self._attempt_once(attempt, tracker, what)
                     if settled is not None:
                         return settled
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
-            if settling.pending or settling.unanswered is not None:
+            if tracker.pending or tracker.unanswered is not None:
                 raise MetastoreUnavailableError(
                     f"{what}: etcd did not answer in time", outcome=Outcome.UNKNOWN
-                ) from settling.unanswered
+                ) from tracker.unanswered
             raise TimedOutError(
                 f"{what} did not end in time",
                 outcome=Outcome.NOT_APPLIED,
@@ -104,24 +104,24 @@ class SettledWrites:
             ) from None
 
     async def _attempt_once(
-        self, attempt: Callable[[Settling], Awaitable[T | None]], settling: Settling, what: str
+        self, attempt: Callable[[WriteTracker], Awaitable[T | None]], tracker: WriteTracker, what: str
     ) -> T | None:
         try:
-            return await attempt(settling)
+            return await attempt(tracker)
         except MetastoreRolledBackError:
             raise
         except MetastoreUnknownOutcomeError as error:
             self._metrics.unknown_writes.inc()
             log.warning("write_unanswered", what=what, cause=error.message)
-            settling.unanswered = error
-            settling.pending = False
+            tracker.unanswered = error
+            tracker.pending = False
             return None
         except MetastoreUnavailableError:
-            if settling.unanswered is None:
+            if tracker.unanswered is None:
                 raise
             return None
         except HeadraceError as error:
-            if settling.unanswered is not None and not isinstance(error, TopicAlreadyExistsError):
+            if tracker.unanswered is not None and not isinstance(error, TopicAlreadyExistsError):
                 error.outcome = Outcome.UNKNOWN
             raise
 

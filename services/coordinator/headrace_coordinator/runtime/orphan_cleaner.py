@@ -20,12 +20,12 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 
 log = structlog.get_logger(__name__)
 
-ORPHAN_ROUNDS = 4
+LOOKS_PER_GRACE = 4
 """Looks for orphans in one grace time."""
 NEXT_STEP = "Its key topic/NAME is missing; put it back with the value of tid/TOPIC_ID, or restore etcd from a backup."
 
 
-class OrphanRounds:
+class OrphanCleaner:
     """Looks for orphans a few times in each grace time: a look reads every key of the view."""
 
     def __init__(
@@ -44,7 +44,7 @@ class OrphanRounds:
     @property
     def interval_ms(self) -> int:
         """Milliseconds between two looks."""
-        return self._grace_ms // ORPHAN_ROUNDS
+        return self._grace_ms // LOOKS_PER_GRACE
 
     def begin(self) -> None:
         """Forget what an earlier controllership of this coordinator saw."""

@@ -33,7 +33,7 @@ def registered_sessions(view: ClusterView) -> dict[int, Session]:
     )
 
 
-class PartitionRounds:
+class PartitionReconciler:
     """Collects what is to be looked at until `changes` looks."""
 
     def __init__(self, view: ClusterView, metrics: CoordinatorMetrics) -> None:

@@ -1,9 +1,9 @@
 """Rounds of a group: all heartbeats and departures that wait become one transition and one transaction (H60, H68).
 
-One round a group at a time in this coordinator; another coordinator's rounds are told apart by the compare on the
-state's key. A round that loses its compare, or whose answer is lost, is computed again on what stands there then: a
-join that took effect unnoticed is found as a member, a departure as gone. A heartbeat that nobody waits for any more is
-not taken into a round. Belongs to the event loop.
+One transaction a group at a time in this coordinator; another coordinator's are told apart by the compare on the
+state's key. A transaction that loses its compare, or whose answer is lost, is computed again on what stands there then:
+a join that took effect unnoticed is found as a member, a departure as gone. A heartbeat that nobody waits for any more
+is not taken into a transaction. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = (0.05, 1.0)
-"""The first and the longest pause before a round is tried again."""
-ROUND_SECONDS = 0.1
+"""The first and the longest pause before a transaction is tried again."""
+TRANSACTION_SECONDS = 0.1
 """Rounds of a group that change it begin at least this far apart: what comes meanwhile shares the next one (H68)."""
 VIEW_SECONDS = 2.0
-"""How long a round waits for the view to show its own write, or somebody else's that was faster."""
+"""How long a transaction waits until the view shows its own write, or a faster one of another coordinator."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Topics(Protocol):
         """All topics by name."""
 
 
-class GroupRounds:
+class GroupTransactions:
     """See the module."""
 
     def __init__(
@@ -88,7 +88,7 @@ class GroupRounds:
         metrics: CoordinatorMetrics,
         clock: Clock,
         *,
-        round_seconds: float = ROUND_SECONDS,
+        transaction_seconds: float = TRANSACTION_SECONDS,
     ) -> None:
         self._metastore = metastore
         self._source = source
@@ -97,13 +97,13 @@ class GroupRounds:
         self._metrics = metrics
         self._clock = clock
         self.times = GroupTimes(clock)
-        self._round_seconds = round_seconds
+        self._transaction_seconds = transaction_seconds
         self._waiting: dict[str, _Waiting] = {}
         self._violation: AssertionError | None = None
         self._violated = asyncio.Event()
 
     async def run(self) -> None:
-        """End with the violation of an invariant that a round has met, and the coordinator with it."""
+        """End with the violation of an invariant that a transaction has met, and the coordinator with it."""
         await self._violated.wait()
         assert self._violation is not None
         raise self._violation
@@ -156,7 +156,7 @@ class GroupRounds:
             waiting.task = asyncio.create_task(self._run(group_id, waiting), name=f"group-{group_id}")
 
     async def _run(self, group_id: str, waiting: _Waiting) -> None:
-        """Hold rounds while anything waits."""
+        """Run transactions while anything waits."""
         loop = asyncio.get_running_loop()
         first, longest = RETRY_SECONDS
         pause = first
@@ -165,7 +165,7 @@ class GroupRounds:
                 waiting.look = False
                 began = loop.time()
                 try:
-                    has_written = await self._hold(group_id, waiting)
+                    has_written = await self._run_transaction(group_id, waiting)
                 except MetastoreRolledBackError as error:
                     _fail_all(waiting, error)
                     return  # The view has met it too, and ends the service.
@@ -173,7 +173,7 @@ class GroupRounds:
                     waiting.look = True
                     await self._refuse_joins_without_lease(group_id, waiting)
                 except (MetastoreUnavailableError, TimedOutError) as error:
-                    log.info("group_round_delayed", group=group_id, cause=str(error))
+                    log.info("group_transaction_delayed", group=group_id, cause=str(error))
                     waiting.look = True
                     await asyncio.sleep(pause)
                     pause = min(longest, 2 * pause)
@@ -183,12 +183,12 @@ class GroupRounds:
                     self._violated.set()
                     return
                 except Exception as error:
-                    log.exception("group_round_failed", group=group_id)
+                    log.exception("group_transaction_failed", group=group_id)
                     _fail_all(waiting, error)
                 else:
                     pause = first
                     if has_written:
-                        await asyncio.sleep(began + self._round_seconds - loop.time())
+                        await asyncio.sleep(began + self._transaction_seconds - loop.time())
         finally:
             waiting.task = None
             _fail_all(waiting, TimedOutError("the coordinator stops", outcome=Outcome.UNKNOWN))
@@ -196,7 +196,9 @@ class GroupRounds:
                 del self._waiting[group_id]
 
     async def _refuse_joins_without_lease(self, group_id: str, waiting: _Waiting) -> None:
-        """A lease that was granted for a join has ended before the round: find which, and let the others go on."""
+        """A lease that was granted for a join has ended before the transaction: find which, and let the others go
+        on.
+        """
         known = self._view.entry(group_id).group.members
         for member_id, (beat, future) in list(waiting.heartbeats.items()):
             if member_id in known or beat.member_epoch != 0:
@@ -213,8 +215,8 @@ class GroupRounds:
                 del waiting.heartbeats[member_id]
                 _settle(future, UnknownMemberError("the session ended before the member had joined"))
 
-    async def _hold(self, group_id: str, waiting: _Waiting) -> bool:
-        """Hold one round; whether it has changed the group."""
+    async def _run_transaction(self, group_id: str, waiting: _Waiting) -> bool:
+        """Run one transaction; return whether it has changed the group."""
         entry = self._view.entry(group_id)
         heartbeats = {member_id: beat for member_id, (beat, _) in waiting.heartbeats.items()}
         leaving = tuple(waiting.leaving)
@@ -294,7 +296,8 @@ class GroupRounds:
         return result
 
     async def _write(self, group_id: str, entry: GroupEntry, result: Transition) -> bool:
-        """Write one round; False: somebody else was faster, or nobody knows. Returns once the view shows it."""
+        """Write one transaction; return False if another coordinator was faster or the outcome is unknown. Returns once
+        the view shows it."""
         keyspace = self._view.keyspace
         compares: list[Compare] = [
             ModRevisionIs(keyspace.group(group_id), entry.mod_revision),
@@ -314,7 +317,7 @@ class GroupRounds:
         except MetastoreUnknownOutcomeError:
             self._metrics.unknown_writes.inc()
             raise
-        self._metrics.group_rounds.inc()
+        self._metrics.group_transactions.inc()
         # The revision of a transaction that wrote nothing may be above all that this prefix has seen.
         if written.succeeded:
             await self._source.wait_for(written.revision, VIEW_SECONDS)

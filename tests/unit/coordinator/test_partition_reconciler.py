@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from headrace_coordinator.core.control import Step
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
-from headrace_coordinator.runtime.partition_rounds import PartitionRounds
+from headrace_coordinator.runtime.partition_reconciler import PartitionReconciler
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import change, encode
 from headrace_server.rpc import ITEMS_PER_TURN
@@ -23,14 +23,14 @@ class Looking:
 
     def __init__(self, parts):
         self.parts = parts
-        self.rounds = PartitionRounds(parts.view, parts.metrics)
+        self.reconciler = PartitionReconciler(parts.view, parts.metrics)
 
     async def start(self):
         for broker_id in (1, 2, 3):
             await self.parts.register(broker_id)
         self.topic_id = await self.create("t", 2)
-        self.rounds.begin()
-        assert await self.rounds.changes() == []
+        self.reconciler.begin()
+        assert await self.reconciler.changes() == []
         return self
 
     async def create(self, name, partitions):
@@ -51,7 +51,7 @@ class Looking:
         await self.parts.prefix_view.wait_for(result.revision, SECONDS)
 
     async def steps(self):
-        return [(change.partition, change.step) for _, change in await self.rounds.changes()]
+        return [(change.partition, change.step) for _, change in await self.reconciler.changes()]
 
 
 @contextlib.asynccontextmanager
@@ -71,12 +71,12 @@ async def test_a_key_is_looked_at_when_it_changed(looked):
     looking, parts = looked
     await parts.unregister(3)
     assert await looking.steps() == []
-    looking.rounds.begin()
+    looking.reconciler.begin()
     assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
     prefix = parts.keyspace.prefix
-    assert not looking.rounds.note([f"{prefix}group/g/state", f"{prefix}pid", f"{prefix}part/odd/1"])
+    assert not looking.reconciler.note([f"{prefix}group/g/state", f"{prefix}pid", f"{prefix}part/odd/1"])
     assert await looking.steps() == []
-    assert looking.rounds.note([looking.key(1)])
+    assert looking.reconciler.note([looking.key(1)])
     assert await looking.steps() == [(1, Step.SWEEP)]
 
 
@@ -84,12 +84,12 @@ async def test_a_look_at_many_partitions_lets_others_run(looked):
     """What changes meanwhile is seen by the next look."""
     looking, parts = looked
     await looking.create("wide", 2 * ITEMS_PER_TURN)
-    looking.rounds.begin()
-    look = asyncio.create_task(looking.rounds.changes())
+    looking.reconciler.begin()
+    look = asyncio.create_task(looking.reconciler.changes())
     await asyncio.sleep(0)
     assert not look.done()
     await parts.unregister(3)
-    assert looking.rounds.note([parts.keyspace.live(3)])
+    assert looking.reconciler.note([parts.keyspace.live(3)])
     assert await look == []
     assert len(await looking.steps()) == 2 + 2 * ITEMS_PER_TURN
 
@@ -100,7 +100,7 @@ async def test_brokers_topics_and_words_concern_every_partition(looked, family):
     looking, parts = looked
     await looking.put(parts.keyspace.drained(1))
     assert await looking.steps() == []
-    assert looking.rounds.note([parts.keyspace.prefix + family])
+    assert looking.reconciler.note([parts.keyspace.prefix + family])
     assert await looking.steps() == [(0, Step.RELIEVE), (1, Step.RELIEVE)]
 
 
@@ -108,14 +108,14 @@ async def test_what_was_written_is_not_written_again_before_the_view_shows_it(lo
     """Neither done twice nor forgotten: the next version is looked at."""
     looking, parts = looked
     await parts.unregister(3)
-    looking.rounds.begin()
-    (_, first), (_, second) = await looking.rounds.changes()
-    looking.rounds.note_again(first, written=True)
-    looking.rounds.note_again(second, written=False)
+    looking.reconciler.begin()
+    (_, first), (_, second) = await looking.reconciler.changes()
+    looking.reconciler.note_again(first, written=True)
+    looking.reconciler.note_again(second, written=False)
     assert await looking.steps() == [(1, Step.SWEEP)]
     await looking.put(looking.key(0), encode(first.after))
     await parts.unregister(2)
-    looking.rounds.note([parts.keyspace.live(2)])
+    looking.reconciler.note([parts.keyspace.live(2)])
     assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
 
 
@@ -128,10 +128,10 @@ async def test_a_round_of_preferred_leaders_is_one_look(looked):
         return encode(change(state, leader=state.in_sync[1], in_sync=state.in_sync))
 
     await looking.put(looking.key(0), led_by_second(0))
-    looking.rounds.note_rebalance()
+    looking.reconciler.note_rebalance()
     assert await looking.steps() == [(0, Step.PREFER)]
-    looking.rounds.note([looking.key(0)])
+    looking.reconciler.note([looking.key(0)])
     assert await looking.steps() == [(0, Step.PREFER)]
     await looking.put(looking.key(1), led_by_second(1))
-    looking.rounds.note([looking.key(1)])
+    looking.reconciler.note([looking.key(1)])
     assert await looking.steps() == []

@@ -1,7 +1,8 @@
-"""Whether the event loop lives: its beat, and a watchdog that says so when it stands still.
+"""Whether the event loop lives: a sampler of its lag, and a watchdog that says so when it stands still.
 
-`LoopBeat` is a task; `LoopWatchdog` a thread, since nothing on the loop can say that the loop stands. It takes liveness
-away from the process and logs where every thread is, so that whoever looks at a restart finds the reason.
+`LoopLagSampler` is a task; `EventLoopWatchdog` a thread, since nothing on the loop can say that the loop stands. It
+takes liveness away from the process and logs where every thread is, so that whoever looks at a restart finds the
+reason.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_STACK_CHARACTERS = 16_384
 """A dump of all threads is cut there."""
 
 
-class LoopBeat:
+class LoopLagSampler:
     """Measures how late the event loop is, and shows others that it lives.
 
     `run` is a task of the loop; `count` may be read from any thread: a keep-alive thread stops where it stands still
@@ -33,13 +34,13 @@ class LoopBeat:
 
     INTERVAL_SECONDS = 0.25
 
-    def __init__(self, metrics: CommonMetrics, on_beat: Callable[[], None] | None = None) -> None:
+    def __init__(self, metrics: CommonMetrics, on_sample: Callable[[], None] | None = None) -> None:
         self._metrics = metrics
-        self.on_beat = on_beat
+        self.on_sample = on_sample
         self.count = 0
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Sample until cancelled."""
         cpu_seconds = time.thread_time()
         while True:
             due = time.monotonic() + self.INTERVAL_SECONDS
@@ -48,20 +49,20 @@ class LoopBeat:
             before, cpu_seconds = cpu_seconds, time.thread_time()
             self._metrics.loop_cpu_seconds.inc(cpu_seconds - before)
             self.count += 1
-            if self.on_beat is not None:
-                self.on_beat()
+            if self.on_sample is not None:
+                self.on_sample()
 
 
-class LoopWatchdog:
-    """Takes liveness away while a `LoopBeat` stands still. Made on the loop's thread; `stop` it there, too."""
+class EventLoopWatchdog:
+    """Takes liveness away while a `LoopLagSampler` stands still. Made on the loop's thread; `stop` it there, too."""
 
-    def __init__(self, beat: LoopBeat, health: Health, metrics: CommonMetrics, *, stall_ms: int) -> None:
+    def __init__(self, sampler: LoopLagSampler, health: Health, metrics: CommonMetrics, *, stall_ms: int) -> None:
         """Look about ten times in `stall_ms`.
 
         A look that comes late itself says nothing of the loop (a paused process, a machine that slept), so looks are
         counted and not time.
         """
-        self._beat = beat
+        self._sampler = sampler
         self._health = health
         self._metrics = metrics
         self._interval_seconds = stall_ms / 10_000
@@ -79,11 +80,11 @@ class LoopWatchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        seen, looks = self._beat.count, 0
+        seen, looks = self._sampler.count, 0
         stalled_at = 0.0
         while not self._ends.wait(self._interval_seconds):
-            if self._beat.count != seen:
-                seen, looks = self._beat.count, 0
+            if self._sampler.count != seen:
+                seen, looks = self._sampler.count, 0
                 if stalled_at:
                     log.warning("event_loop_beats_again", stalled_seconds=round(time.monotonic() - stalled_at, 1))
                     self._health.release("liveness", "event_loop")

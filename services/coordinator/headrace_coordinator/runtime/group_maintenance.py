@@ -22,7 +22,7 @@ from headrace_coordinator.core.group_state import Group
 from headrace_coordinator.core.group_transition import transition
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
-from headrace_coordinator.runtime.group_rounds import GroupRounds
+from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 
 log = structlog.get_logger(__name__)
@@ -72,14 +72,14 @@ class AssignableTopics:
         return AssignableTopic(bytes(topic.topic_id), name, topic.partitions, tuple(racks) if any(racks) else ())
 
 
-class GroupKeeper:
+class GroupMaintenance:
     """See the module."""
 
     def __init__(
         self,
         view: ClusterView,
         groups: GroupView,
-        rounds: GroupRounds,
+        transactions: GroupTransactions,
         offsets: GroupOffsets,
         topics: AssignableTopics,
         metrics: CoordinatorMetrics,
@@ -92,7 +92,7 @@ class GroupKeeper:
         """`clock_doubt`: why the wall clock cannot be believed now; empty: it can."""
         self._view = view
         self._groups = groups
-        self._rounds = rounds
+        self._transactions = transactions
         self._offsets = offsets
         self._topics = topics
         self._metrics = metrics
@@ -136,7 +136,7 @@ class GroupKeeper:
                 noticed, self._noticed = self._noticed, {}
                 for group_id in noticed:
                     if self._is_home(group_id):
-                        self._rounds.look(group_id)
+                        self._transactions.look(group_id)
                     else:
                         loop.call_later(OTHERS_WAIT_SECONDS, self._look_late, group_id)
                 if loop.time() >= next_expiry:
@@ -144,27 +144,27 @@ class GroupKeeper:
                     await self.expire()
         finally:
             self._groups.end_on_members(self._on_members)
-            await self._rounds.stop()
+            await self._transactions.stop()
 
     def _look_at_all(self) -> None:
         members = 0
         for group_id, entry in self._groups.groups.items():
             members += len(entry.group.members)
-            self._rounds.times.empty_ms(group_id, entry.group)
-            if self._needs_a_round(group_id):
+            self._transactions.times.empty_ms(group_id, entry.group)
+            if self._needs_a_transaction(group_id):
                 self._noticed[group_id] = None
-        self._rounds.times.forget(self._groups.groups)
+        self._transactions.times.forget(self._groups.groups)
         for group_id in [group_id for group_id in self._settled if group_id not in self._groups.groups]:
             del self._settled[group_id]
         self._metrics.groups.set(len(self._groups.groups))
         self._metrics.group_members.set(members)
 
     def _look_late(self, group_id: str) -> None:
-        if self._needs_a_round(group_id):
-            self._rounds.look(group_id)
+        if self._needs_a_transaction(group_id):
+            self._transactions.look(group_id)
 
-    def _needs_a_round(self, group_id: str) -> bool:
-        """Whether a round would change the group: also what a coordinator that has died has left half done."""
+    def _needs_a_transaction(self, group_id: str) -> bool:
+        """Whether a transaction would change the group: also what a coordinator that has died has left half done."""
         entry = self._groups.entry(group_id)
         if self._is_pressing(group_id, entry):
             return True
@@ -190,7 +190,7 @@ class GroupKeeper:
 
     def _is_pressing(self, group_id: str, entry: GroupEntry) -> bool:
         """Whether a member is out of time, or dead; cheap, and asked at every change, so that times begin at once."""
-        overdue = self._rounds.times.overdue(group_id, entry.group)
+        overdue = self._transactions.times.overdue(group_id, entry.group)
         return bool(overdue) or any(member_id not in entry.live for member_id in entry.group.members)
 
     def _is_home(self, group_id: str) -> bool:
@@ -223,7 +223,7 @@ class GroupKeeper:
         """
         if not group.empty_since_ms or group.members:
             return False
-        seen_ms = self._rounds.times.empty_ms(group_id, group)
+        seen_ms = self._transactions.times.empty_ms(group_id, group)
         lasted_ms = self._clock.now_ms() - group.empty_since_ms
         if lasted_ms < self._offsets_retention_ms or seen_ms < min(self._offsets_retention_ms, SEEN_EMPTY_MS):
             return False

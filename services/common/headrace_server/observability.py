@@ -1,7 +1,8 @@
-"""A service as those see it who run it: its health, its metrics, its beat, from its first moment to its last.
+"""A service as those see it who run it: its health, its metrics, its event loop's lag, from its first moment to its
+last.
 
-The app of a service enters `supervised` before it does anything else, so that probes are answered while it waits for
-etcd or recovers its logs.
+The app of a service enters `serve_observability` before it does anything else, so that probes are answered while it
+waits for etcd or recovers its logs.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from functools import partial
 import structlog
 from prometheus_client import CollectorRegistry
 
+from headrace_server.event_loop_watchdog import EventLoopWatchdog, LoopLagSampler
 from headrace_server.health import HEALTH_NAMES, Health
 from headrace_server.http_endpoint import DetailCollector, serve_http
 from headrace_server.instruments import CommonMetrics, add_process_metrics
-from headrace_server.loop_watch import LoopBeat, LoopWatchdog
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Supervision:
-    """What a service tells of itself. Belongs to its app."""
+class Observability:
+    """What a service shows of itself. Belongs to its app."""
 
     health: Health
     detail: DetailCollector
-    beat: LoopBeat
+    sampler: LoopLagSampler
     metrics_address: str
     """host:port of the HTTP endpoint; empty: there is none."""
 
@@ -39,9 +40,9 @@ def _is_well(health: Health, name: str) -> float:
 
 
 @contextlib.asynccontextmanager
-async def supervised(
+async def serve_observability(
     metrics: CommonMetrics, registry: CollectorRegistry, *, listen: str, loop_stall_ms: int
-) -> AsyncIterator[Supervision]:
+) -> AsyncIterator[Observability]:
     """Answer on `listen` (empty: nowhere) and watch the running event loop until the block ends.
 
     Raises:
@@ -54,14 +55,14 @@ async def supervised(
     endpoint = serve_http(listen, registry=registry, detail=detail, health=health) if listen else None
     if endpoint is not None:
         log.info("http_serves", metrics_address=endpoint.address)
-    beat = LoopBeat(metrics)
-    watchdog = LoopWatchdog(beat, health, metrics, stall_ms=loop_stall_ms)
-    beating = asyncio.create_task(beat.run())
+    sampler = LoopLagSampler(metrics)
+    watchdog = EventLoopWatchdog(sampler, health, metrics, stall_ms=loop_stall_ms)
+    sampling = asyncio.create_task(sampler.run())
     watchdog.start()
     try:
-        yield Supervision(health, detail, beat, endpoint.address if endpoint else "")
+        yield Observability(health, detail, sampler, endpoint.address if endpoint else "")
     finally:
         watchdog.stop()
-        beating.cancel()
+        sampling.cancel()
         if endpoint is not None:
             endpoint.stop()
