@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import headrace
 import typer
-from headrace.client.accumulator import Swapped
-from headrace.client.handed_out import HandedOut
-from headrace.client.pipeline import PartitionPipeline, SealedBatch
+from headrace.client.accumulator import ClosedBatch
+from headrace.client.partition_queue import PartitionQueue, SealedBatch
 from headrace.client.receipts import PendingBatch
-from headrace.client.records import Deserializers, Segment
+from headrace.client.record_cursor import RecordCursor
+from headrace.client.records import DecodedBatch, Deserializers
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import check_batch
 from headrace.wire.columns import decode_batch
@@ -41,15 +41,17 @@ class Unsent(headrace.Producer):
         topic = cluster_pb2.TopicMetadata(name=TOPIC, topic_id=bytes(16), max_batch_bytes=1 << 20)
         topic.partitions.add(partition=0, leader_id=1, leader_epoch=0)
         broker = cluster_pb2.BrokerMetadata(broker_id=1, address="127.0.0.1:1")
-        self._routes.update(cluster_pb2.GetMetadataResponse(brokers=[broker], topics=[topic]))
-        self._install(self._routes.require(TOPIC))
+        self._cluster_metadata.update(cluster_pb2.GetMetadataResponse(brokers=[broker], topics=[topic]))
+        self._install(self._cluster_metadata.require(TOPIC))
 
-    def _enqueue(self, pipeline: PartitionPipeline, pending: PendingBatch, records: int, charged: int) -> SealedBatch:
-        return SealedBatch(pipeline, pending, records, charged, 0)
+    def _enqueue(
+        self, partition_queue: PartitionQueue, pending: PendingBatch, records: int, reserved_bytes: int
+    ) -> SealedBatch:
+        return SealedBatch(partition_queue, pending, records, reserved_bytes, 0)
 
-    def _encode_sealed(self, sealed: tuple[SealedBatch, Swapped]) -> None:
+    def _encode_sealed(self, sealed: tuple[SealedBatch, ClosedBatch]) -> None:
         batch, _ = sealed
-        self._budget.give_back(batch.charged)
+        self._buffer_pool.release(batch.reserved_bytes)
         batch.pending.complete((0,), None)
 
     def _dispatch(self) -> None:
@@ -92,13 +94,13 @@ def measure(value_bytes: int, repeat: int) -> dict[str, float]:
     stamp = {"base_timestamp_ms": 1, "producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     parts, batch = batch_parts(values, **stamp), encode_batch(values, **stamp)
     columns = decode_batch(batch, max_payload_bytes=NO_LIMIT)
-    segment = Segment(TopicPartition(TOPIC, 0), columns, 0, records, Deserializers())
+    decoded = DecodedBatch(TopicPartition(TOPIC, 0), columns, 0, records, Deserializers())
 
     def checked() -> None:
         check_batch(batch, max_batch_bytes=NO_LIMIT, max_records=NO_LIMIT, max_payload_bytes=NO_LIMIT)
 
     def looped() -> None:
-        for _ in HandedOut(segment, 1).records():
+        for _ in RecordCursor(decoded, 1).records():
             pass
 
     steps: dict[str, Callable[[], Any]] = {

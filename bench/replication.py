@@ -23,7 +23,7 @@ import grpc
 import headrace
 import typer
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc, topics_pb2
-from headrace.wire.envelopes import Envelope, parse_fetch_response
+from headrace.wire.zero_copy import SplicedMessage, parse_fetch_response
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
 from headrace_devcluster.service import ServiceProcess
 
@@ -248,7 +248,7 @@ def plain_fetch(address: str, end_offset: int) -> float:
             request = broker_pb2.FetchRequest(max_bytes=FETCH_BYTES, min_bytes=1, max_wait_ms=1_000)
             topic = request.topics.add(topic=topics_pb2.TopicRef(name=TOPIC))
             topic.partitions.add(partition=0, offset=offset)
-            envelope: Envelope = fetch(request, timeout=20)
+            envelope: SplicedMessage = fetch(request, timeout=20)
             data = envelope.batches[0][0]
             offset = last_offset(data)
         return time.monotonic() - started

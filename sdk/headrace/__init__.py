@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.client.errors import TopicRecreatedError as TopicRecreatedError
     from headrace.client.errors import WakeupError as WakeupError
     from headrace.client.group_offsets import OffsetAndMetadata as OffsetAndMetadata
+    from headrace.client.handler_pool import RunSummary as RunSummary
     from headrace.client.producer import Producer as Producer
     from headrace.client.reader import Reader as Reader
     from headrace.client.receipts import ManyReceipt as ManyReceipt
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from headrace.client.records import Record as Record
     from headrace.client.records import RecordBatch as RecordBatch
     from headrace.client.records import RecordMetadata as RecordMetadata
-    from headrace.client.run_core import RunSummary as RunSummary
     from headrace.client.work_queue import RetryPolicy as RetryPolicy
     from headrace.wire.allocator import keep_large_buffers as keep_large_buffers
     from headrace.wire.errors import ErrorCode as ErrorCode
@@ -51,7 +51,7 @@ _MODULES = {
     "RecordBatch": "headrace.client.records",
     "RecordMetadata": "headrace.client.records",
     "RetryPolicy": "headrace.client.work_queue",
-    "RunSummary": "headrace.client.run_core",
+    "RunSummary": "headrace.client.handler_pool",
     "BufferFullError": "headrace.client.errors",
     "ClosedError": "headrace.client.errors",
     "ConfigError": "headrace.client.errors",

@@ -4,9 +4,9 @@ They run on gRPC channels of the running loop and start no thread; the decisions
 wait is a coroutine, what cannot is a plain method. A cancelled await loses no record and leaves nothing half done.
 """
 
-from headrace.client.loop.admin import Admin
-from headrace.client.loop.consumer import Consumer
-from headrace.client.loop.producer import ManyReceipt, Producer, Receipt
-from headrace.client.loop.reader import Reader
+from headrace.client.aio.admin import Admin
+from headrace.client.aio.consumer import Consumer
+from headrace.client.aio.producer import ManyReceipt, Producer, Receipt
+from headrace.client.aio.reader import Reader
 
 __all__ = ["Admin", "Consumer", "ManyReceipt", "Producer", "Reader", "Receipt"]

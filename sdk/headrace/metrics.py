@@ -28,9 +28,9 @@ from prometheus_client.registry import Collector
 from headrace.client.call_counts import SECONDS, CallStats
 from headrace.client.consumer import Consumer
 from headrace.client.consumer_health import ConsumerHealth
-from headrace.client.delivery import ProducerStats
 from headrace.client.producer import Producer
 from headrace.client.reader import Reader
+from headrace.client.sender import ProducerStats
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 

@@ -38,7 +38,7 @@ from spark_jobs.session import spark_session
 from spark_jobs.tables.attempts import begin, table_lock
 from spark_jobs.tables.delta_table import DeltaTable
 from spark_jobs.tables.parquet_table import ParquetTable
-from spark_jobs.tables.state import Source, Table, TableState
+from spark_jobs.tables.state import Source, StoredTable, TableState
 from spark_jobs.topic_frame import check_topics, read_topic
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class LoadSummary:
     answers: list[dict[str, Any]] = field(default_factory=list)
 
 
-def open_table(root: Path, table_format: TableFormat) -> Table:
+def open_table(root: Path, table_format: TableFormat) -> StoredTable:
     """Give the table in a directory."""
     return DeltaTable(root) if table_format is TableFormat.DELTA else ParquetTable(root)
 
@@ -140,7 +140,7 @@ def _load_commit(
     spark: SparkSession,
     admin: headrace.Admin,
     wanted: Load,
-    table: Table,
+    table: StoredTable,
     source: Source,
     starts: Mapping[int, int],
     ends: Mapping[int, int],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class MissingOffsets:
     """Records that retention removed before they were loaded."""
 
     partition: int
@@ -35,7 +35,7 @@ class Plan:
     """Inclusive: where the table ends, or the log begins."""
     ends: Mapping[int, int]
     """Exclusive: where the log ends now."""
-    losses: tuple[Loss, ...]
+    losses: tuple[MissingOffsets, ...]
 
     @property
     def records(self) -> int:
@@ -79,7 +79,7 @@ def plan_load(positions: Mapping[int, int], earliest: Mapping[int, int], latest:
         )
     starts = {partition: max(positions.get(partition, first), first) for partition, first in sorted(earliest.items())}
     losses = tuple(
-        Loss(partition, at, earliest[partition])
+        MissingOffsets(partition, at, earliest[partition])
         for partition, at in sorted(positions.items())
         if at < earliest[partition]
     )

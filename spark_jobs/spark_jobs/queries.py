@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import rich.table
 from rich.console import Console
 
-from spark_jobs.tables.state import Table
+from spark_jobs.tables.state import StoredTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,13 +30,13 @@ class Answer:
         return asdict(self)
 
 
-def table_frame(spark: SparkSession, table: Table) -> DataFrame | None:
+def table_frame(spark: SparkSession, table: StoredTable) -> DataFrame | None:
     """Give exactly the committed rows of a table; None: there is no file yet."""
     files = [str(path) for path in table.data_files()]
     return spark.read.option("basePath", str(table.root)).parquet(*files) if files else None
 
 
-def ask(spark: SparkSession, table: Table, queries: list[str]) -> list[Answer]:
+def ask(spark: SparkSession, table: StoredTable, queries: list[str]) -> list[Answer]:
     """Run queries over a table, which they call `records`."""
     frame = table_frame(spark, table)
     if frame is None:

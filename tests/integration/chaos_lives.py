@@ -23,7 +23,7 @@ from tests.integration.replicated import SECONDS, Replicated, until
 
 NAME = "anew"
 PARTITIONS = 3
-AWAY = (UnknownTopicError, UnknownTopicIdError, headrace.TopicRecreatedError)
+STALE = (UnknownTopicError, UnknownTopicIdError, headrace.TopicRecreatedError)
 """What a client may be told of a topic that was away for a moment."""
 ENOUGH = 60
 """Records that each producer gets acknowledged in each life."""
@@ -164,7 +164,7 @@ class Taker(Client):
     def work(self) -> None:
         with headrace.Consumer(NAME, **self.settings) as consumer:
             while not self.stopped.is_set():
-                with contextlib.suppress(*AWAY):
+                with contextlib.suppress(*STALE):
                     for record in consumer.poll(0.2):
                         self.seen[record.partition].append(record.value)
 
@@ -187,7 +187,7 @@ class AsyncioTaker(Taker):
     async def _work(self) -> None:
         async with aio.Consumer(NAME, **self.settings) as consumer:
             while not self.stopped.is_set():
-                with contextlib.suppress(*AWAY):
+                with contextlib.suppress(*STALE):
                     for record in await consumer.poll(0.2):
                         self.seen[record.partition].append(record.value)
 
@@ -250,7 +250,7 @@ class Lives:
                     self.known[self.topic_id] = {self.number}
                     stamp.set(b"life-%d" % self.number)
                 self._wait_for_acknowledgements(stamp.word, senders, clients)
-                with contextlib.suppress(*AWAY):
+                with contextlib.suppress(*STALE):
                     read += [record.value for record in records]
                 newer = [value for value in read if value.startswith(stamp.word)]
                 assert not newer, f"a reader of an older life was given {newer[:3]}"

@@ -9,7 +9,7 @@ import grpc
 import headrace
 import headrace.aio
 import pytest
-from headrace.client import cluster_calls, membership
+from headrace.client import bootstrap_client, membership
 from headrace.v1 import handshake_pb2
 from headrace.wire.errors import UnsupportedVersionError, from_rpc_error
 from headrace.wire.releases import CAPABILITIES, RELEASE
@@ -96,7 +96,7 @@ def two_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def handshake() -> handshake_pb2.Handshake:
         return handshake_pb2.Handshake(release=TWO_APART, capabilities=CAPABILITIES)
 
-    monkeypatch.setattr(cluster_calls, "own_handshake", handshake)
+    monkeypatch.setattr(bootstrap_client, "own_handshake", handshake)
     monkeypatch.setattr(membership, "own_handshake", handshake)
 
 

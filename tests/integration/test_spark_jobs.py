@@ -22,7 +22,7 @@ from spark_jobs.queries import ask
 from spark_jobs.session import LOCAL_JAVA_OPTIONS, prepared
 from spark_jobs.streams import Stream, read_stream, run_stream
 from spark_jobs.tables.errors import OtherSourceError
-from spark_jobs.tables.state import Table
+from spark_jobs.tables.state import StoredTable
 from spark_jobs.topic_frame import read_topic
 from spark_jobs.windows import counts_of, end_of_gap, end_of_window, joined, sessions_of
 
@@ -66,7 +66,7 @@ def send(servers, topic, count, *, first=0, at_ms=NOON_MS, step_ms=60_000, **set
             producer.send_many(topic, values, timestamps_ms=times, partition=partition)
 
 
-def rows_of(table: Table) -> list[tuple[str, int, int, bytes]]:
+def rows_of(table: StoredTable) -> list[tuple[str, int, int, bytes]]:
     """Hour, partition, offset and value of every row, sorted."""
     found = []
     for path in table.data_files():

@@ -8,11 +8,11 @@ REQUESTS = f"{SERVER}/requests.py"
 CONNECTIONS = f"{SERVER}/connections.py"
 PLACES = f"{SERVER}/places.py"
 ARRIVALS = f"{SERVER}/arrivals.py"
-ENVELOPES = "sdk/headrace/wire/envelopes.py"
+ZERO_COPY = "sdk/headrace/wire/zero_copy.py"
 HTTP = f"{SERVER}/http_endpoint.py"
 WAITERS = f"{BROKER}/runtime/waiters.py"
 TRANSFER = f"{BROKER}/rpc/transfer.py"
-POSITIONS = "sdk/headrace/client/positions.py"
+POSITIONS = "sdk/headrace/client/subscription_state.py"
 VIEW = f"{SERVER}/metadata_view.py"
 PROCESS = f"{SERVER}/process_service.py"
 REPLICA_FETCHER = f"{BROKER}/runtime/replica_fetcher.py"
@@ -115,11 +115,11 @@ ADMISSION = (
     Mutant(
         "produce-fields-unlimited",
         "A1",
-        ENVELOPES,
+        ZERO_COPY,
         "        if fields.left < 0:\n            raise ValueError",
         "        if False:\n            raise ValueError",
         "A large produce request is looked through in Python, field by field, however many it has.",
-        Test("tests/property/test_wire_envelopes.py::test_a_flood_of_fields_is_given_up", NO_STRANGER),
+        Test("tests/property/test_wire_zero_copy.py::test_a_flood_of_fields_is_given_up", NO_STRANGER),
     ),
     Mutant(
         "one-peer-takes-all",
@@ -201,7 +201,7 @@ ADMISSION = (
         "                    if answer.message.throttle_ms > 0 and not data:\n",
         "                    if False:\n",
         "A reader whose fetch found no place to wait asks again at once, and again.",
-        Test("tests/unit/client/test_positions.py::test_a_reader_that_is_told_to_wait_waits", NO_STRANGER),
+        Test("tests/unit/client/test_subscription_state.py::test_a_reader_that_is_told_to_wait_waits", NO_STRANGER),
     ),
     Mutant(
         "silent-readers-keep-their-places",

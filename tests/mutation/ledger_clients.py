@@ -6,8 +6,8 @@ from tests.mutation.mutants import BROKER, CLIENT, SERVER, Mutant, Simulation, T
 
 VERSIONS = f"{CLIENT}/topic_versions.py"
 INFLIGHT = f"{CLIENT}/inflight.py"
-POSITION = f"{CLIENT}/read_position.py"
-CALLS = f"{CLIENT}/cluster_calls.py"
+POSITION = f"{CLIENT}/partition_fetch_state.py"
+CALLS = f"{CLIENT}/bootstrap_client.py"
 VIEW = f"{SERVER}/metadata_view.py"
 SPARK = "sdk/headrace/spark"
 NO_SPARK = "The simulator runs no query."
@@ -51,7 +51,7 @@ CLIENTS = (
         "            if False:\n",
         "The first answer is taken although newer metadata refutes it.",
         Test(
-            "tests/unit/client/test_cluster_calls.py"
+            "tests/unit/client/test_bootstrap_client.py"
             "::test_another_server_is_asked_where_an_answer_is_older_than_what_is_known",
             SELDOM,
         ),
@@ -71,7 +71,7 @@ CLIENTS = (
     Mutant(
         "lower-epoch-believed",
         "H4",
-        f"{CLIENT}/routing.py",
+        f"{CLIENT}/cluster_metadata.py",
         "    merged = [new if new.epoch >= old.epoch else old for old, new in zip(known, given, strict=False)]\n",
         "    merged = [new for _, new in zip(known, given, strict=False)]\n",
         "A client sends to the leader of an epoch that is over, because the server that it asked was behind.",
@@ -80,12 +80,12 @@ CLIENTS = (
     Mutant(
         "open-batch-of-another-life",
         "H26",
-        f"{CLIENT}/positions.py",
+        f"{CLIENT}/subscription_state.py",
         "        if partition is None or generation < partition.placed:\n",
         "        if partition is None:\n",
-        "The rest of a deleted topic's batch is handed out as if it stood in the topic that has its name.",
+        "The rest of a deleted topic's batch is delivered as if it stood in the topic that has its name.",
         Test(
-            "tests/unit/client/test_positions.py::test_what_was_fetched_before_a_seek_is_received_no_more",
+            "tests/unit/client/test_subscription_state.py::test_what_was_fetched_before_a_seek_is_received_no_more",
             "It takes a batch that is open in the very moment: the simulator met it once in a hundred seeds.",
         ),
     ),
@@ -120,7 +120,7 @@ CLIENTS = (
         "old-life-sent-to-new-leaders",
         "H26",
         INFLIGHT,
-        "            if leader is None or self._is_of_another_life(pipeline):\n",
+        "            if leader is None or self._is_of_another_life(partition_queue):\n",
         "            if leader is None:\n",
         "Batches of a deleted topic fly to the leaders of the new one again and again, and never end.",
         Test(DISPATCH, SELDOM),
@@ -142,7 +142,7 @@ CLIENTS = (
         "        self.replaced_by = topic_id\n",
         "A position of a newer life than the metadata counts as lost.",
         Test(
-            "tests/unit/client/test_positions.py::test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it",
+            "tests/unit/client/test_subscription_state.py::test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it",
             SELDOM,
         ),
     ),
@@ -150,8 +150,8 @@ CLIENTS = (
         "records-deleted-in-another-life",
         "H26",
         f"{CLIENT}/admin_steps.py",
-        "                _check_life(topic, topic_id, route.topic_id)\n",
-        "                topic_id = route.topic_id\n",
+        "                _check_life(topic, topic_id, topic_leaders.topic_id)\n",
+        "                topic_id = topic_leaders.topic_id\n",
         "An offset that was looked up in one topic deletes records of the next one of its name.",
         Test(
             "tests/unit/client/test_admin_replication.py"
@@ -163,7 +163,7 @@ CLIENTS = (
         "sequences-reassigned-in-doubt",
         "H51",
         INFLIGHT,
-        "        if pipeline.queue and pipeline.queue[0].doubtful:\n            return\n",
+        "        if partition_queue.queued and partition_queue.queued[0].outcome_unknown:\n            return\n",
         "        if False:\n            return\n",
         "A batch that may have been written gets a new epoch and sequence, and is written twice.",
         Simulation(200, changes=FAILOVERS),
@@ -172,7 +172,7 @@ CLIENTS = (
         "sequences-of-an-earlier-life",
         "H51",
         INFLIGHT,
-        "            epoch, pipeline.needs_epoch = before.epoch, True\n",
+        "            epoch, partition_queue.needs_epoch = before.epoch, True\n",
         "            pass\n",
         "A topic that is there again is sent other records under the sequences of those that it has, and drops them.",
         Test(
@@ -184,9 +184,10 @@ CLIENTS = (
         "failed-batch-moves-to-another-partition",
         "H55",
         INFLIGHT,
-        "        pipeline.put_back(back)\n        if pipeline.queue:\n            self._waiting[pipeline] = None\n",
-        "        pipeline = next(iter(self._waiting), pipeline)\n        pipeline.put_back(back)\n"
-        "        if pipeline.queue:\n            self._waiting[pipeline] = None\n",
+        "        partition_queue.put_back(back)\n"
+        "        if partition_queue.queued:\n            self._waiting[partition_queue] = None\n",
+        "        partition_queue = next(iter(self._waiting), partition_queue)\n        partition_queue.put_back(back)\n"
+        "        if partition_queue.queued:\n            self._waiting[partition_queue] = None\n",
         "What failed in one partition is queued for another one.",
         Simulation(50, changes=TWO_PARTITIONS),
     ),
@@ -212,8 +213,8 @@ CLIENTS = (
         "rows-divided-anew-stored-again",
         "H144",
         f"{SPARK}/task_writer.py",
-        "            for where, task, segment, _ in self._stored.read(target.earlier):\n",
-        "            for where, task, segment, _ in ():\n",
+        "            for where, task, decoded, _ in self._stored.read(target.earlier):\n",
+        "            for where, task, decoded, _ in ():\n",
         "A micro-batch that is tried with another number of tasks stores rows twice.",
         Test(f"{RETRIES}::test_another_number_of_tasks_stores_each_row_once", NO_SPARK),
     ),

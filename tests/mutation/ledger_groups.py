@@ -10,7 +10,7 @@ OFFSETS = f"{COORDINATOR}/runtime/group_offsets.py"
 SERVICE = f"{COORDINATOR}/rpc/group_service.py"
 MEMBERSHIP = f"{CLIENT}/membership.py"
 COMMITS = f"{CLIENT}/group_offsets.py"
-STARTS = f"{CLIENT}/group_starts.py"
+INITIAL_OFFSETS = f"{CLIENT}/initial_offsets.py"
 MEMBER = f"{CLIENT}/group_member.py"
 GROUP_MAINTENANCE = f"{COORDINATOR}/runtime/group_maintenance.py"
 TIMES = f"{COORDINATOR}/runtime/group_times.py"
@@ -118,7 +118,7 @@ GROUPS = (
     Mutant(
         "offsets-wanted-of-any-revision",
         "H65",
-        STARTS,
+        INITIAL_OFFSETS,
         "            min_revision=max(holding.revision for holding in holdings),\n",
         "            min_revision=0,\n",
         "A new owner asks for an offset of any time.",
@@ -176,7 +176,7 @@ GROUPS = (
         "no-member-on-a-refused-commit",
         "H63",
         f"{CLIENT}/group_loops.py",
-        "                self.membership.is_asked()\n                self.speak()\n",
+        "                self.membership.request_heartbeat()\n                self.heartbeat_now()\n",
         "                self.lose_all()\n                return\n",
         "A member takes a coordinator that is behind at its word, and drops all that it reads.",
         Test(

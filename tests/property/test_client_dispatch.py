@@ -1,4 +1,4 @@
-"""Order, no loss, no duplicate: the pure dispatcher against a model of brokers, under any order of answers and faults.
+"""Order, no loss, no duplicate: `InFlightRequests` against a model of brokers, under any order of answers and faults.
 
 The model appends by the broker's rule for sequences, moves leaders, loses requests and answers, forgets producers, and
 lets a request that was given up arrive late. It deletes the topic and makes it anew, and answers questions for metadata
@@ -9,16 +9,15 @@ topic than the one it was sent to (H26).
 
 import random
 
-from headrace.client.inflight import Dispatcher
-from headrace.client.pipeline import Answer, PartitionPipeline, SealedBatch
+from headrace.client.cluster_metadata import ClusterMetadata
+from headrace.client.inflight import InFlightRequests
+from headrace.client.partition_queue import PartitionQueue, PartitionResponse, SealedBatch
 from headrace.client.receipts import PendingBatch
 from headrace.client.retry import Backoff
-from headrace.client.routing import RoutingTable
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import read_header
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import batch_parts
-from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import (
     FencedProducerError,
     HeadraceError,
@@ -36,6 +35,7 @@ from headrace.wire.errors import (
     to_detail,
 )
 from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import BufferVector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +73,7 @@ class ModelLog:
 
 
 class World:
-    """Drives a dispatcher with one seed; every step is a choice of the generator."""
+    """Drives `InFlightRequests` with one seed; every step is a choice of the generator."""
 
     def __init__(self, seed, idempotent, faults):
         self.rng = random.Random(seed)
@@ -84,10 +84,10 @@ class World:
         self.lives = [[ModelLog() for _ in range(PARTITIONS)]]
         self.history = [self.answer(exists=False)]
         self.stale_answers = self.remade = 0
-        self.routes = RoutingTable()
+        self.cluster_metadata = ClusterMetadata()
         self.idempotent = idempotent
-        self.dispatcher = Dispatcher(
-            self.routes, Backoff(5, 50, self.rng), idempotent=idempotent, max_in_flight_requests=5,
+        self.in_flight_requests = InFlightRequests(
+            self.cluster_metadata, Backoff(5, 50, self.rng), idempotent=idempotent, max_in_flight_requests=5,
             max_request_bytes=1500, request_timeout_ms=100,
         )  # fmt: skip
         self.use_life(0)
@@ -106,7 +106,7 @@ class World:
     def use_life(self, life):
         """What the producer does that learns of a life of the topic: new records go there."""
         self.used_life = life
-        self.pipelines = [PartitionPipeline(TopicPartition("t", n), topic_id_of(life)) for n in range(PARTITIONS)]
+        self.partition_queues = [PartitionQueue(TopicPartition("t", n), topic_id_of(life)) for n in range(PARTITIONS)]
 
     def answer(self, *, exists=True):
         """What a server that is up to date says."""
@@ -131,12 +131,12 @@ class World:
             self.take(self.history[-1])
 
     def take(self, answer):
-        self.routes.update(answer)
-        route = self.routes.topic("t")
+        self.cluster_metadata.update(answer)
+        route = self.cluster_metadata.topic("t")
         if route is not None and route.topic_id != topic_id_of(self.used_life):
             assert route.topic_id > topic_id_of(self.used_life), "no life of the topic comes back"
             self.use_life(route.topic_id[0])
-        self.finish(self.dispatcher.metadata_changed())
+        self.finish(self.in_flight_requests.metadata_changed())
 
     def make_anew(self):
         """Delete the topic and make it anew; the old life's logs stay as they are, and nobody serves them."""
@@ -150,59 +150,67 @@ class World:
         number = self.rng.randrange(PARTITIONS)
         values = [b"%d" % (self.sent + index) for index in range(self.rng.randint(1, 4))]
         self.sent += len(values)
-        pipeline = self.pipelines[number]
-        self.dispatcher.start_pipeline(pipeline)
+        partition_queue = self.partition_queues[number]
+        self.in_flight_requests.add_partition(partition_queue)
         step = self.rng.choice([1, 2, 3, 100])
-        pending = PendingBatch(pipeline.where, 0, lambda pending: None, step)
-        batch = SealedBatch(pipeline, pending, len(values), 0, self.now_ms + self.delivery_timeout_ms)
+        pending = PendingBatch(partition_queue.where, 0, lambda pending: None, step)
+        batch = SealedBatch(partition_queue, pending, len(values), 0, self.now_ms + self.delivery_timeout_ms)
         batch.encoded = [
-            Pieces(batch_parts(values[at : at + step], base_timestamp_ms=0, **batch.stamp.behind(at)._asdict()))
+            BufferVector(batch_parts(values[at : at + step], base_timestamp_ms=0, **batch.stamp.behind(at)._asdict()))
             for at in range(0, len(values), step)
         ]
         assert len(batch.encoded) == batch.count
-        self.dispatcher.add(batch)
+        self.in_flight_requests.add(batch)
         self.contents[batch] = (number, values)
         self.order.setdefault((self.used_life, number), []).append(batch)
 
     def send(self):
-        for request in self.dispatcher.next_requests(self.now_ms):
+        for request in self.in_flight_requests.next_requests(self.now_ms):
             body = [
                 (
-                    part.pipeline.topic_id,
-                    part.pipeline.where.partition,
+                    part.partition_queue.topic_id,
+                    part.partition_queue.where.partition,
                     part.leader_epoch,
                     [bytes(encoded) for b in part.batches for encoded in b.encoded],
                 )
                 for part in request.parts
             ]
             self.flying.append((request, body))
-        if self.dispatcher.needs_producer_id:
-            self.dispatcher.set_identity(self.rng.randrange(1, 1 << 40), 0)
-        if self.dispatcher.needs_metadata:
+        if self.in_flight_requests.needs_producer_id:
+            self.in_flight_requests.set_identity(self.rng.randrange(1, 1 << 40), 0)
+        if self.in_flight_requests.needs_metadata:
             self.metadata()
         self.check_bounds()
 
     def check_bounds(self):
         """What flies stays within the bounds, and bytes that may have been applied never change."""
-        for pipeline in self.pipelines:
-            assert sum(batch.count for batch in pipeline.flying) <= 64
+        for partition_queue in self.partition_queues:
+            assert sum(batch.count for batch in partition_queue.flying) <= 64
             if not self.idempotent:
                 assert (
-                    len([1 for request, _ in self.flying for part in request.parts if part.pipeline is pipeline]) <= 1
+                    len(
+                        [
+                            1
+                            for request, _ in self.flying
+                            for part in request.parts
+                            if part.partition_queue is partition_queue
+                        ]
+                    )
+                    <= 1
                 )
-        assert all(count <= 5 for count in self.dispatcher._in_flight.values())
+        assert all(count <= 5 for count in self.in_flight_requests._in_flight.values())
 
     def arrive(self, request, body):
         """What the broker does with a request, whether or not anybody hears of it."""
         answers = []
         for topic_id, number, epoch, batches in body:
             if topic_id != topic_id_of(self.life):
-                answers.append(Answer((), UnknownTopicIdError("there is no topic with that id")))
+                answers.append(PartitionResponse((), UnknownTopicIdError("there is no topic with that id")))
                 continue
             log = self.logs[number]
             if log.leader != request.broker_id or log.epoch != epoch:
                 hint = LeaderHint(log.leader, log.epoch, f"b{log.leader}:1") if self.rng.random() < 0.5 else None
-                answers.append(Answer((), NotLeaderError("moved", leader=hint)))
+                answers.append(PartitionResponse((), NotLeaderError("moved", leader=hint)))
                 continue
             if self.rng.random() < self.faults * 0.2:
                 kinds = [
@@ -214,7 +222,7 @@ class World:
                 if self._appends(error, log, batches):
                     for batch in batches:
                         log.append(batch)
-                answers.append(Answer((), error))
+                answers.append(PartitionResponse((), error))
                 continue
             offsets = []
             try:
@@ -222,9 +230,9 @@ class World:
                     if offsets and self.rng.random() < self.faults * 0.1:
                         raise self.rng.choice([ThrottledError, InvalidTimestampError])("in the middle")
                     offsets.append(log.append(batch))
-                answers.append(Answer(tuple(offsets), None))
+                answers.append(PartitionResponse(tuple(offsets), None))
             except HeadraceError as error:
-                answers.append(Answer(tuple(offsets), error))
+                answers.append(PartitionResponse(tuple(offsets), error))
         return answers
 
     def _appends(self, error, log, batches):
@@ -248,13 +256,13 @@ class World:
         if fate < self.faults * 0.15:
             self.late.append((request, body))
             error = TransportError("lost", outcome=Outcome.UNKNOWN, retriable=True)
-            self.finish(self.dispatcher.failed(request, error, self.now_ms))
+            self.finish(self.in_flight_requests.failed(request, error, self.now_ms))
         elif fate < self.faults * 0.3:
             self.arrive(request, body)
             error = TransportError("answer lost", outcome=Outcome.UNKNOWN, retriable=True)
-            self.finish(self.dispatcher.failed(request, error, self.now_ms))
+            self.finish(self.in_flight_requests.failed(request, error, self.now_ms))
         else:
-            self.finish(self.dispatcher.answered(request, self.arrive(request, body), self.now_ms))
+            self.finish(self.in_flight_requests.answered(request, self.arrive(request, body), self.now_ms))
 
     def upset(self):
         """Something that happens to the cluster."""
@@ -274,7 +282,7 @@ class World:
 
     def give_up(self):
         """Requests that nobody answers, of leaders that have moved; they may still arrive, and nobody hears of it."""
-        given_up, finished = self.dispatcher.give_up_overdue(self.now_ms)
+        given_up, finished = self.in_flight_requests.give_up_overdue(self.now_ms)
         self.late += [(request, body) for request, body in self.flying if request in given_up]
         self.flying = [(request, body) for request, body in self.flying if request not in given_up]
         self.given_up += len(given_up)
@@ -282,8 +290,8 @@ class World:
 
     def forget(self, number):
         """Lose a partition's producers, as retention may: long after a first batch and its retries (PROTOCOL H49)."""
-        pipeline = self.pipelines[number]
-        unresolved = (*pipeline.queue, *pipeline.flying)
+        partition_queue = self.partition_queues[number]
+        unresolved = (*partition_queue.queued, *partition_queue.flying)
         if self.used_life == self.life and not any(batch.stamp.base_sequence == 0 for batch in unresolved):
             self.logs[number].known.clear()
             self.late.clear()
@@ -292,7 +300,7 @@ class World:
         for batch, offsets, error in finished:
             assert batch not in self.finished, "a batch finishes once"
             if isinstance(error, UnknownTopicIdError):
-                assert batch.pipeline.topic_id != topic_id_of(self.life), "what is there is not called deleted"
+                assert batch.partition_queue.topic_id != topic_id_of(self.life), "what is there is not called deleted"
             self.finished[batch] = (offsets, error)
 
     def run(self, steps):
@@ -310,18 +318,18 @@ class World:
             elif self.rng.random() < self.faults:
                 self.upset()
             self.give_up()
-            self.finish(self.dispatcher.expire(self.now_ms))
+            self.finish(self.in_flight_requests.expire(self.now_ms))
         self.faults = 0
         for _ in range(4000):
-            if not self.dispatcher.unresolved:
+            if not self.in_flight_requests.unresolved:
                 break
             self.now_ms += 60
             self.send()
             self.land()
             self.give_up()
-            self.finish(self.dispatcher.expire(self.now_ms))
-        assert not self.dispatcher.unresolved, "everything ends once the faults do"
-        assert self.dispatcher.next_event_ms(self.now_ms) is None
+            self.finish(self.in_flight_requests.expire(self.now_ms))
+        assert not self.in_flight_requests.unresolved, "everything ends once the faults do"
+        assert self.in_flight_requests.next_event_ms(self.now_ms) is None
 
 
 def check(world):
@@ -349,7 +357,7 @@ def check(world):
 def test_an_idempotent_producer_neither_loses_doubles_nor_reorders(seed, faults):
     """Whatever is lost, late, forgotten or moved, with up to five requests in flight."""
     world = World(seed, idempotent=True, faults=faults)
-    world.dispatcher.set_identity(7, 0)
+    world.in_flight_requests.set_identity(7, 0)
     world.run(150)
     check(world)
 
@@ -358,7 +366,7 @@ def test_the_model_gives_requests_up_and_makes_the_topic_anew():
     """The property above is shown of requests that nobody answers, of old answers and of several lives, too."""
     worlds = [World(seed, idempotent=True, faults=1.0) for seed in range(30)]
     for world in worlds:
-        world.dispatcher.set_identity(7, 0)
+        world.in_flight_requests.set_identity(7, 0)
         world.run(150)
         check(world)
     assert sum(world.given_up for world in worlds)

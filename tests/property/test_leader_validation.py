@@ -6,9 +6,9 @@ import zlib
 
 import numpy as np
 from headrace.cli.record_writers import RecordOutput, record_writer
-from headrace.client.read_position import Chunk
+from headrace.client.decoding import decoded_batches_of
+from headrace.client.partition_fetch_state import CompletedFetch
 from headrace.client.records import Deserializers, RecordBatch
-from headrace.client.segments import segments_of
 from headrace.wire.batch import CRC_START, HEADER_BYTES, MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, BatchFlags, Codec
 from headrace.wire.batch import check_batch as check_header
 from headrace.wire.columns import check_columns
@@ -77,8 +77,8 @@ def test_batch_that_a_leader_takes_can_be_read_by_every_reader(batch: bytes) -> 
     except HeadraceError:
         return
     assert taken
-    chunk = Chunk(WHERE, 0, header.base_offset, None, batch)
-    found = RecordBatch(list(segments_of(chunk, Deserializers(), LIMIT)))
+    completed = CompletedFetch(WHERE, 0, header.base_offset, None, batch)
+    found = RecordBatch(list(decoded_batches_of(completed, Deserializers(), LIMIT)))
     records = list(found)
     assert len(records) == header.record_count == len(found[:])
     table = found.to_arrow()
@@ -98,7 +98,7 @@ def read_by_spark(found: RecordBatch, timestamps_ms: list[int]) -> None:
     from headrace.spark.arrow_columns import ArrowColumns
     from headrace.spark.schema import full_schema
 
-    batches = list(ArrowColumns(full_schema(include_headers=True), WHERE).batches(found.segments))
+    batches = list(ArrowColumns(full_schema(include_headers=True), WHERE).batches(found.decoded_batches))
     micros = np.concatenate([batch["timestamp"].cast("int64").to_numpy() for batch in batches])
     assert (micros // 1000).tolist() == timestamps_ms
     for batch in batches:

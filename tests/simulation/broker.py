@@ -1,4 +1,4 @@
-"""A broker's process, one life of it: the shipped `headrace_broker.app.Broker` on a loop in virtual time.
+"""A broker's process, one life of it: the shipped `headrace_broker.app.BrokerServer` on a loop in virtual time.
 
 Replaced are gRPC's servers and channels (`transport`), etcd's client, threads (`virtual_loop`), the thread that renews
 the lease (`virtual_lease`), and what probes and metrics are served by. Everything else is what is shipped.
@@ -251,7 +251,7 @@ class Broker:
         return any(host.is_open and host.replica.role is Role.LEADING for host in self.logs.values())
 
 
-class SimulatedBroker(app.Broker):
+class SimulatedBroker(app.BrokerServer):
     """The shipped broker between simulated servers."""
 
     def __init__(self, life: Broker, directory: WatchedDirectory, executor: VirtualExecutor) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 from unittest import mock
 
 import grpc
-from headrace.client import admin_steps, cluster_calls, consumer, delivery, fetching, producer, security, transfer
-from headrace.client.loop import connection
-from headrace.client.loop import fetching as loop_fetching
-from headrace.client.loop import producer as loop_producer
+from headrace.client import admin_steps, bootstrap_client, consumer, fetching, producer, security, sender, transfer
+from headrace.client.aio import connection
+from headrace.client.aio import fetching as aio_fetching
+from headrace.client.aio import producer as aio_producer
 
 from tests.simulation.told import Told
 from tests.simulation.transport import Transport
@@ -191,13 +191,13 @@ def clients_in_virtual_time() -> Iterator[None]:
     logger, handler = logging.getLogger("headrace"), _Failures(logging.WARNING)
     with ExitStack() as stack:
         for module in (
-            admin_steps, cluster_calls, delivery, producer, fetching, loop_fetching, loop_producer, security, transfer,
+            admin_steps, bootstrap_client, sender, producer, fetching, aio_fetching, aio_producer, security, transfer,
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, "time", clock))
         stack.enter_context(mock.patch.object(consumer, "monotonic", _seconds))
-        for module in (delivery, producer, fetching, loop_fetching, consumer):
+        for module in (sender, producer, fetching, aio_fetching, consumer):
             stack.enter_context(mock.patch.object(module, "monotonic_ms", _milliseconds))
-        for module in (admin_steps, delivery, fetching):
+        for module in (admin_steps, sender, fetching):
             stack.enter_context(mock.patch.object(module, "random", chance))
         stack.enter_context(mock.patch.object(connection, "grpc", SimpleNamespace(aio=channels)))
         before = logger.propagate

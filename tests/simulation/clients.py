@@ -1,8 +1,8 @@
 """Clients: applications over the shipped asyncio `Producer`, `Consumer` and `Reader`. What they saw is their history.
 
-Sequences, retries and when to give up are the shipped dispatcher's; positions, truncations, another life of the topic
-and damaged batches the shipped engine's. An application here sends, reads, and does what an error asks for. A record's
-name stands at the begin of its value.
+Sequences, retries and when to give up are decided by the shipped `InFlightRequests`; positions, truncations, another
+life of the topic and damaged batches the shipped engine's. An application here sends, reads, and does what an error
+asks for. A record's name stands at the begin of its value.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace import aio
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.config import CORRUPT_BATCHES
 from headrace.client.errors import LogTruncationError, TopicRecreatedError
 from headrace.client.records import Record
-from headrace.client.routing import RoutingTable
 from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import TopicPartition
 from headrace_broker.storage.directory import LogId
@@ -96,15 +96,15 @@ class Client:
     async def _live(self) -> None:
         raise NotImplementedError
 
-    def _routes(self) -> RoutingTable | None:
+    def _cluster_metadata(self) -> ClusterMetadata | None:
         """The table of the shipped client."""
         raise NotImplementedError
 
     def _after_event(self) -> None:
         self.loop.check()
-        routes = self._routes()
-        if routes is not None:
-            self.cluster.told.looks(self.name, routes)
+        cluster_metadata = self._cluster_metadata()
+        if cluster_metadata is not None:
+            self.cluster.told.looks(self.name, cluster_metadata)
 
     async def _rest(self, period_ms: int) -> None:
         await asyncio.sleep((1 + self._chance.randrange(2 * period_ms)) / 1000)
@@ -127,8 +127,8 @@ class Producer(Client):
         """Whether any send's outcome is open."""
         return any(self._open.values())
 
-    def _routes(self) -> RoutingTable | None:
-        return None if self._producer is None else self._producer._core._routes
+    def _cluster_metadata(self) -> ClusterMetadata | None:
+        return None if self._producer is None else self._producer._core._cluster_metadata
 
     async def _live(self) -> None:
         while self.sending:
@@ -189,7 +189,7 @@ class Producer(Client):
 
     def _wait(self, producer: aio.Producer, number: int, names: tuple[str, ...], receipt: aio.Receipt) -> None:
         topic = producer._core._topics.get(TOPIC)
-        key = LogId(self.cluster.newest_topic_id if topic is None else topic.route.topic_id, number)
+        key = LogId(self.cluster.newest_topic_id if topic is None else topic.topic_leaders.topic_id, number)
         self._open[number] += 1
         self._own(self._await(key, names, receipt, self.cluster.next_order()))
 
@@ -231,8 +231,8 @@ class _Reading(Client):
         self._position = 0
         self._moved = True
 
-    def _routes(self) -> RoutingTable | None:
-        return None if self._core is None else self._core._fetcher._routes
+    def _cluster_metadata(self) -> ClusterMetadata | None:
+        return None if self._core is None else self._core._fetcher._cluster_metadata
 
     def _watch(self, core: Any) -> None:
         """See where the shipped engine goes on by itself."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.v1 import cluster_pb2_grpc
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace_coordinator.core.control import new_sessions
-from headrace_coordinator.core.election import Session, elect_uncleanly, electable, is_session
+from headrace_coordinator.core.election import RegisteredBroker, elect_uncleanly, electable, is_session
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
 from headrace_coordinator.runtime.controller import Controller
@@ -22,8 +22,7 @@ from headrace_coordinator.runtime.partition_reconciler import registered_session
 from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.metadata_view import ClusterView
-from headrace_server.metadata_view import Partition as PartitionEntry
+from headrace_server.metadata_view import ClusterView, PartitionEntry
 from headrace_server.metastore.api import (
     Compare,
     CreateRevisionIs,
@@ -191,7 +190,7 @@ class Coordinator:
 
         reconciler.changes = changes
 
-    def sessions(self) -> dict[int, Session]:
+    def sessions(self) -> dict[int, RegisteredBroker]:
         """The registered brokers as this coordinator sees them."""
         assert self.view is not None, "it is loaded"
         return registered_sessions(self.view)

@@ -118,7 +118,7 @@ class MemberLife:
     def _poll_in(self, delay_ms: int) -> None:
         self.world.after(delay_ms, self.process, "", self._poll)
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """There may be something for the application."""
         if self._is_idle:
             self._is_idle = False
@@ -135,7 +135,7 @@ class MemberLife:
         if self.is_closing:
             self._leave()
             return
-        self.member.ask()
+        self.member.on_poll_begin()
         self.shell.drive(self.member.follow(), lambda _: self._read(), self._follow_failed)
 
     def _finish(self) -> None:
@@ -161,12 +161,12 @@ class MemberLife:
             for where, tenure in sorted(self.positions.items())
             if tenure.position < self.cluster.end((tenure.topic_id, tenure.number))
         ]
-        if self.member.is_held() or not ready:
+        if self.member.delivery_paused() or not ready:
             self._is_idle = True
             if self._is_uncommitted:
                 self._commit()
-            self.member.gave()
-            self.member.ask()
+            self.member.on_poll_end()
+            self.member.on_poll_begin()
             self.world.after(IDLE_MS, self.process, "", self._idle_over)
             return
         where, tenure = ready[self.chance.randrange(len(ready))]
@@ -176,8 +176,8 @@ class MemberLife:
         self.world.count("records given", position - tenure.position)
         tenure.position = position
         self._given[tenure.topic_id, tenure.number] = position
-        self.member.touched(where, position, 0)
-        self.member.gave()
+        self.member.mark_consumed(where, position, 0)
+        self.member.on_poll_end()
         self._is_uncommitted = not self.place.auto_commit
         delay_ms = 1 + int(self.chance.expovariate(1 / self.cluster.plan.handling_ms))
         if self.world.now_ms < self.slow_until_ms:
@@ -207,7 +207,7 @@ class MemberLife:
 
     def assign(self, where: TopicPartition, offset: int, topic_id: bytes) -> None:
         """Read a partition from `offset` on."""
-        holding = self.member.membership.holding(where)
+        holding = self.member.membership.owned_partition(where)
         assert holding is not None, where
         member_id = self.member.membership.member_id
         tenure = Tenure(member_id, topic_id, where.partition, holding.assignment_epoch, offset)
@@ -225,7 +225,7 @@ class MemberLife:
     def close(self) -> None:
         """Finish, commit, leave, and end the process, as `Consumer.close` does, once a handler has ended."""
         self.is_closing = True
-        self.nudge()
+        self.wake()
 
     def _leave(self) -> None:
         self.world.note(self.process.name, "closes")
@@ -242,7 +242,7 @@ class MemberLife:
 
 
 class _Positions:
-    """Where the application reads: what of `headrace.client.positions` a `GroupMember` uses."""
+    """Where the application reads: what of `headrace.client.subscription_state` a `GroupMember` uses."""
 
     def __init__(self, life: MemberLife) -> None:
         self._life = life
@@ -287,16 +287,16 @@ class _Fetcher:
         self._life = life
         self._positions = _Positions(life)
         self.admin = _Admin(life)
-        self.holds: Any = None
-        self.tells_missing = True
+        self.delivery_paused: Any = None
+        self.raise_on_unknown_topic = True
 
     def perform(self, step: Any) -> Any:
         """Not asked: the shell performs all steps."""
         raise AssertionError(step)
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Wake the application."""
-        self._life.nudge()
+        self._life.wake()
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[_Positions]:

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-from headrace.client import cluster_calls, group_loops, group_member
+from headrace.client import bootstrap_client, group_loops, group_member
 from headrace.client.config import ConsumerConfig
-from headrace.client.group_loops import AwaitCommit, Beat, GroupLoops, Notify, Rest
+from headrace.client.group_loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
 from headrace.client.membership import Membership
 from headrace.client.retry import Backoff
 from headrace.client.steps import Call, Pause, Steps
@@ -130,15 +130,15 @@ class Shell:
         """Do one step and go on with what came of it."""
         session = self.session
         match step:
-            case Rest():
+            case WaitEvent():
                 step.event.wait(step.seconds, lambda: advance(None))
             case Pause():
                 self.after(step.seconds, lambda: advance(None))
-            case Beat():
-                session.beat(step.call, advance)
+            case LongPollCall():
+                session.long_poll(step.call, advance)
             case Call():
                 MemberCall(self.cluster, self.process, step, advance)
-            case Notify():
+            case InvokeCallback():
                 nested = step.callback(step.partitions)
                 if nested is None:
                     self.soon(lambda: advance(None))
@@ -183,9 +183,9 @@ class SimulatedSession(GroupLoops):
         self._running -= 1
         self._tell_waiters()
 
-    def beat(self, call: Call, advance: Advance) -> None:
+    def long_poll(self, call: Call, advance: Advance) -> None:
         """Make a call that `_interrupt` ends."""
-        if self.membership.is_to_speak or self._ends:
+        if self.membership.needs_heartbeat or self._ends:
             self._shell.soon(lambda: advance(None))
             return
 
@@ -232,7 +232,7 @@ class SimulatedSession(GroupLoops):
         self._ends = True
         self._interrupt()
         self._tell_waiters()
-        for event in (self._beat_now, self._commit_now, self._start_now):
+        for event in (self._heartbeat_due, self._commit_due, self._look_up_due):
             event.set()
         yield Ended()
         yield from self.leaving(seconds)
@@ -253,7 +253,7 @@ def virtual_time(world: World) -> Iterator[None]:
 
     clock = SimpleNamespace(monotonic=seconds)
     with contextlib.ExitStack() as stack:
-        for module in (cluster_calls, group_loops, group_member):
+        for module in (bootstrap_client, group_loops, group_member):
             stack.enter_context(mock.patch.object(module, "time", clock))
         for module in (group_loops, group_member):
             stack.enter_context(mock.patch.object(module, "boot_ms", now_ms))

@@ -46,7 +46,7 @@ class Checks:
         self.partitions: dict[LogId, Partition] = {}
         self.broken: SimulationError | None = None
         """The first promise that was broken in the middle of an event."""
-        self._touched: dict[tuple[LogId, int], Host] = {}
+        self._consumed: dict[tuple[LogId, int], Host] = {}
         self._broker_epochs: dict[int, int] = {}
         self._controller_epoch = 0
         self._is_etcd_past = False
@@ -89,7 +89,7 @@ class Checks:
 
     def touched(self, host: Host) -> None:
         """An event reached this replica: look at it once the event is over."""
-        self._touched[(host.key, host.broker.broker_id)] = host
+        self._consumed[(host.key, host.broker.broker_id)] = host
 
     def opened(self, host: Host) -> None:
         """A log was opened: what is on the disk is what there is."""
@@ -117,7 +117,7 @@ class Checks:
             shadow.host = None
             if in_order:
                 shadow.flushed = shadow.end
-        self._touched.pop((host.key, host.broker.broker_id), None)
+        self._consumed.pop((host.key, host.broker.broker_id), None)
 
     def _read(self, host: Host, shadow: Shadow) -> None:
         """Take the shadow from the disk."""
@@ -225,7 +225,7 @@ class Checks:
     def set_aside(self, broker_id: int, key: LogId) -> None:
         """A log was quarantined or deleted: there is none."""
         self.partitions[key].replicas.pop(broker_id, None)
-        self._touched.pop((key, broker_id), None)
+        self._consumed.pop((key, broker_id), None)
 
     def damaged(self, broker_id: int, key: LogId) -> None:
         """The simulator damages this log now."""
@@ -236,7 +236,7 @@ class Checks:
     def died(self, broker: Broker, *, certain: bool) -> None:
         """A process died: its logs are what their disk kept; `certain`: all that was written."""
         for key, partition in self.partitions.items():
-            self._touched.pop((key, broker.broker_id), None)
+            self._consumed.pop((key, broker.broker_id), None)
             shadow = partition.replicas.get(broker.broker_id)
             if shadow is not None:
                 shadow.host, shadow.certain = None, certain and shadow.certain
@@ -492,15 +492,15 @@ class Checks:
         """Check the replicas that the event touched."""
         if self.broken is not None:
             raise self.broken
-        if not self._touched:
+        if not self._consumed:
             return
         touched: dict[LogId, Partition] = {}
-        for host in self._touched.values():
+        for host in self._consumed.values():
             partition = self.partitions[host.key]
             if not partition.is_deleted:
                 self._check_replica(host, partition)
                 touched[host.key] = partition
-        self._touched.clear()
+        self._consumed.clear()
         for partition in touched.values():
             self.check_members(partition)
 

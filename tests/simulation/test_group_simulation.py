@@ -68,8 +68,8 @@ def test_a_seed_is_one_trace_under_any_hash_seed():
 
 def test_a_broken_promise_is_found_and_made_smaller(monkeypatch):
     """A member that says it gave up what its application still reads (I25) is found, and the run shrinks."""
-    told = Membership.told_revoked
-    monkeypatch.setattr(Membership, "news", _news_that_gives_up_first(Membership.news, told))
+    told = Membership.acknowledge_revoked
+    monkeypatch.setattr(Membership, "pending_events", _events_that_give_up_first(Membership.pending_events, told))
     failed = next(result for seed in range(20) if (result := run(GroupPlan.draw(seed, steps=1_500))).broken)
     assert failed.broken == "I25"
     smaller = shrink(failed, run=run)
@@ -77,9 +77,9 @@ def test_a_broken_promise_is_found_and_made_smaller(monkeypatch):
     assert smaller.steps <= failed.steps
 
 
-def _news_that_gives_up_first(news, told):
+def _events_that_give_up_first(pending_events, told):
     def patched(self):
-        found = news(self)
+        found = pending_events(self)
         told(self, found.revoked)
         self.release(lambda where: True)
         return found

@@ -16,15 +16,15 @@ from headrace.v1 import broker_pb2
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches
 from headrace.wire.columns import decode_batch
 from headrace.wire.compression import Codec
-from headrace.wire.envelopes import parse_fetch_response, parse_produce_request
 from headrace.wire.errors import CorruptBatchError, from_detail, from_rpc_error
+from headrace.wire.zero_copy import parse_fetch_response, parse_produce_request
 from headrace_broker.storage.directory import LogId
 
 from tests.simulation.exercise import CHECKED, COMPRESSED
 from tests.simulation.world import SimulationError
 
 if TYPE_CHECKING:
-    from headrace.client.routing import RoutingTable
+    from headrace.client.cluster_metadata import ClusterMetadata
 
     from tests.simulation.broker import Broker
     from tests.simulation.cluster import Cluster
@@ -150,9 +150,9 @@ class Told:
         self._tables.clear()
         self._newest_life.clear()
 
-    def looks(self, client: str, routes: RoutingTable) -> None:
+    def looks(self, client: str, cluster_metadata: ClusterMetadata) -> None:
         """Compare a client's table with what it was before: no epoch and no life of a topic goes back."""
-        route = routes.topic("t")
+        route = cluster_metadata.topic("t")
         if route is None:
             return
         life = self.cluster.life_of(route.topic_id)
@@ -211,12 +211,12 @@ class Produced(Exchange):
 
     def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
         super().__init__(told, client, address, request)
-        envelope = parse_produce_request(request)
-        self.acks = envelope.message.acks
+        spliced = parse_produce_request(request)
+        self.acks = spliced.message.acks
         self.parts: dict[LogId, _SentPart] = {}
         said = []
-        batches = iter(envelope.batches)
-        for topic in envelope.message.topics:
+        batches = iter(spliced.batches)
+        for topic in spliced.message.topics:
             for part in topic.partitions:
                 key = LogId(topic.topic.topic_id, part.partition)
                 counts = []
@@ -270,9 +270,9 @@ class Fetched(Exchange):
         self.before = {key: told.of(key).as_of_now() for key in self.parts}
 
     def arrived(self, answer: bytes) -> None:
-        envelope = parse_fetch_response(answer)
-        batches = iter(envelope.batches)
-        for topic in envelope.message.topics:
+        spliced = parse_fetch_response(answer)
+        batches = iter(spliced.batches)
+        for topic in spliced.message.topics:
             for part in topic.partitions:
                 key, (data,) = LogId(topic.topic_id, part.partition), next(batches)
                 if not (part.HasField("error") or part.HasField("diverged")) and self.told.holds(key):

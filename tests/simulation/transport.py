@@ -362,10 +362,10 @@ def _describe_fetches(request: Any) -> str:
     )
 
 
-def _describe_answers(envelope: Any) -> str:
+def _describe_answers(spliced: Any) -> str:
     said = []
-    batches = iter(envelope.batches)
-    for topic in envelope.message.topics:
+    batches = iter(spliced.batches)
+    for topic in spliced.message.topics:
         for each in topic.partitions:
             data = next(batches)
             if each.HasField("error"):

@@ -38,7 +38,7 @@ class WorkloadName(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What was asked for."""
 
     workload: WorkloadName
@@ -57,7 +57,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadOutcome:
     """What became of the load."""
 
     progress: "Progress"
@@ -132,7 +132,7 @@ def bench(
       headrace bench clicks --workload etc --rate 20000 --seconds 60
       headrace bench clicks records.jsonl --workload replay --speed 10
     """
-    plan = Plan(
+    plan = LoadPlan(
         workload=workload,
         rate=_rate(rate),
         speed=speed,
@@ -171,7 +171,7 @@ def bench(
         raise outcome.failure
 
 
-def _send(plan: Plan, blocks: "Iterator[Block]", send: "Send", producer: Any = None) -> Outcome:
+def _send(plan: LoadPlan, blocks: "Iterator[Block]", send: "Send", producer: Any = None) -> LoadOutcome:
     """Send what is due until the last of it is acknowledged; after Ctrl-C only what has been sent."""
     from headrace.cli.bench_pace import Progress, send_paced
 
@@ -192,7 +192,7 @@ def _send(plan: Plan, blocks: "Iterator[Block]", send: "Send", producer: Any = N
         # Ctrl-C may come between a send and its count; the producer knows what it took.
         progress.records = producer.stats().sent_records + failed_records
     seconds, processor_seconds = time.perf_counter() - started, time.process_time() - used
-    return Outcome(progress, seconds, processor_seconds, failed_records, failure)
+    return LoadOutcome(progress, seconds, processor_seconds, failed_records, failure)
 
 
 def _rate(text: str) -> float | None:
@@ -209,7 +209,7 @@ def _rate(text: str) -> float | None:
     return rate
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: LoadPlan) -> None:
     """Refuse options that would do nothing.
 
     Raises:
@@ -228,7 +228,7 @@ def _check(plan: Plan) -> None:
         raise UsageProblem("plain lines have no times; give --rate, or --input json with timestamp_ms in each line")
 
 
-def _blocks(session: Session, plan: Plan, partitions: int) -> "Iterator[Block]":
+def _blocks(session: Session, plan: LoadPlan, partitions: int) -> "Iterator[Block]":
     """The records, in blocks."""
     from headrace.cli.bench_records import Timetable, made_blocks, read_blocks_of
 
@@ -239,7 +239,7 @@ def _blocks(session: Session, plan: Plan, partitions: int) -> "Iterator[Block]":
     return made_blocks(workload, _count(plan), pool, plan.seed)
 
 
-def _made(session: Session, plan: Plan, partitions: int) -> "tuple[Workload, KeyPool | None]":
+def _made(session: Session, plan: LoadPlan, partitions: int) -> "tuple[Workload, KeyPool | None]":
     from headrace.cli.bench_records import KeyPool
     from headrace.cli.workloads import EtcWorkload, PaperWorkload
 
@@ -255,14 +255,14 @@ def _made(session: Session, plan: Plan, partitions: int) -> "tuple[Workload, Key
     return EtcWorkload(plan.keys, plan.zipf_exponent, plan.rate, plan.seed), KeyPool(plan.keys, partitions, plan.seed)
 
 
-def _count(plan: Plan) -> int:
+def _count(plan: LoadPlan) -> int:
     """How many records are made; those after `seconds` are never sent."""
     if plan.records is not None:
         return plan.records
     return 2**62 if plan.seconds is not None else DEFAULT_RECORDS
 
 
-def _document(plan: Plan, topic: str, outcome: Outcome, *, dry_run: bool) -> dict[str, JsonValue]:
+def _document(plan: LoadPlan, topic: str, outcome: LoadOutcome, *, dry_run: bool) -> dict[str, JsonValue]:
     """What is printed, for programs."""
     from headrace.cli.bench_pace import percentiles_ms
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.cli.bench_records import Block, Columns
+from headrace.cli.bench_records import Block, RecordColumns
 
 if TYPE_CHECKING:
     from headrace.client.receipts import ManyReceipt, Receipt
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LONGEST_SLEEP_S = 0.001
 SHORTEST_SLEEP_S = 0.00001
 
-Send = Callable[[Columns], "ManyReceipt | None"]
+Send = Callable[[RecordColumns], "ManyReceipt | None"]
 
 
 @dataclass(slots=True)

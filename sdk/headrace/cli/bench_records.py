@@ -25,7 +25,7 @@ CONTENT_BYTES = 8 << 20
 KEY_TEXT = b"%020d"
 
 
-class Columns(NamedTuple):
+class RecordColumns(NamedTuple):
     """Records for one partition, as `send_many` takes them."""
 
     values: Any
@@ -47,7 +47,7 @@ class Block(Protocol):
     def due_s(self) -> Floats:
         """float64[n], ascending: seconds from the first record of all."""
 
-    def columns(self, start: int, end: int) -> Iterator[Columns]:
+    def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
         """Some of them, by partition."""
 
     def bytes_of(self, start: int, end: int) -> int:
@@ -81,11 +81,11 @@ class MadeBlock:
         """When each is due."""
         return self.requests.due_s
 
-    def columns(self, start: int, end: int) -> Iterator[Columns]:
+    def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
         """By the partition of the key, each in order."""
         sizes = self.requests.value_bytes[start:end]
         if self.pool is None or self.requests.keys is None:
-            yield Columns(self._values(sizes))
+            yield RecordColumns(self._values(sizes))
             return
         keys = self.requests.keys[start:end]
         partitions = self.pool.partitions[keys]
@@ -95,7 +95,7 @@ class MadeBlock:
         bounds = [0, *(np.flatnonzero(np.diff(sorted_)) + 1).tolist(), len(order)]
         for first, last in pairwise(bounds):
             length = last - first
-            yield Columns(values.slice(first, length), texts.slice(first, length), partition=int(sorted_[first]))
+            yield RecordColumns(values.slice(first, length), texts.slice(first, length), partition=int(sorted_[first]))
 
     def bytes_of(self, start: int, end: int) -> int:
         """Keys and values."""
@@ -134,12 +134,12 @@ class ReadBlock:
     records: Sequence[OutgoingRecord]
     due_s: Floats
 
-    def columns(self, start: int, end: int) -> Iterator[Columns]:
+    def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
         """All together: the producer parts them by their keys."""
         part = self.records[start:end]
         keys = [record.key for record in part]
         headers = [record.headers or None for record in part]
-        yield Columns(
+        yield RecordColumns(
             [record.value for record in part],
             keys if any(key is not None for key in keys) else None,
             headers if any(headers) else None,

@@ -24,7 +24,7 @@ MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Leadership:
+class LedPartitions:
     """What a broker leads at one moment."""
 
     registered: bool
@@ -106,7 +106,7 @@ def undrain(session: Session, *, broker_id: BrokerId, dry_run: DryRun = False) -
     session.show_change(document, f"broker {broker_id} was not drained" if unchanged else f"{verb} broker {broker_id}")
 
 
-def _leadership(admin: "Admin", broker_id: int) -> Leadership:
+def _leadership(admin: "Admin", broker_id: int) -> LedPartitions:
     brokers = admin.describe_cluster().brokers
     able = {each.broker_id for each in brokers if not each.draining} - {broker_id}
     led = [
@@ -116,7 +116,7 @@ def _leadership(admin: "Admin", broker_id: int) -> Leadership:
         if each.leader_id == broker_id
     ]
     stuck = tuple(f"{name}-{each.partition}" for name, each in led if not able & set(each.in_sync_replicas))
-    return Leadership(any(each.broker_id == broker_id for each in brokers), len(led), stuck)
+    return LedPartitions(any(each.broker_id == broker_id for each in brokers), len(led), stuck)
 
 
 def drained_brokers(admin: "Admin") -> list[int]:
@@ -124,7 +124,7 @@ def drained_brokers(admin: "Admin") -> list[int]:
     return sorted(int(entry.key.rpartition("/")[2]) for entry in admin.dump("drain/"))
 
 
-def _progress(broker_id: int, at_first: int, now: Leadership) -> Report:
+def _progress(broker_id: int, at_first: int, now: LedPartitions) -> Report:
     document: dict[str, JsonValue] = {
         "broker_id": broker_id,
         "drained": True,

@@ -17,7 +17,7 @@ from headrace.cli.offsets import (
     END,
     START,
     LogBounds,
-    OffsetRange,
+    OffsetSelection,
     OffsetSyntaxError,
     Position,
     PositionKind,
@@ -177,13 +177,13 @@ def check_pipe() -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def _wanted(offsets: str | None, last: int | None, *, stop_at_end: bool) -> OffsetRange:
+def _wanted(offsets: str | None, last: int | None, *, stop_at_end: bool) -> OffsetSelection:
     if last is not None:
         if offsets is not None:
             raise UsageProblem("--last and --offsets exclude each other; -o -10 gives the last 10 of each partition")
-        return OffsetRange(Position(PositionKind.BEFORE_END, last))
+        return OffsetSelection(Position(PositionKind.BEFORE_END, last))
     if offsets is None:
-        return OffsetRange(START if stop_at_end else END)
+        return OffsetSelection(START if stop_at_end else END)
     try:
         return parse_offsets(offsets)
     except OffsetSyntaxError as error:
@@ -191,7 +191,7 @@ def _wanted(offsets: str | None, last: int | None, *, stop_at_end: bool) -> Offs
 
 
 def _plans(
-    session: Session, topic: str, wanted: OffsetRange, partitions: Sequence[int] | None, *, stop_at_end: bool
+    session: Session, topic: str, wanted: OffsetSelection, partitions: Sequence[int] | None, *, stop_at_end: bool
 ) -> list[PartitionPlan]:
     now_ms = time.time_ns() // 1_000_000
     chosen = sorted(set(partitions)) if partitions else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headrace.cli.offsets import LogBounds, OffsetRange, Position, PositionKind, clamp_start, resolve_position
+from headrace.cli.offsets import LogBounds, OffsetSelection, Position, PositionKind, clamp_start, resolve_position
 from headrace.cli.record_format import FormattableRecord
 
 RecordT = TypeVar("RecordT", bound=FormattableRecord)
@@ -28,7 +28,7 @@ class PartitionPlan:
         return self.stop is not None and self.start >= self.stop
 
 
-def timestamps_of(wanted: OffsetRange, now_ms: int) -> list[int]:
+def timestamps_of(wanted: OffsetSelection, now_ms: int) -> list[int]:
     """The timestamps, in milliseconds, whose offsets the plan needs."""
     found = []
     for position in (wanted.start, wanted.stop):
@@ -42,7 +42,7 @@ def timestamps_of(wanted: OffsetRange, now_ms: int) -> list[int]:
 
 
 def plan_partitions(
-    wanted: OffsetRange,
+    wanted: OffsetSelection,
     bounds: Mapping[int, LogBounds],
     by_time: Mapping[int, Mapping[int, int]],
     *,
@@ -66,7 +66,7 @@ def plan_partitions(
 
 def _plan(
     partition: int,
-    wanted: OffsetRange,
+    wanted: OffsetSelection,
     bounds: LogBounds,
     by_time: Mapping[int, int],
     *,

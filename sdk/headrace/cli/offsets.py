@@ -88,7 +88,7 @@ END = Position(PositionKind.END)
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetRange:
+class OffsetSelection:
     """From `start` to `stop`, which is excluded; `stop=None` goes on for ever."""
 
     start: Position
@@ -120,7 +120,7 @@ class LogBounds(NamedTuple):
     latest: int
 
 
-def parse_offsets(text: str) -> OffsetRange:
+def parse_offsets(text: str) -> OffsetSelection:
     """The range that `text` names.
 
     Raises:
@@ -131,14 +131,14 @@ def parse_offsets(text: str) -> OffsetRange:
     if not reader.at(":"):
         start = reader.position_expression()
     if reader.finished():
-        return OffsetRange(start)
+        return OffsetSelection(start)
     reader.expect_colon()
     if reader.finished():
-        return OffsetRange(start)
+        return OffsetSelection(start)
     stop = reader.position_expression()
     if not reader.finished():
         raise reader.error("nothing may follow the end of a range")
-    return OffsetRange(start, stop)
+    return OffsetSelection(start, stop)
 
 
 def resolve_position(position: Position, bounds: LogBounds, *, now_ms: int, offset_at: Callable[[int], int]) -> int:

@@ -1,7 +1,7 @@
-"""Where records wait to become batches: one buffer a partition, and one budget in bytes for all of them.
+"""Where records wait to become batches: one buffer a partition, and one buffer pool for all of them.
 
-A buffer's `lock` is held to append to or to swap the open batch, never to encode. In a hurry records are appended
-without it, by a generator (`appender`). What an open batch may grow by (`room`) is taken from the budget in pieces
+A buffer's `lock` is held to append to or to drain the open batch, never to encode. In a hurry records are appended
+without it, by a generator (`appender`). What an open batch may grow by (`room`) is taken from the buffer pool in pieces
 ahead of the records, so that the buffer is bounded strictly and an append only counts down. A batch of `batch_records`
 goes at once where its partition is idle; where it would stand in line, records go on gathering, and are cut into
 batches when they are sealed: small batches share the work that a request takes. No I/O, no clock; waiting for room is
@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from typing import Any
 
-from headrace.client.pipeline import PartitionPipeline
+from headrace.client.partition_queue import PartitionQueue
 from headrace.client.receipts import PendingBatch, Receipt
 from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition
@@ -31,7 +31,7 @@ BATCH_OVERHEAD = 512
 """Bytes that a batch may take beside its records: its header, the first offsets, gaps and padding."""
 
 PIECE_BYTES = 128 * 1024
-"""What an open batch takes from the budget at first; then as much again as it has."""
+"""What an open batch takes from the buffer pool at first; then as much again as it has."""
 
 APPENDER_TIMEOUT_S = 5.0
 """How long another thread may take to leave the appender; a step of it takes a quarter of a microsecond."""
@@ -39,8 +39,8 @@ APPENDER_TIMEOUT_S = 5.0
 Headers = Sequence[tuple[str, bytes]]
 
 
-class Budget:
-    """The bytes that all records on their way may take together. Any thread."""
+class BufferPool:
+    """The memory that all buffered records share, in bytes. Any thread."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -50,12 +50,12 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """Bytes taken now."""
+        """Bytes reserved now."""
         return self._used
 
-    def take(self, amount: int, timeout: float = 0) -> bool:
-        """Take `amount` bytes, waiting up to `timeout` seconds; whether they were taken. More than all is given when
-        empty.
+    def acquire(self, amount: int, timeout: float = 0) -> bool:
+        """Reserve `amount` bytes, waiting up to `timeout` seconds; return whether they were reserved. An empty pool
+        grants more than its limit.
         """
         with self._changed:
             if self._fits(amount):
@@ -72,11 +72,11 @@ class Budget:
             finally:
                 self._waiters -= 1
 
-    def give_back(self, amount: int) -> None:
-        """Give back what was taken."""
+    def release(self, amount: int) -> None:
+        """Return reserved bytes to the pool."""
         with self._changed:
             self._used -= amount
-            assert self._used >= 0, "more was given back than taken"
+            assert self._used >= 0, "more was released than acquired"
             if self._waiters:
                 self._changed.notify_all()
 
@@ -84,10 +84,10 @@ class Budget:
         return self._used + amount <= self.limit or self._used == 0
 
 
-class Swapped:
-    """The records of a batch that was open; nobody appends to it any more."""
+class ClosedBatch:
+    """The records of a batch that is closed: nothing is appended to it any more."""
 
-    __slots__ = ("charged", "headers", "keys", "pending", "timestamps_ms", "values")
+    __slots__ = ("headers", "keys", "pending", "reserved_bytes", "timestamps_ms", "values")
 
     def __init__(self, buffer: "PartitionBuffer", pending: PendingBatch) -> None:
         self.values = buffer.values
@@ -95,9 +95,9 @@ class Swapped:
         self.headers = _padded(buffer.headers, len(buffer.values))
         self.timestamps_ms = _padded(buffer.timestamps_ms, len(buffer.values))
         self.pending = pending
-        self.charged = buffer.charged
+        self.reserved_bytes = buffer.reserved_bytes
 
-    def part(self, start: int, end: int) -> "Swapped":
+    def part(self, start: int, end: int) -> "ClosedBatch":
         """Give the records `start` to `end` alone."""
         part = copy(self)
         part.values = self.values[start:end]
@@ -113,7 +113,7 @@ class PartitionBuffer:
     Attributes:
         room: bytes that may be appended before more must be taken; negative while no batch is open. Belongs to the
             appender while there is one.
-        charged: bytes taken from the budget for the open batch, `room` included.
+        reserved_bytes: bytes taken from the buffer pool for the open batch, `room` included.
         limit: records that may be in the open batch before somebody looks whether it goes.
         is_overdue: a whole batch waits for the partition to be idle, and not for the linger to pass.
         retired: nothing may be appended any more: the producer is closed, or the topic is another one by now.
@@ -121,15 +121,31 @@ class PartitionBuffer:
     """
 
     __slots__ = (
-        "appender", "batch_limit", "batch_records", "charged", "headers", "is_overdue", "keys", "largest", "limit",
-        "lock", "opened_ms", "pending", "pipeline", "retired", "room", "run_records", "timestamps_ms", "values",
+        "appender",
+        "batch_limit",
+        "batch_records",
+        "headers",
+        "is_overdue",
+        "keys",
+        "largest",
+        "limit",
+        "lock",
+        "opened_ms",
+        "partition_queue",
+        "pending",
+        "reserved_bytes",
+        "retired",
+        "room",
+        "run_records",
+        "timestamps_ms",
+        "values",
         "where",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
         where: TopicPartition,
-        pipeline: PartitionPipeline,
+        partition_queue: PartitionQueue,
         *,
         batch_bytes: int,
         max_batch_bytes: int,
@@ -138,7 +154,7 @@ class PartitionBuffer:
     ) -> None:
         """At most `run_batches` batches of `batch_records` are sealed together."""
         self.where = where
-        self.pipeline = pipeline
+        self.partition_queue = partition_queue
         self.lock = threading.Lock()
         self.largest = max_batch_bytes - BATCH_OVERHEAD
         self.batch_limit = min(batch_bytes, self.largest)
@@ -155,17 +171,17 @@ class PartitionBuffer:
         self.timestamps_ms: list[int | None] | None = None
         self.pending: PendingBatch | None = None
         self.room = -1
-        self.charged = 0
+        self.reserved_bytes = 0
         self.limit = self.batch_records
         self.is_overdue = False
         self.opened_ms = 0
 
     def open(self, pending: PendingBatch, now_ms: int, taken: int) -> None:
-        """Open a batch with `taken` bytes from the budget."""
+        """Open a batch with `taken` bytes from the buffer pool."""
         assert self.pending is None
         self.pending = pending
         self.opened_ms = now_ms
-        self.room = self.charged = taken
+        self.room = self.reserved_bytes = taken
 
     def start_appender(self, *, receipts: bool) -> Callable[[bytes], Receipt | None]:
         """Give what appends one value without a lock, for as long as there is room for it and nobody stops it.
@@ -205,13 +221,13 @@ class PartitionBuffer:
     def is_full_for(self, cost: int) -> bool:
         """Whether the open batch must be sealed before a record of `cost` bytes; may raise the limit of records."""
         count = len(self.values)
-        used = self.charged - max(self.room, 0)
+        used = self.reserved_bytes - max(self.room, 0)
         if count and (used + cost > self.batch_limit or count >= self.run_records):
             return True
         if count < self.limit:
             return False
         self.is_overdue = True  # Before the look: whoever makes the partition idle after it sees this.
-        if self.pipeline.idle:
+        if self.partition_queue.idle:
             return True
         self.limit = self.run_records
         return False
@@ -221,17 +237,17 @@ class PartitionBuffer:
         return self.room >= cost and len(self.values) < self.limit and self.pending is not None
 
     def piece_for(self, cost: int) -> int:
-        """Give how many bytes to take from the budget before a record of `cost` bytes.
+        """Give how many bytes to take from the buffer pool before a record of `cost` bytes.
 
         Never more than the limits allow, were all records of that cost.
         """
-        left = min(self.batch_limit - self.charged, (self.limit - len(self.values)) * cost - max(self.room, 0))
-        return max(min(max(PIECE_BYTES, self.charged), left), cost - max(self.room, 0))
+        left = min(self.batch_limit - self.reserved_bytes, (self.limit - len(self.values)) * cost - max(self.room, 0))
+        return max(min(max(PIECE_BYTES, self.reserved_bytes), left), cost - max(self.room, 0))
 
     def extend(self, taken: int) -> None:
-        """Add bytes from the budget to the open batch."""
+        """Add bytes from the buffer pool to the open batch."""
         self.room += taken
-        self.charged += taken
+        self.reserved_bytes += taken
 
     def append(
         self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp_ms: int | None, cost: int
@@ -251,17 +267,17 @@ class PartitionBuffer:
         self.room -= cost
         return index
 
-    def swap(self) -> tuple[Swapped, int] | None:
-        """Take the open batch away and give it with the bytes that it did not use; None when there is none."""
+    def drain(self) -> tuple[ClosedBatch, int] | None:
+        """Close the open batch; return it with the bytes that it did not use, or None if there is none."""
         pending = self.pending
         if pending is None:
             return None
         unused = max(self.room, 0)
-        self.charged -= unused
-        swapped = Swapped(self, pending)
-        pending.timestamps_ms = swapped.timestamps_ms
+        self.reserved_bytes -= unused
+        closed = ClosedBatch(self, pending)
+        pending.timestamps_ms = closed.timestamps_ms
         self._empty()
-        return swapped, unused
+        return closed, unused
 
 
 def _append_with_receipts(buffer: PartitionBuffer, pending: PendingBatch) -> Generator[Receipt | None, bytes, None]:

@@ -34,7 +34,7 @@ from headrace.client.admin_rpc import (
     TopicDescription,
 )
 from headrace.client.admin_steps import AdminSteps
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.config import AdminConfig, build
 from headrace.client.connection import Connections
 from headrace.client.errors import ForkedError
@@ -62,7 +62,7 @@ class Admin:
         """
         self._config = build(AdminConfig, settings)
         self._connections = Connections("Admin", self._config)
-        calls = ClusterCalls(self._config)
+        calls = BootstrapClient(self._config)
         self._steps = AdminSteps(self._config, calls)
         self._groups = AdminGroupSteps(self._config, calls, self._steps)
         self._processes = ProcessSteps(self._config, calls)

@@ -18,10 +18,10 @@ from headrace.client.admin_groups import (
     PartitionLag,
 )
 from headrace.client.admin_steps import AdminSteps
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.bootstrap_client import BootstrapClient
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.config import ClientConfig
 from headrace.client.record_times import record_times
-from headrace.client.routing import RoutingTable
 from headrace.client.steps import Steps
 from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError
@@ -34,7 +34,7 @@ class AdminGroupSteps:
     Arguments, results and errors are documented at the methods of `headrace.client.admin.Admin`.
     """
 
-    def __init__(self, config: ClientConfig, calls: ClusterCalls, admin: AdminSteps) -> None:
+    def __init__(self, config: ClientConfig, calls: BootstrapClient, admin: AdminSteps) -> None:
         self._config = config
         self._calls = calls
         self._admin = admin
@@ -113,9 +113,9 @@ class AdminGroupSteps:
         for where in known.partitions:
             of_topic.setdefault(where.topic, []).append(where.partition)
         request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=name) for name in of_topic])
-        routes = RoutingTable()
+        cluster_metadata = ClusterMetadata()
         if of_topic:
-            routes.update((yield from self._calls.metadata(request, self._timeout(timeout))))
+            cluster_metadata.update((yield from self._calls.metadata(request, self._timeout(timeout))))
         found: list[PartitionLag] = []
         for topic, partitions in of_topic.items():
             committed = {
@@ -123,16 +123,16 @@ class AdminGroupSteps:
                 for number in partitions
                 if (where := TopicPartition(topic, number)) in known.offsets
             }
-            problem = _topic_problem(routes, topic, known.topic_ids.get(topic, b""))
+            problem = _topic_problem(cluster_metadata, topic, known.topic_ids.get(topic, b""))
             if problem:
                 found += [_unknown(topic, number, committed.get(number, -1), problem) for number in partitions]
             else:
-                found += yield from self._topic_lag(routes, topic, partitions, committed, times, timeout)
+                found += yield from self._topic_lag(cluster_metadata, topic, partitions, committed, times, timeout)
         return found
 
     def _topic_lag(
         self,
-        routes: RoutingTable,
+        cluster_metadata: ClusterMetadata,
         topic: str,
         partitions: Sequence[int],
         committed: Mapping[int, int],
@@ -140,7 +140,7 @@ class AdminGroupSteps:
         timeout: float | None,
     ) -> Steps[list[PartitionLag]]:
         """One topic. What cannot be learnt of it hides no other topic."""
-        led = [number for number in partitions if routes.leader(TopicPartition(topic, number)) is not None]
+        led = [number for number in partitions if cluster_metadata.leader(TopicPartition(topic, number)) is not None]
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
         problems = {number: "the partition has no leader now" for number in partitions if number not in led}
@@ -179,12 +179,12 @@ class AdminGroupSteps:
         return self._config.request_timeout_ms / 1000 if timeout is None else timeout
 
 
-def _topic_problem(routes: RoutingTable, topic: str, topic_id: bytes) -> str:
+def _topic_problem(cluster_metadata: ClusterMetadata, topic: str, topic_id: bytes) -> str:
     """Why a topic's offsets mean nothing now, or empty."""
-    route = routes.topic(topic)
-    if route is None:
+    topic_leaders = cluster_metadata.topic(topic)
+    if topic_leaders is None:
         return "there is no such topic now"
-    if topic_id and topic_id != route.topic_id:
+    if topic_id and topic_id != topic_leaders.topic_id:
         return "the topic was deleted and created again"
     return ""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.config import ClientConfig
 from headrace.client.steps import Call, Steps
 from headrace.v1 import cluster_pb2, process_pb2
@@ -104,7 +104,7 @@ class LogLevelResult:
 class ProcessSteps:
     """Owned by one client; any thread."""
 
-    def __init__(self, config: ClientConfig, calls: ClusterCalls) -> None:
+    def __init__(self, config: ClientConfig, calls: BootstrapClient) -> None:
         self._config = config
         self._calls = calls
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.errors import ConfigError
-from headrace.client.routing import RoutingTable
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
@@ -326,19 +326,21 @@ def offsets_request_part(at: str | float | datetime, by: str) -> Callable[[int, 
     return part
 
 
-def by_leader(routes: RoutingTable, topic: str, partitions: Sequence[int] | None) -> dict[str, list[tuple[int, int]]]:
+def by_leader(
+    cluster_metadata: ClusterMetadata, topic: str, partitions: Sequence[int] | None
+) -> dict[str, list[tuple[int, int]]]:
     """Group partitions by their leader's address: address -> [(partition, leader epoch)].
 
     Raises:
         UnknownTopicError, UnknownPartitionError: there is none such.
         LeaderNotAvailableError: a partition has no leader now.
     """
-    route = routes.require(topic)
+    topic_leaders = cluster_metadata.require(topic)
     plan: dict[str, list[tuple[int, int]]] = {}
-    for partition in range(route.partitions) if partitions is None else partitions:
-        if not 0 <= partition < route.partitions:
-            raise UnknownPartitionError(f"{topic} has partitions 0 to {route.partitions - 1}, not {partition}")
-        leader = routes.leader(TopicPartition(topic, partition))
+    for partition in range(topic_leaders.partitions) if partitions is None else partitions:
+        if not 0 <= partition < topic_leaders.partitions:
+            raise UnknownPartitionError(f"{topic} has partitions 0 to {topic_leaders.partitions - 1}, not {partition}")
+        leader = cluster_metadata.leader(TopicPartition(topic, partition))
         if leader is None:
             raise LeaderNotAvailableError(f"{topic}-{partition} has no leader now")
         plan.setdefault(leader[1], []).append((partition, leader[2]))

@@ -19,10 +19,10 @@ from headrace.client.admin_rpc import (
     OffsetAt,
     TopicDescription,
 )
-from headrace.client.cluster_calls import ClusterCalls, status_of
+from headrace.client.bootstrap_client import BootstrapClient, status_of
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.config import ClientConfig
 from headrace.client.retry import Backoff
-from headrace.client.routing import RoutingTable
 from headrace.client.steps import Call, Pause, Steps
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.errors import (
@@ -47,7 +47,7 @@ class AdminSteps:
     Arguments, results and errors are documented at the methods of `headrace.client.admin.Admin`.
     """
 
-    def __init__(self, config: ClientConfig, calls: ClusterCalls) -> None:
+    def __init__(self, config: ClientConfig, calls: BootstrapClient) -> None:
         self._config = config
         self._calls = calls
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
@@ -331,14 +331,16 @@ class AdminSteps:
         wanted = partitions
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
-            routes = RoutingTable()
-            routes.update((yield from self._calls.metadata(rpc.metadata_request(topic), left)))
-            route = routes.topic(topic)
-            if route is not None:
-                topic_id = topic_id or route.topic_id
-                _check_life(topic, topic_id, route.topic_id)
+            cluster_metadata = ClusterMetadata()
+            cluster_metadata.update((yield from self._calls.metadata(rpc.metadata_request(topic), left)))
+            topic_leaders = cluster_metadata.topic(topic)
+            if topic_leaders is not None:
+                topic_id = topic_id or topic_leaders.topic_id
+                _check_life(topic, topic_id, topic_leaders.topic_id)
             left = max(0.001, deadline - time.monotonic())
-            wanted, problem = yield from self._ask_leaders(method, topic, wanted, build_request, left, routes, results)
+            wanted, problem = yield from self._ask_leaders(
+                method, topic, wanted, build_request, left, cluster_metadata, results
+            )
             if problem is None:
                 return topic_id, results
             delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
@@ -354,18 +356,18 @@ class AdminSteps:
         wanted: Sequence[int] | None,
         build_request: BuildRequest,
         timeout: float,
-        routes: RoutingTable,
+        cluster_metadata: ClusterMetadata,
         results: list[Any],
     ) -> Steps[tuple[Sequence[int] | None, HeadraceError | None]]:
         """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
         try:
-            plan = rpc.by_leader(routes, topic, wanted)
+            plan = rpc.by_leader(cluster_metadata, topic, wanted)
         except HeadraceError as error:
             return wanted, _if_repeatable(error)
         again: list[int] = []
         problem: HeadraceError | None = None
         for address, parts in plan.items():
-            request = build_request(parts, routes.require(topic).topic_id)
+            request = build_request(parts, cluster_metadata.require(topic).topic_id)
             try:
                 response = yield from self._broker(address, method, request, timeout)
             except HeadraceError as error:

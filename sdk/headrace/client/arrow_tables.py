@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.client.records import Segment
+from headrace.client.records import DecodedBatch
 
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -25,16 +25,16 @@ SCHEMA = pa.schema(
 """The columns of `RecordBatch.to_arrow` and `Reader.to_arrow`."""
 
 
-def table_of(segments: Sequence[Segment]) -> Any:
-    """Give a table with one chunk a segment; values, keys and headers are not copied."""
-    return pa.Table.from_batches([batch_of(segment) for segment in segments], SCHEMA)
+def table_of(decoded_batches: Sequence[DecodedBatch]) -> Any:
+    """Give a table with one Arrow chunk a decoded batch; values, keys and headers are not copied."""
+    return pa.Table.from_batches([batch_of(decoded) for decoded in decoded_batches], SCHEMA)
 
 
-def batch_of(segment: Segment) -> Any:
+def batch_of(decoded: DecodedBatch) -> Any:
     """Give one `pyarrow.RecordBatch`."""
-    columns, start, count = segment.columns, segment.start, segment.end - segment.start
+    columns, start, count = decoded.columns, decoded.start, decoded.end - decoded.start
     topic = pa.DictionaryArray.from_arrays(
-        _numbers(np.zeros(count, np.int32), pa.int32()), _names(segment.source.topic)
+        _numbers(np.zeros(count, np.int32), pa.int32()), _names(decoded.source.topic)
     )
     whole = count == columns.record_count
     arrays = [
@@ -44,8 +44,8 @@ def batch_of(segment: Segment) -> Any:
         columns.to_arrow_headers(),
     ]
     times, keys, values, headers = arrays if whole else [array.slice(start, count) for array in arrays]
-    partition = _numbers(np.full(count, segment.source.partition, np.int32), pa.int32())
-    offsets = _numbers(np.arange(segment.base_offset, segment.end_offset, dtype=np.int64), pa.int64())
+    partition = _numbers(np.full(count, decoded.source.partition, np.int32), pa.int32())
+    offsets = _numbers(np.arange(decoded.base_offset, decoded.end_offset, dtype=np.int64), pa.int64())
     return pa.RecordBatch.from_arrays([topic, partition, offsets, times, keys, values, headers], schema=SCHEMA)
 
 

@@ -9,10 +9,10 @@ import grpc
 from headrace.client.config import MAX_MESSAGE_BYTES, ClientConfig
 from headrace.client.errors import ClosedError
 from headrace.client.request_ids import operation_metadata
-from headrace.client.security import Certificates, ChannelSecurity, Options, credentials_of
+from headrace.client.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.client.steps import Call, Pause
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
-from headrace.wire.envelopes import parse_fetch_response
+from headrace.wire.zero_copy import parse_fetch_response
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -40,7 +40,7 @@ class Endpoint:
 
     __slots__ = ("address", "broker", "certificates", "channel", "cluster", "fetch", "groups", "process", "produce")
 
-    def __init__(self, address: str, certificates: Certificates | None, options: Options) -> None:
+    def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
         """`certificates`: speak TLS with these; None: plain text."""
         self.address = address
         self.certificates = certificates
@@ -61,7 +61,7 @@ class Endpoint:
             request_serializer=broker_pb2.FetchRequest.SerializeToString,
             response_deserializer=parse_fetch_response,
         )
-        """Gives an `Envelope`: the batches are not copied."""
+        """Gives a `SplicedMessage`: the batches are not copied."""
 
 
 class Connections:

@@ -16,17 +16,17 @@ from headrace.client.clock import monotonic_ms
 from headrace.client.config import ConsumerConfig, build
 from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.corrupt_batches import pass_corrupt_batch
+from headrace.client.decoding import decoded_batches_of, deserializers_of
 from headrace.client.errors import ConfigError, WakeupError
-from headrace.client.fetching import Fetcher, NextChunk
+from headrace.client.fetching import Fetcher, NextFetch
 from headrace.client.group_loops import GroupLoops
 from headrace.client.group_member import CLOSE_TIMEOUT_S, GroupMember
 from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.group_session import GroupSession
-from headrace.client.handed_out import HandedOut
-from headrace.client.read_position import NO_EPOCH, Chunk
-from headrace.client.records import Record, RecordBatch, Segment
-from headrace.client.run_core import RunOptions, RunSummary
-from headrace.client.segments import deserializers_of, segments_of
+from headrace.client.handler_pool import RunOptions, RunSummary
+from headrace.client.partition_fetch_state import NO_EPOCH, CompletedFetch
+from headrace.client.record_cursor import RecordCursor
+from headrace.client.records import DecodedBatch, Record, RecordBatch
 from headrace.client.steps import Steps, drive
 from headrace.wire.errors import (
     CorruptBatchError,
@@ -95,10 +95,10 @@ class Consumer:
             self._group = GroupMember(
                 self._config, topics, self._fetcher, make_session, lambda: self._current, self._forget_open
             )
-        self._chunk: Chunk | None = None
-        self._segments: Iterator[Segment] = iter(())
-        self._rest: Segment | None = None
-        self._current: HandedOut | None = None
+        self._completed: CompletedFetch | None = None
+        self._decoded_batches: Iterator[DecodedBatch] = iter(())
+        self._rest: DecodedBatch | None = None
+        self._current: RecordCursor | None = None
 
     def _open(self) -> Steps[None]:
         """Find where to start."""
@@ -136,15 +136,15 @@ class Consumer:
     def _next_records(self) -> Steps[Iterator[Record]]:
         """Wait for the next records; the iterator is at their first, and `position` moves with it."""
         self._settle()  # Also what an earlier loop was left in the middle of.
-        self._ask()
+        self._poll_begins()
         while True:
-            segment = yield from self._next_segment(None, None)
-            assert segment is not None, "a wait without end ends with a segment or an error"
-            if self._receive(segment, segment.base_offset):
+            decoded = yield from self._next_decoded_batch(None, None)
+            assert decoded is not None, "a wait without end ends with a decoded batch or an error"
+            if self._receive(decoded, decoded.base_offset):
                 break
         stopper = None if self._group is None else self._group.stopper()
-        self._current = HandedOut(segment, self._generation_of(segment), stopper)
-        self._gave()
+        self._current = RecordCursor(decoded, self._generation_of(decoded), stopper)
+        self._poll_ends()
         return self._current.records()
 
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
@@ -168,35 +168,35 @@ class Consumer:
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records} is not at least 1")
         self._settle()
-        self._ask()
-        segments: list[Segment] = []
+        self._poll_begins()
+        decoded_batches: list[DecodedBatch] = []
         size = 0
         left = max_records
         wait = timeout
         while left is None or left > 0:
             try:
-                segment = yield from self._next_segment(wait, left, first=not segments)
+                decoded = yield from self._next_decoded_batch(wait, left, first=not decoded_batches)
             except WakeupError:
-                if not segments:
+                if not decoded_batches:
                     raise
                 self._fetcher.wakeup()  # What has been received is given; the next wait ends.
                 break
-            if segment is None:
+            if decoded is None:
                 break
-            size += segment.payload_bytes
-            if segments and size > self._config.max_poll_bytes:
-                self._rest = segment if self._rest is None else replace(segment, end=self._rest.end)
+            size += decoded.payload_bytes
+            if decoded_batches and size > self._config.max_poll_bytes:
+                self._rest = decoded if self._rest is None else replace(decoded, end=self._rest.end)
                 break
-            if not self._receive(segment, segment.end_offset):
+            if not self._receive(decoded, decoded.end_offset):
                 continue
-            segments.append(segment)
+            decoded_batches.append(decoded)
             if self._group is not None:
-                self._group.touched(segment.source, segment.end_offset, segment.leader_epoch)
+                self._group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
             if left is not None:
-                left -= segment.end - segment.start
+                left -= decoded.end - decoded.start
             wait = 0
-        self._gave()
-        return RecordBatch(segments)
+        self._poll_ends()
+        return RecordBatch(decoded_batches)
 
     # --- positions ---
 
@@ -236,7 +236,7 @@ class Consumer:
         current = self._current
         with self._fetcher.changing() as positions:
             self._require(positions, where)
-            if current is not None and current.segment.source == where and current.is_current(positions):
+            if current is not None and current.decoded.source == where and current.is_current(positions):
                 return current.position()
             return int(positions.position(where))
 
@@ -254,7 +254,7 @@ class Consumer:
             self._require(positions, where)
             positions.seek(where, offset, topic_id)
         if self._group is not None:
-            self._group.sought(where, offset)
+            self._group.on_seek(where, offset)
 
     def seek_to_timestamp(self, when: datetime | float, *partitions: TopicPartition) -> None:
         """Go on from the first record at or after `when` (a datetime, or ms since 1970) in some partitions, or all."""
@@ -297,7 +297,7 @@ class Consumer:
         for where, behind in lags.items():
             current = self._current
             ahead = 0
-            if current is not None and current.segment.source == where:
+            if current is not None and current.decoded.source == where:
                 ahead = current.delivered()
             found[where] = None if behind is None else max(0, behind - ahead)
         return found
@@ -388,7 +388,7 @@ class Consumer:
         """
         group = self._in_group()
         with group.session.lock:
-            holding = group.membership.holding(where)
+            holding = group.membership.owned_partition(where)
         if holding is None:
             raise NotOwnerError(f"{where} is not this consumer's")
         return holding.assignment_epoch
@@ -453,129 +453,138 @@ class Consumer:
 
     # --- inside ---
 
-    def _next_segment(self, timeout: float | None, most: int | None, *, first: bool = True) -> Steps[Segment | None]:
+    def _next_decoded_batch(
+        self, timeout: float | None, most: int | None, *, first: bool = True
+    ) -> Steps[DecodedBatch | None]:
         """The next records, at most `most`; waits for the first only; None: nothing came in time."""
         group = self._group
         deadline = None if timeout is None else monotonic() + timeout
         while True:
-            is_held = False
+            delivery_paused = False
             if group is not None and first:
                 yield from group.follow()
-                is_held = group.is_held()
-            segment, self._rest = (None, self._rest) if is_held else (self._rest, None)
-            if segment is None and not is_held:
+                delivery_paused = group.delivery_paused()
+            decoded, self._rest = (None, self._rest) if delivery_paused else (self._rest, None)
+            if decoded is None and not delivery_paused:
                 try:
-                    segment = yield from self._decode_next()
+                    decoded = yield from self._decode_next()
                 except HeadraceError:
                     if first:
                         raise
                     return None  # What is before the batch is given; the next call comes upon it again.
-            if segment is not None:
-                if most is not None and segment.end - segment.start > most:
-                    self._rest = segment.cut(most, segment.end - segment.start)
-                    segment = segment.cut(0, most)
-                return segment
-            if not first and (most is None or not self._has_chunks()):
+            if decoded is not None:
+                if most is not None and decoded.end - decoded.start > most:
+                    self._rest = decoded.cut(most, decoded.end - decoded.start)
+                    decoded = decoded.cut(0, most)
+                return decoded
+            if not first and (most is None or not self._has_completed_fetches()):
                 return None  # What one fetch brought is given; more is another poll's.
             if group is not None:
                 left = None if deadline is None else max(0.0, deadline - monotonic())
-                chunk = yield from self._next_chunk_of_group(left, is_held)
-                if chunk is None and left != 0:
+                completed = yield from self._next_fetch_of_group(left, delivery_paused)
+                if completed is None and left != 0:
                     continue
             elif self._fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
             else:
-                chunk = yield NextChunk(timeout)
-            if chunk is None:
+                completed = yield NextFetch(timeout)
+            if completed is None:
                 return None
-            self._chunk = chunk
-            self._segments = segments_of(self._chunk, self._deserializers, self._config.max_payload_bytes)
+            self._completed = completed
+            self._decoded_batches = decoded_batches_of(
+                self._completed, self._deserializers, self._config.max_payload_bytes
+            )
 
     @staticmethod
-    def _next_chunk_of_group(timeout: float | None, is_held: bool) -> Steps[Chunk | None]:
-        """The next chunk; None: not yet, and the group may have news. A deleted topic is taken away by the group."""
+    def _next_fetch_of_group(timeout: float | None, delivery_paused: bool) -> Steps[CompletedFetch | None]:
+        """The next completed fetch; None: not yet, and the group may have news. A deleted topic is taken away by the
+        group.
+        """
         try:
-            chunk: Chunk | None = yield NextChunk(timeout, is_held)
+            completed: CompletedFetch | None = yield NextFetch(timeout, delivery_paused)
         except (UnknownTopicError, UnknownTopicIdError):
             return None
-        return chunk
+        return completed
 
-    def _ask(self) -> None:
+    def _poll_begins(self) -> None:
         if self._group is not None:
-            self._group.ask()
+            self._group.on_poll_begin()
 
-    def _gave(self) -> None:
+    def _poll_ends(self) -> None:
         if self._group is not None:
-            self._group.gave()
+            self._group.on_poll_end()
 
-    def _has_chunks(self) -> bool:
+    def _has_completed_fetches(self) -> bool:
         with self._fetcher.changing() as positions:
-            return bool(positions.has_chunks())
+            return bool(positions.has_completed_fetches())
 
-    def _decode_next(self) -> Steps[Segment | None]:
-        chunk = self._chunk
-        if chunk is None:
+    def _decode_next(self) -> Steps[DecodedBatch | None]:
+        completed = self._completed
+        if completed is None:
             return None
         try:
-            segment = next(self._segments, None)
+            decoded = next(self._decoded_batches, None)
         except CorruptBatchError as error:
             self._forget_open()
-            if not self._fetcher.ask_again(chunk, error):
-                passed = yield from pass_corrupt_batch(self._fetcher, self._config, chunk, error, self._config.group_id)
+            if not self._fetcher.ask_again(completed, error):
+                passed = yield from pass_corrupt_batch(
+                    self._fetcher, self._config, completed, error, self._config.group_id
+                )
                 if not passed:
                     raise
                 if self._group is not None:
-                    self._group.touched(chunk.where, error.next_offset, NO_EPOCH)
+                    self._group.mark_consumed(completed.where, error.next_offset, NO_EPOCH)
             return None
         except Exception:
             self._forget_open()
             with self._fetcher.changing() as positions:
-                if positions.generation(chunk.where) == chunk.generation:
-                    positions.rewind(chunk.where)
+                if positions.generation(completed.where) == completed.generation:
+                    positions.rewind(completed.where)
             raise
-        if segment is None:
-            self._chunk = None
-        return segment
+        if decoded is None:
+            self._completed = None
+        return decoded
 
-    def _receive(self, segment: Segment, position: int) -> bool:
-        """Note that the application receives a segment up to `position`.
+    def _receive(self, decoded: DecodedBatch, position: int) -> bool:
+        """Note that the application receives a decoded batch up to `position`.
 
-        False, and the rest of its chunk is dropped: the engine goes on elsewhere, such as in another life of the topic.
+        False, and the rest of its completed fetch is dropped: the engine goes on elsewhere, such as in another life of
+        the topic.
         """
         with self._fetcher.changing() as positions:
-            generation = self._generation_of(segment)
-            if positions.deliver(segment.source, generation, position, segment.leader_epoch):
+            generation = self._generation_of(decoded)
+            if positions.deliver(decoded.source, generation, position, decoded.leader_epoch):
                 return True
-        self._forget_open(segment.source)
+        self._forget_open(decoded.source)
         return False
 
-    def _generation_of(self, segment: Segment) -> int:
-        chunk = self._chunk
-        return chunk.generation if chunk is not None and chunk.where == segment.source else -1
+    def _generation_of(self, decoded: DecodedBatch) -> int:
+        completed = self._completed
+        return completed.generation if completed is not None and completed.where == decoded.source else -1
 
     def _settle(self) -> None:
-        """Write down what the iteration has handed out, end it, and keep what it has not."""
+        """Write down what the iteration has delivered, end it, and keep what it has not."""
         current = self._current
         if current is None:
             return
         delivered = current.end()
-        segment = current.segment
+        decoded = current.decoded
         with self._fetcher.changing() as positions:
-            position = segment.base_offset + delivered
-            positions.deliver(segment.source, current.generation, position, segment.leader_epoch)
+            position = decoded.base_offset + delivered
+            positions.deliver(decoded.source, current.generation, position, decoded.leader_epoch)
             stale = not current.is_current(positions)
         if self._group is not None and not stale:
-            self._group.settled(current)
+            self._group.checkpoint(current)
         self._current = None  # Not before the group has what was finished of it.
-        if stale:  # What is behind it in the chunk is fetched again, with what was not handed out.
-            self._forget_open(segment.source)
-        elif delivered < segment.end - segment.start:
-            self._rest = segment.cut(delivered, segment.end - segment.start)
+        if stale:  # What is behind it in the completed fetch is fetched again, with what was not delivered.
+            self._forget_open(decoded.source)
+        elif delivered < decoded.end - decoded.start:
+            self._rest = decoded.cut(delivered, decoded.end - decoded.start)
 
     def _forget_open(self, where: TopicPartition | None = None) -> None:
-        """Drop the chunk that is open, if it is of this partition (None: of any)."""
-        if self._chunk is not None and where in (None, self._chunk.where):
-            self._chunk, self._segments, self._rest = None, iter(()), None
+        """Drop the completed fetch that is open, if it is of this partition (None: of any)."""
+        if self._completed is not None and where in (None, self._completed.where):
+            self._completed, self._decoded_batches, self._rest = None, iter(()), None
 
     def _assign(
         self, wanted: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int] | None = None

@@ -1,7 +1,8 @@
 """What becomes of a batch that cannot be decoded: `on_corrupt_batch` is fail, skip or dead_letter. No I/O.
 
-A batch whose checksum is wrong is asked for again first, from whoever has a sound copy (`Positions.found_damage`). One
-whose checksums are right was written so: every replica has it, and asking again changes nothing.
+A batch whose checksum is wrong is asked for again first, from whoever has a sound copy
+(`SubscriptionState.found_damage`). One whose checksums are right was written so: every replica has it, and asking again
+changes nothing.
 """
 
 import logging
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.client.config import FetchConfig
 from headrace.client.dead_letters import DeadLetter, batch_letters
-from headrace.client.read_position import Chunk
+from headrace.client.partition_fetch_state import CompletedFetch
 from headrace.client.steps import Steps
 from headrace.wire.errors import CorruptBatchError
 
@@ -28,14 +29,14 @@ class WriteLetters(NamedTuple):
 
 
 def pass_corrupt_batch(
-    fetcher: "Fetcher", config: FetchConfig, chunk: Chunk, error: CorruptBatchError, group_id: str = ""
+    fetcher: "Fetcher", config: FetchConfig, completed: CompletedFetch, error: CorruptBatchError, group_id: str = ""
 ) -> Steps[bool]:
     """Go on behind a corrupt batch where `on_corrupt_batch` says so; False: the error is the application's.
 
     Raises:
         HeadraceError: the dead letter could not be written; the position is before the batch still.
     """
-    where = chunk.where
+    where = completed.where
     with fetcher.changing() as positions:
         generation = positions.generation(where)
     if config.on_corrupt_batch == "fail" or generation < 0 or error.next_offset <= error.offset:

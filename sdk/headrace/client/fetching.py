@@ -1,9 +1,9 @@
 """The engine of blocking readers: a thread that keeps fetches in flight, and a queue that the application empties.
 
-That thread plans fetches by `Positions`, reads metadata again where it is stale or old, and finds new positions where
-an old one is gone. Each fetch in flight has a thread of its own, which makes a blocking call, takes the answer in and
-goes on with the next fetch at once. (Futures would be simpler to read; but gRPC starts a thread for the first one in
-flight and ends it with the last, so with one fetch at a time every fetch costs a new thread.) An answer is only
+That thread plans fetches by `SubscriptionState`, reads metadata again where it is stale or old, and finds new positions
+where an old one is gone. Each fetch in flight has a thread of its own, which makes a blocking call, takes the answer in
+and goes on with the next fetch at once. (Futures would be simpler to read; but gRPC starts a thread for the first one
+in flight and ends it with the last, so with one fetch at a time every fetch costs a new thread.) An answer is only
 queued, with its batches' headers walked; checksums and columns are the application's thread's work, so that the two
 overlap.
 """
@@ -21,9 +21,10 @@ import grpc
 
 from headrace.client.admin_rpc import by_name
 from headrace.client.admin_steps import AdminSteps
+from headrace.client.bootstrap_client import BootstrapClient, error_of_call
 from headrace.client.call_counts import CallStats
 from headrace.client.clock import monotonic_ms
-from headrace.client.cluster_calls import ClusterCalls, error_of_call
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.config import FetchConfig
 from headrace.client.connection import Connections
 from headrace.client.corrupt_batches import WriteLetters
@@ -31,15 +32,14 @@ from headrace.client.dead_letters import producer_settings
 from headrace.client.errors import ClosedError, ForkedError, TopicRecreatedError, WakeupError
 from headrace.client.fetch_plan import FetchPlan
 from headrace.client.forking import ForkGuard
-from headrace.client.offset_resets import log_edges, position_after
+from headrace.client.offset_resets import log_bounds, position_after
+from headrace.client.partition_fetch_state import CompletedFetch
 from headrace.client.position_reports import INTERVAL_S, PositionReports
-from headrace.client.positions import Positions
-from headrace.client.read_position import Chunk
-from headrace.client.records import Segment
+from headrace.client.records import DecodedBatch
 from headrace.client.request_ids import operation_metadata
 from headrace.client.retry import OVERDUE_MS, Backoff
-from headrace.client.routing import RoutingTable
 from headrace.client.steps import Pause, Steps, drive
+from headrace.client.subscription_state import SubscriptionState
 from headrace.client.transfer import Transfers
 from headrace.v1 import cluster_pb2
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError
@@ -50,12 +50,12 @@ log = logging.getLogger("headrace.consumer")
 STOP_TIMEOUT_S = 5.0
 
 
-class NextChunk(NamedTuple):
-    """A step: wait for the next chunk. Answered with it, or with None when the time is up or all is read."""
+class NextFetch(NamedTuple):
+    """A step: wait for the next completed fetch. Answered with it, or with None when the time is up or all is read."""
 
     timeout: float | None
     """In seconds; None: without end."""
-    is_held: bool = False
+    delivery_paused: bool = False
     """Take none, also where the owner is held back no more: what is left of the last one comes first. Then None."""
 
 
@@ -67,15 +67,15 @@ class NewPartitions(Protocol):
 
 
 class Iterated(Protocol):
-    """A segment that is iterated over: its position is ahead of that in `Positions`."""
+    """A decoded batch that is iterated over: its position is ahead of that in `SubscriptionState`."""
 
-    segment: Segment
+    decoded: DecodedBatch
 
-    def is_current(self, positions: Positions) -> bool:
+    def is_current(self, positions: SubscriptionState) -> bool:
         """Whether the partition's position was not changed from outside since."""
 
     def position(self) -> int:
-        """The offset behind the last record that was handed out."""
+        """The offset behind the last record that was delivered."""
 
 
 class Fetcher:
@@ -91,12 +91,12 @@ class Fetcher:
         self._on_metadata = on_metadata
         self._connections = Connections(what, config)
         self._transfers = Transfers(what, config)
-        self._cluster = ClusterCalls(config)
+        self._bootstrap = BootstrapClient(config)
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
         self._lock = threading.Lock()
         self._data = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
-        self._routes = RoutingTable()
+        self._cluster_metadata = ClusterMetadata()
         self._topics: set[str] = set()
         self._plans: deque[FetchPlan] = deque()
         self._planned = threading.Condition(self._lock)
@@ -108,17 +108,17 @@ class Fetcher:
         self._look_at_ms = 0
         self._failure: Exception | None = None
         self._wakeup = False
-        self._nudged = False
+        self._woken = False
         self._closed = False
         self._forked = False
         self._fork_guard = ForkGuard(self._after_fork)
         self._letters: Any = None
         """The producer of dead letters, from the first one on."""
-        self.positions = Positions(config, self._backoff)
-        self.admin = AdminSteps(config, self._cluster)
-        self.holds: Callable[[], bool] | None = None
-        """While it says so, nothing is handed out."""
-        self.tells_missing = True
+        self.positions = SubscriptionState(config, self._backoff)
+        self.admin = AdminSteps(config, self._bootstrap)
+        self.delivery_paused: Callable[[], bool] | None = None
+        """While it says so, nothing is delivered."""
+        self.raise_on_unknown_topic = True
         """Whether the application is told that a topic was deleted under it."""
         self.last_error: HeadraceError | None = None
         """What keeps metadata from being read, or None while it works."""
@@ -138,20 +138,20 @@ class Fetcher:
         self.check()
         answer = yield from self._ask_metadata(topics)
         with self._lock:
-            self._routes.update(answer)
+            self._cluster_metadata.update(answer)
             self._topics = set(topics)
-            return {name: self._routes.require(name).partitions for name in sorted(topics)}
+            return {name: self._cluster_metadata.require(name).partitions for name in sorted(topics)}
 
     def topic_id(self, topic: str) -> bytes:
         """Return the id that a topic has by the newest metadata; empty: it is not known."""
         with self._lock:
-            route = self._routes.topic(topic)
-            return b"" if route is None else route.topic_id
+            topic_leaders = self._cluster_metadata.topic(topic)
+            return b"" if topic_leaders is None else topic_leaders.topic_id
 
     def perform(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
-        if isinstance(step, NextChunk):
-            return self.next_chunk(step.timeout, is_held=step.is_held)
+        if isinstance(step, NextFetch):
+            return self.next_fetch(step.timeout, delivery_paused=step.delivery_paused)
         if isinstance(step, WriteLetters):
             return self._write_letters(step)
         return self._connections.perform(step)
@@ -191,10 +191,10 @@ class Fetcher:
             if self.positions.has_news:
                 self._wake_engine()
 
-    def ask_again(self, chunk: Chunk, error: CorruptBatchError) -> bool:
+    def ask_again(self, completed: CompletedFetch, error: CorruptBatchError) -> bool:
         """Whether a batch that failed its checksum is asked for again; otherwise the error is the application's."""
         with self.changing() as positions:
-            return bool(positions.found_damage(chunk, error, monotonic_ms()))
+            return bool(positions.found_damage(completed, error, monotonic_ms()))
 
     def _wake_engine(self) -> None:
         self._work.notify()
@@ -202,10 +202,11 @@ class Fetcher:
     def _wake_application(self) -> None:
         self._data.notify()
 
-    def next_chunk(self, timeout: float | None, *, is_held: bool = False) -> Chunk | None:
-        """Wait for the next chunk; None when the time is up, after a `nudge`, or when all have reached their end.
+    def next_fetch(self, timeout: float | None, *, delivery_paused: bool = False) -> CompletedFetch | None:
+        """Wait for the next completed fetch; None when the time is up, after a `wake`, or when all have reached their
+        end.
 
-        Where `is_held` none is taken, and the wait also ends when the owner is held back no more.
+        Where `delivery_paused` none is taken, and the wait also ends when the owner is held back no more.
 
         Raises:
             WakeupError: another thread called `wakeup`.
@@ -215,35 +216,37 @@ class Fetcher:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:
-                chunk = self._pop(is_held)
-                if chunk is not None:
-                    return chunk
+                completed = self._pop(delivery_paused)
+                if completed is not None:
+                    return completed
                 left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or self._take_nudge() or self._ends_wait(is_held):
+                if (left is not None and left <= 0) or self._take_wake() or self._ends_wait(delivery_paused):
                     return None
                 self._data.wait(left)
 
-    def _ends_wait(self, is_held: bool) -> bool:
+    def _ends_wait(self, delivery_paused: bool) -> bool:
         """Whether nothing more will come, or nothing holds the owner back that was held. Under the lock."""
-        return (is_held and (self.holds is None or not self.holds())) or bool(self.positions.is_finished())
+        return (delivery_paused and (self.delivery_paused is None or not self.delivery_paused())) or bool(
+            self.positions.is_finished()
+        )
 
-    def _pop(self, is_held: bool) -> Chunk | None:
-        """Give the next chunk if there is one now. Under the lock."""
+    def _pop(self, delivery_paused: bool) -> CompletedFetch | None:
+        """Give the next completed fetch if there is one now. Under the lock."""
         self.check()
         if self._wakeup:
             self._wakeup = False
             raise WakeupError
-        if is_held or (self.holds is not None and self.holds()):
+        if delivery_paused or (self.delivery_paused is not None and self.delivery_paused()):
             return None
-        chunk = self.positions.pop(monotonic_ms())
+        completed = self.positions.pop(monotonic_ms())
         if self.positions.has_news:
             self._wake_engine()
-        return chunk
+        return completed
 
-    def _take_nudge(self) -> bool:
-        """Whether the wait is to end because of `nudge`. Under the lock."""
-        nudged, self._nudged = self._nudged, False
-        return nudged
+    def _take_wake(self) -> bool:
+        """Whether the wait is to end because of `wake`. Under the lock."""
+        woken, self._woken = self._woken, False
+        return woken
 
     def wakeup(self) -> None:
         """End the wait of the application's thread, now or the next."""
@@ -251,10 +254,10 @@ class Fetcher:
             self._wakeup = True
             self._data.notify_all()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """End the wait of the application's thread, now or the next, without an error."""
         with self._lock:
-            self._nudged = True
+            self._woken = True
             self._wake_application()
 
     def check(self) -> None:
@@ -332,7 +335,7 @@ class Fetcher:
 
     def _look_after_calls(self, now: int) -> None:
         """See to fetches that nobody answers. Under the lock."""
-        if self.positions.give_up_overdue(self._routes, now):
+        if self.positions.give_up_overdue(self._cluster_metadata, now):
             self._wake_application()
 
     def _turn(self, refresh: bool, resets: list[TopicPartition]) -> Steps[None]:
@@ -355,7 +358,7 @@ class Fetcher:
 
     def _plan(self, now: int) -> None:
         """Queue the fetches that may start now, and see that each finds a thread. Under the lock."""
-        self._plans.extend(self.positions.plan(self._routes, now))
+        self._plans.extend(self.positions.plan(self._cluster_metadata, now))
         for _ in range(len(self._plans) - self._idle_fetchers):
             self._idle_fetchers += 1
             self._start_thread(self._run_fetches)
@@ -391,7 +394,7 @@ class Fetcher:
         positions = {where: self.positions.position(where) for where in self.positions.assigned()}
         current = self.iterating()
         if current is not None and current.is_current(self.positions):
-            positions[current.segment.source] = current.position()
+            positions[current.decoded.source] = current.position()
         positions = {where: offset for where, offset in positions.items() if not self.positions.replaced(where)}
         ids = {where.topic: self.positions.topic_id(where) for where in positions}
         return positions, {name: topic_id for name, topic_id in ids.items() if topic_id}
@@ -442,10 +445,10 @@ class Fetcher:
     def _take(self, plan: FetchPlan, answer: Any, error: HeadraceError | None, now: int) -> None:
         """Take in what came of a fetch. Under the lock."""
         if error is not None:
-            news = self.positions.take_failure(plan, error, self._routes, now)
+            news = self.positions.take_failure(plan, error, self._cluster_metadata, now)
         else:
             self.last_answer_ms = now
-            news = self.positions.take_answer(plan, answer, self._routes, now)
+            news = self.positions.take_answer(plan, answer, self._cluster_metadata, now)
         if news:
             self._wake_application()
 
@@ -464,14 +467,18 @@ class Fetcher:
                 self.last_error = error
             return
         with self._lock:
-            self._routes.update(answer)
+            self._cluster_metadata.update(answer)
             self.positions.stale_topics.clear()
             self._metadata_failures = 0
             self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
             self._look_at_ms = monotonic_ms() + self._backoff.look_delay_ms()
             self._look_after_calls(monotonic_ms())
             self.last_error = None
-            counts = {name: route.partitions for name in topics if (route := self._routes.topic(name)) is not None}
+            counts = {
+                name: topic_leaders.partitions
+                for name in topics
+                if (topic_leaders := self._cluster_metadata.topic(name)) is not None
+            }
             self._fail_missing(topics)
         for name, partitions in sorted(counts.items()):
             if self._on_metadata is not None:
@@ -480,8 +487,8 @@ class Fetcher:
     def _fail_missing(self, topics: set[str]) -> None:
         """Tell the application of a topic that was deleted under it."""
         for where in self.positions.assigned():
-            error = self._routes.error(where.topic) if where.topic in topics else None
-            if error is not None and not error.retriable and self.tells_missing:
+            error = self._cluster_metadata.error(where.topic) if where.topic in topics else None
+            if error is not None and not error.retriable and self.raise_on_unknown_topic:
                 self.positions.fail(where, error, monotonic_ms())
                 self._wake_application()
 
@@ -489,7 +496,7 @@ class Fetcher:
         request = cluster_pb2.GetMetadataRequest(
             topics=[by_name(name) for name in sorted(topics)], brokers_only=not topics
         )
-        return self._cluster.metadata(request, self._config.request_timeout_ms / 1000)
+        return self._bootstrap.metadata(request, self._config.request_timeout_ms / 1000)
 
     def _find_position(self, where: TopicPartition) -> Steps[None]:
         """Find where to go on in a partition whose position is not in its log."""
@@ -499,7 +506,7 @@ class Fetcher:
         if ids is not None:
             yield from self._find_position_anew(where, ids)
             return
-        earliest, latest = yield from log_edges(self.admin, where, self._config.request_timeout_ms / 1000, life)
+        earliest, latest = yield from log_bounds(self.admin, where, self._config.request_timeout_ms / 1000, life)
         with self._lock:
             if where not in self.positions:
                 return
@@ -520,18 +527,18 @@ class Fetcher:
     def _find_position_anew(self, where: TopicPartition, ids: tuple[bytes, bytes]) -> Steps[None]:
         """Find where to go on in a topic that was created again; a group does so itself, by another assignment."""
         old_id, new_id = ids
-        if not self.tells_missing or self._auto_offset_reset == "error":
+        if not self.raise_on_unknown_topic or self._auto_offset_reset == "error":
             with self._lock:
                 if self.positions.replaced(where) != ids:
                     return
-                if not self.tells_missing:
+                if not self.raise_on_unknown_topic:
                     self.positions.rewind(where, monotonic_ms())
                     return
                 error = TopicRecreatedError(where, self.positions.position(where), old_id, new_id)
                 self.positions.fail(where, error, monotonic_ms())
                 self._wake_application()
             return
-        earliest, latest = yield from log_edges(self.admin, where, self._config.request_timeout_ms / 1000, new_id)
+        earliest, latest = yield from log_bounds(self.admin, where, self._config.request_timeout_ms / 1000, new_id)
         target = earliest if self._auto_offset_reset == "earliest" else latest
         with self._lock:
             if self.positions.replaced(where) != ids:

@@ -5,7 +5,7 @@ All members of a group prefer the same coordinator (`group_routing`); another on
 
 from typing import Any
 
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.config import ClientConfig
 from headrace.client.errors import NoBrokersAvailableError
 from headrace.client.group_routing import coordinators_for
@@ -13,13 +13,13 @@ from headrace.client.steps import Call, Steps
 from headrace.v1 import cluster_pb2
 
 
-class CoordinatorChoice:
+class CoordinatorSelector:
     """Owned by one of a session's loops. A failure moves on to the next coordinator, an answer stays with it."""
 
-    def __init__(self, config: ClientConfig, group_id: str, cluster: ClusterCalls) -> None:
+    def __init__(self, config: ClientConfig, group_id: str, bootstrap: BootstrapClient) -> None:
         self._config = config
         self._group_id = group_id
-        self._cluster = cluster
+        self._bootstrap = bootstrap
         self._turn = 0
         self.failures = 0
         """In a row."""
@@ -30,15 +30,15 @@ class CoordinatorChoice:
         Raises:
             NoBrokersAvailableError: nobody knows a coordinator.
         """
-        known = self._cluster.coordinators
+        known = self._bootstrap.coordinators
         if not known or (self.failures and self.failures % len(known) == 0):
             asked = cluster_pb2.GetMetadataRequest(brokers_only=True)
             try:
-                yield from self._cluster.metadata(asked, min(timeout, self._config.request_timeout_ms / 1000))
+                yield from self._bootstrap.metadata(asked, min(timeout, self._config.request_timeout_ms / 1000))
             except NoBrokersAvailableError:
                 if not known:
                     raise
-            known = self._cluster.coordinators or known
+            known = self._bootstrap.coordinators or known
         if not known:
             raise NoBrokersAvailableError(dict.fromkeys(self._config.addresses, "knows no coordinator"))
         ranked = coordinators_for(self._group_id, known)

@@ -1,8 +1,8 @@
 """A consumer's session with its group: heartbeats, commits and look-ups of starts, each in the background.
 
 Three loops, written as steps: one heartbeats, one commits, one finds where to start in what was assigned. A shell runs
-each on a thread (`group_session`) or as a task (`loop.group_session`). The application's thread is told by `on_news`
-that there is something for it, takes `news`, and is never called from here.
+each on a thread (`group_session`) or as a task (`aio.group_session`). The application's thread is told by `on_events`
+that there is something for it, takes `pending_events`, and is never called from here.
 """
 
 import logging
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import grpc
 
 from headrace.client.admin_steps import AdminSteps
-from headrace.client.cluster_calls import ClusterCalls, error_of_call
+from headrace.client.bootstrap_client import BootstrapClient, error_of_call
 from headrace.client.config import ConsumerConfig, RebalanceCallback
 from headrace.client.errors import ClosedError
-from headrace.client.group_calls import CoordinatorChoice
+from headrace.client.group_calls import CoordinatorSelector
 from headrace.client.group_offsets import CommitQueue, CommitTicket, OffsetAndMetadata
-from headrace.client.group_starts import GroupStarts
+from headrace.client.initial_offsets import InitialOffsets
 from headrace.client.membership import Membership, Phase
 from headrace.client.retry import Backoff
 from headrace.client.steps import Call, Pause, Steps
@@ -43,20 +43,20 @@ LEAVE_TIMEOUT_S = 3.0
 IDLE_S = 60.0
 
 
-class Beat(NamedTuple):
-    """A step: a call that waits for news at its coordinator, and that `speak` ends. Answered with None if it did."""
+class LongPollCall(NamedTuple):
+    """A step: a call that waits at its coordinator, and that `heartbeat_now` ends. Answered with None if it did."""
 
     call: Call
 
 
-class Rest(NamedTuple):
+class WaitEvent(NamedTuple):
     """A step: wait for an event, which is then cleared, or until the time is up."""
 
     event: Any
     seconds: float
 
 
-class Notify(NamedTuple):
+class InvokeCallback(NamedTuple):
     """A step: call the application back, on its own thread."""
 
     callback: RebalanceCallback
@@ -80,23 +80,23 @@ class GroupLoops:
         *,
         perform: Callable[[Any], Any],
         admin: AdminSteps,
-        finished: Callable[[], Mapping[TopicPartition, OffsetAndMetadata]],
-        on_news: Callable[[], None],
+        committable_offsets: Callable[[], Mapping[TopicPartition, OffsetAndMetadata]],
+        on_events: Callable[[], None],
         stalled: Callable[[], bool],
     ) -> None:
-        """`perform` does steps that are not this module's own; `finished` gives what the application is done with;
-        `stalled` says that it has stopped asking, and the member is to leave.
+        """`perform` does steps that are not this module's own; `committable_offsets` returns what the application is
+        done with; `stalled` says that it has stopped asking, and the member is to leave.
         """
         self._config = config
         self._perform = perform
-        self._finished = finished
-        self._on_news = on_news
+        self._committable_offsets = committable_offsets
+        self._on_events = on_events
         self._stalled = stalled
-        self._cluster = ClusterCalls(config)
+        self._bootstrap = BootstrapClient(config)
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
-        self._beat_now = self._make_event()
-        self._commit_now = self._make_event()
-        self._start_now = self._make_event()
+        self._heartbeat_due = self._make_event()
+        self._commit_due = self._make_event()
+        self._look_up_due = self._make_event()
         self._commit_at_ms = boot_ms() + config.auto_commit_interval_ms
         self._ends = False
         self.lock = threading.RLock()
@@ -104,7 +104,7 @@ class GroupLoops:
             config, topics, socket.gethostname(), lambda: secrets.token_bytes(16), now_ms=boot_ms()
         )
         self.commits = CommitQueue(config.client_id, config.group_id)
-        self.starts = GroupStarts(config, admin)
+        self.initial_offsets = InitialOffsets(config, admin)
         self.etcd_reachable = True
         self.coordinator_reachable = True
         self.failure: Exception | None = None
@@ -112,30 +112,30 @@ class GroupLoops:
 
     # --- for the consumer, under the lock ---
 
-    def speak(self) -> None:
-        """Send a heartbeat soon if there is something to say; also one that waits is ended for it."""
-        if self.membership.is_to_speak:
-            self._beat_now.set()
+    def heartbeat_now(self) -> None:
+        """Send a heartbeat soon if one is needed, and end one that waits for it."""
+        if self.membership.needs_heartbeat:
+            self._heartbeat_due.set()
             self._interrupt()
 
     def put(self, ticket: CommitTicket) -> None:
         """Queue a commit of partitions that are held; see `CommitTicket`."""
         topic_ids = {}
         for where in ticket.offsets:
-            holding = self.membership.holding(where)
+            holding = self.membership.owned_partition(where)
             assert holding is not None, "checked by the consumer"
             topic_ids[where] = holding.topic_id
         self.commits.put(ticket, topic_ids)
-        self._commit_now.set()
+        self._commit_due.set()
 
     def auto_commit(self, *, only: Iterable[TopicPartition] | None = None) -> None:
         """Queue what the application has finished with and is not stored, of all partitions or of some."""
         wanted = None if only is None else set(only)
         offsets = {
             where: value
-            for where, value in self._finished().items()
+            for where, value in self._committable_offsets().items()
             if (wanted is None or where in wanted)
-            and self.membership.holding(where) is not None
+            and self.membership.owned_partition(where) is not None
             and _differs(self.commits.latest(where), value)
         }
         if offsets:
@@ -147,46 +147,46 @@ class GroupLoops:
         held = {holding.where: holding for holding in membership.owned()}
         membership.release(self._release)
         for where in list(self.commits.committed):
-            if where not in held and membership.holding(where) is None:
+            if where not in held and membership.owned_partition(where) is None:
                 self.commits.drop(where)
         if membership.to_start():
-            self._start_now.set()
-        self.speak()
+            self._look_up_due.set()
+        self.heartbeat_now()
         self._tell_waiters()
-        if membership.news() or membership.failure is not None or self.commits.has_done():
-            self._on_news()
+        if membership.pending_events() or membership.failure is not None or self.commits.has_done():
+            self._on_events()
 
     def _release(self, where: TopicPartition) -> bool:
         """Whether a partition that was given up has nothing unresolved; remembers its last commit."""
         if not self.commits.is_resolved(where):
             return False
-        holding = self.membership.holding(where)
+        holding = self.membership.owned_partition(where)
         committed = self.commits.committed.get(where)
         if holding is not None and committed is not None:
-            self.starts.remember(holding, committed)
+            self.initial_offsets.remember(holding, committed)
         return True
 
     def lose_all(self) -> None:
         """Be no member any more; what was not committed is not."""
         self.membership.lose_all()
         self.commits.drop_all()
-        self._beat_now.set()
+        self._heartbeat_due.set()
         self.settle()
 
     # --- the loops ---
 
     def heartbeats(self) -> Steps[None]:
         """Join, and stay a member until the end."""
-        choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while not self._has_ended():
             if self._stalled():
-                yield from self._go_away(choice)
+                yield from self._become_stale(selector)
             with self.lock:
                 if self.membership.is_over:
                     return
-                is_away = self.membership.phase is Phase.AWAY
-            if is_away:
-                yield Rest(self._beat_now, IDLE_S)
+                is_stale = self.membership.phase is Phase.STALE
+            if is_stale:
+                yield WaitEvent(self._heartbeat_due, IDLE_S)
                 continue
             with self.lock:
                 request = self.membership.request()
@@ -194,7 +194,7 @@ class GroupLoops:
             sent_ms = boot_ms()
             error = None
             try:
-                answer = yield Beat((yield from choice.call("Heartbeat", request, timeout)))
+                answer = yield LongPollCall((yield from selector.call("Heartbeat", request, timeout)))
             except ClosedError:
                 return
             except (grpc.RpcError, HeadraceError) as failed:
@@ -202,13 +202,13 @@ class GroupLoops:
             if self._has_ended():
                 return
             if error is not None:
-                yield from self._heartbeat_failed(choice, error, request)
+                yield from self._heartbeat_failed(selector, error, request)
                 continue
             if answer is None:
                 with self.lock:
                     self.membership.heartbeat_ended(request)
                 continue
-            choice.answered()
+            selector.answered()
             with self.lock:
                 self.etcd_reachable = self.coordinator_reachable = True
                 if request.member_id != self.membership.member_id or self.membership.is_over:
@@ -219,12 +219,14 @@ class GroupLoops:
                 is_news = self.membership.revision != before
                 self.settle()
                 if was_over:
-                    self._on_news()  # What was held back may go on.
+                    self._on_events()  # What was held back may go on.
             if not is_news and boot_ms() - sent_ms < request.max_wait_ms // 2:
-                yield Rest(self._beat_now, self.membership.interval_ms / 2000)  # Its view is behind: not again at once.
+                yield WaitEvent(
+                    self._heartbeat_due, self.membership.interval_ms / 2000
+                )  # Its view is behind: not again at once.
 
     def _heartbeat_failed(
-        self, choice: CoordinatorChoice, error: HeadraceError, request: groups_pb2.HeartbeatRequest
+        self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.HeartbeatRequest
     ) -> Steps[None]:
         is_final = not error.retriable
         with self.lock:
@@ -238,17 +240,17 @@ class GroupLoops:
                 self.commits.drop_all()
             self.settle()
         if is_final:
-            choice.answered()
-            yield Rest(self._beat_now, self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
+            selector.answered()
+            yield WaitEvent(self._heartbeat_due, self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
             return
-        choice.failed()
-        log.info("group %s: no heartbeat (%d): %s", self._config.group_id, choice.failures, error)
-        delay_ms = self._backoff.delay_ms(choice.failures, error.retry_after_ms)
-        yield Rest(self._beat_now, delay_ms / 1000)
+        selector.failed()
+        log.info("group %s: no heartbeat (%d): %s", self._config.group_id, selector.failures, error)
+        delay_ms = self._backoff.delay_ms(selector.failures, error.retry_after_ms)
+        yield WaitEvent(self._heartbeat_due, delay_ms / 1000)
 
     def committing(self) -> Steps[None]:
         """Commit what is queued, and what the application has finished with, until the end."""
-        choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while not self._has_ended():
             with self.lock:
                 now = boot_ms()
@@ -261,18 +263,18 @@ class GroupLoops:
                     request = self.commits.request(membership.member_id, membership.member_epoch)
                 wait_s = (self._commit_at_ms - now) / 1000 if self._config.enable_auto_commit else IDLE_S
             if request is None:
-                yield Rest(self._commit_now, max(0.001, wait_s))
+                yield WaitEvent(self._commit_due, max(0.001, wait_s))
                 continue
             timeout = min(TRY_TIMEOUT_S, self._config.request_timeout_ms / 1000)
             try:
-                answer = yield (yield from choice.call("CommitOffsets", request, timeout))
+                answer = yield (yield from selector.call("CommitOffsets", request, timeout))
             except ClosedError:
                 return
             except (grpc.RpcError, HeadraceError) as failed:
                 error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
-                yield from self._commit_failed(choice, error, request)
+                yield from self._commit_failed(selector, error, request)
                 continue
-            choice.answered()
+            selector.answered()
             with self.lock:
                 if not self.commits.is_flying(request):
                     continue
@@ -281,40 +283,40 @@ class GroupLoops:
                 retries = self.commits.last_error is not None
                 self.settle()
             if retries:
-                yield Rest(self._commit_now, self._backoff.delay_ms(1) / 1000)
+                yield WaitEvent(self._commit_due, self._backoff.delay_ms(1) / 1000)
 
     def _commit_failed(
-        self, choice: CoordinatorChoice, error: HeadraceError, request: groups_pb2.CommitOffsetsRequest
+        self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.CommitOffsetsRequest
     ) -> Steps[None]:
         with self.lock:
             if not self.commits.is_flying(request):
                 return
             if isinstance(error, UnknownMemberError | FencedMemberEpochError):
                 # The coordinator's view may be behind: the next heartbeat says whether we are a member (H63).
-                self.membership.is_asked()
-                self.speak()
+                self.membership.request_heartbeat()
+                self.heartbeat_now()
             elif not error.retriable:
-                choice.answered()
+                selector.answered()
                 self.commits.failed(error)
                 self.settle()
                 return
             self.commits.last_error = error
-        choice.failed()
-        log.info("group %s: offsets are not committed yet (%d): %s", self._config.group_id, choice.failures, error)
-        yield Rest(self._commit_now, self._backoff.delay_ms(choice.failures, error.retry_after_ms) / 1000)
+        selector.failed()
+        log.info("group %s: offsets are not committed yet (%d): %s", self._config.group_id, selector.failures, error)
+        yield WaitEvent(self._commit_due, self._backoff.delay_ms(selector.failures, error.retry_after_ms) / 1000)
 
     def starting(self) -> Steps[None]:
         """Find where to start in what was assigned, until the end."""
-        choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while not self._has_ended():
             with self.lock:
                 # One that was given up and came back before its last commit was stored begins behind that (I26).
                 holdings = [each for each in self.membership.to_start() if self.commits.is_resolved(each.where)]
             if not holdings:
-                yield Rest(self._start_now, IDLE_S)
+                yield WaitEvent(self._look_up_due, IDLE_S)
                 continue
             try:
-                found = yield from self.starts.find(choice, holdings)
+                found = yield from self.initial_offsets.find(selector, holdings)
             except ClosedError:
                 return
             with self.lock:
@@ -326,26 +328,26 @@ class GroupLoops:
                         )
                 waits = bool(self.membership.to_start())
                 self.settle()
-                if self.starts.problem is not None:
-                    self._on_news()
+                if self.initial_offsets.problem is not None:
+                    self._on_events()
             if waits:
-                yield Rest(self._start_now, self._backoff.delay_ms(max(1, choice.failures + 1)) / 1000)
+                yield WaitEvent(self._look_up_due, self._backoff.delay_ms(max(1, selector.failures + 1)) / 1000)
 
-    def _go_away(self, choice: CoordinatorChoice) -> Steps[None]:
+    def _become_stale(self, selector: CoordinatorSelector) -> Steps[None]:
         """Leave until the application comes back."""
         with self.lock:
             member_id = self.membership.member_id
             self.membership.lose_all()
             self.commits.drop_all()
-            self.membership.phase = Phase.AWAY
+            self.membership.phase = Phase.STALE
             self.settle()
-        yield from self._leave(choice, member_id, LEAVE_TIMEOUT_S)
+        yield from self._leave(selector, member_id, LEAVE_TIMEOUT_S)
 
     def come_back(self) -> None:
         """Join again after the application had stalled. Under the lock."""
-        if self.membership.phase is Phase.AWAY:
+        if self.membership.phase is Phase.STALE:
             self.membership.phase = Phase.JOINING
-            self._beat_now.set()
+            self._heartbeat_due.set()
 
     def leaving(self, seconds: float) -> Steps[None]:
         """Tell the group that this member is gone; one that names its place keeps it until its session is over."""
@@ -354,15 +356,15 @@ class GroupLoops:
             member_id = self.membership.member_id
             self.membership.leave()
         if was_member and not self._config.group_instance_id:
-            choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
-            yield from self._leave(choice, member_id, seconds)
+            selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+            yield from self._leave(selector, member_id, seconds)
 
-    def _leave(self, choice: CoordinatorChoice, member_id: bytes, seconds: float) -> Steps[None]:
+    def _leave(self, selector: CoordinatorSelector, member_id: bytes, seconds: float) -> Steps[None]:
         request = groups_pb2.LeaveGroupRequest(
             client_id=self._config.client_id, group_id=self._config.group_id, member_id=member_id
         )
         try:
-            yield from self._ask(choice, "LeaveGroup", request, seconds)
+            yield from self._ask(selector, "LeaveGroup", request, seconds)
         except ClosedError:
             return
         except HeadraceError as error:
@@ -374,23 +376,23 @@ class GroupLoops:
         Raises:
             HeadraceError: what one answered, or the last failure when the time was up.
         """
-        choice = CoordinatorChoice(self._config, self._config.group_id, self._cluster)
-        return (yield from self._ask(choice, method, request, seconds))
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        return (yield from self._ask(selector, method, request, seconds))
 
-    def _ask(self, choice: CoordinatorChoice, method: str, request: Any, seconds: float) -> Steps[Any]:
+    def _ask(self, selector: CoordinatorSelector, method: str, request: Any, seconds: float) -> Steps[Any]:
         deadline = time.monotonic() + seconds
         while True:
             left = max(0.1, deadline - time.monotonic())
             try:
-                return (yield (yield from choice.call(method, request, min(left, TRY_TIMEOUT_S))))
+                return (yield (yield from selector.call(method, request, min(left, TRY_TIMEOUT_S))))
             except ClosedError:
                 raise
             except (grpc.RpcError, HeadraceError) as failed:
                 error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
                 if not error.retriable or time.monotonic() >= deadline:
                     raise error from failed
-                choice.failed()
-            yield Pause(self._backoff.delay_ms(choice.failures) / 1000)
+                selector.failed()
+            yield Pause(self._backoff.delay_ms(selector.failures) / 1000)
 
     # --- the shell's part ---
 
@@ -399,7 +401,7 @@ class GroupLoops:
         with self.lock:
             self.failure = error
             self._tell_waiters()
-        self._on_news()
+        self._on_events()
 
     def _has_ended(self) -> bool:
         return self._ends

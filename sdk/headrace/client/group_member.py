@@ -2,7 +2,7 @@
 
 The consumer's own thread (or task) calls it, between records: callbacks run there, partitions come and go there, and
 those that stay are not touched. What the application has finished with is what it had received when it asked for more;
-the background commits that, and never more (`finished`).
+the background commits that, and never more (`committable_offsets`).
 """
 
 import logging
@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from headrace.client.config import ConsumerConfig
 from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.fetching import Fetcher
-from headrace.client.group_loops import AwaitCommit, GroupLoops, Notify, boot_ms
+from headrace.client.group_loops import AwaitCommit, GroupLoops, InvokeCallback, boot_ms
 from headrace.client.group_offsets import CommitCallback, CommitTicket, OffsetAndMetadata
-from headrace.client.membership import Holding, Membership, Phase, Start
+from headrace.client.membership import InitialPosition, Membership, OwnedPartition, Phase
 from headrace.client.steps import Steps
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import NotOwnerError, Outcome, TimedOutError
@@ -26,23 +26,23 @@ log = logging.getLogger("headrace.consumer")
 CLOSE_TIMEOUT_S = 10.0
 
 
-class Handed(Protocol):
+class Cursor(Protocol):
     """What an iteration is in the middle of."""
 
-    def finished(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        """Give what of it the application has asked past; any thread."""
+    def committable(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
+        """Return the offset behind the records that the application is done with; any thread."""
 
     def received(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        """Give what of it the application was given."""
+        """Return the offset behind the records that the application was given."""
 
 
 class Work(Protocol):
     """What deals with records beside the thread that reads them; called by that thread alone."""
 
-    def opened(self, where: TopicPartition, start: Start) -> None:
+    def opened(self, where: TopicPartition, start: InitialPosition) -> None:
         """A partition is read from now on."""
 
-    def may_give_up(self, holdings: list[Holding]) -> list[Holding]:
+    def may_give_up(self, holdings: list[OwnedPartition]) -> list[OwnedPartition]:
         """Begin nothing more of these; gives those of which nothing is in work."""
 
     def closed(self, where: TopicPartition) -> None:
@@ -53,7 +53,7 @@ class Work(Protocol):
 
 
 class GroupMember:
-    """Owned by one consumer. `finished` may be called by any thread under the session's lock."""
+    """Owned by one consumer. `committable_offsets` may be called by any thread under the session's lock."""
 
     def __init__(
         self,
@@ -61,33 +61,33 @@ class GroupMember:
         topics: Iterable[str],
         fetcher: Fetcher,
         make_session: Callable[..., GroupLoops],
-        handed: Callable[[], Handed | None],
+        cursor: Callable[[], Cursor | None],
         forget: Callable[[TopicPartition], None],
     ) -> None:
-        """`handed` gives what the iteration is in the middle of; `forget` drops what is open of a partition."""
+        """`cursor` gives what the iteration is in the middle of; `forget` drops what is open of a partition."""
         self._config = config
         self._fetcher = fetcher
-        self._handed = handed
+        self._cursor = cursor
         self._forget = forget
-        self._touched: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._finished: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._consumed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._committable: dict[TopicPartition, OffsetAndMetadata] = {}
         self._interrupt: list[None] = []
-        self._asks = False
-        self._asked_ms = boot_ms()
+        self._in_poll = False
+        self._polled_ms = boot_ms()
         self._seen: tuple[TopicPartition, OffsetAndMetadata] | None = None
         self._is_stalled = False
         self._is_closing = False
         self.work: Work | None = None
         """Where there is some, it says by `finish` what is finished; otherwise the application does by asking."""
-        fetcher.holds = self.is_held
-        fetcher.tells_missing = False
+        fetcher.delivery_paused = self.delivery_paused
+        fetcher.raise_on_unknown_topic = False
         self.session = make_session(
             config,
             topics,
             perform=fetcher.perform,
             admin=fetcher.admin,
-            finished=self.finished,
-            on_news=self.nudge,
+            committable_offsets=self.committable_offsets,
+            on_events=self.wake,
             stalled=self._watch,
         )
 
@@ -98,76 +98,76 @@ class GroupMember:
 
     # --- between records ---
 
-    def ask(self) -> None:
-        """The application asks for records: it has finished with what it was given."""
+    def on_poll_begin(self) -> None:
+        """Note that the application asks for records: it is done with those that it was given."""
         with self.session.lock:
             if self.work is None:
                 self._finish_all()
-            self._asks = True
-            self._asked_ms = boot_ms()
+            self._in_poll = True
+            self._polled_ms = boot_ms()
             if self._is_stalled:
                 self._is_stalled = False
                 self.session.come_back()
 
-    def gave(self) -> None:
-        """The application is given records, or told that there are none."""
-        self._asks = False
-        self._asked_ms = boot_ms()
+    def on_poll_end(self) -> None:
+        """Note that the application is given records, or that there are none."""
+        self._in_poll = False
+        self._polled_ms = boot_ms()
 
     def _finish_all(self) -> None:
-        self._finished.update(self._touched)
-        self._touched.clear()
+        self._committable.update(self._consumed)
+        self._consumed.clear()
 
-    def touched(self, where: TopicPartition, position: int, leader_epoch: int) -> None:
-        """The application is given the records below `position`."""
-        self._touched[where] = OffsetAndMetadata(position, leader_epoch)
+    def mark_consumed(self, where: TopicPartition, position: int, leader_epoch: int) -> None:
+        """Note that the application is given the records below `position`."""
+        self._consumed[where] = OffsetAndMetadata(position, leader_epoch)
 
-    def settled(self, handed: Handed) -> None:
-        """An iteration was ended, or is left for a moment: its last record may be in work."""
+    def checkpoint(self, cursor: Cursor) -> None:
+        """Note the progress of an iteration that ends or pauses: its last record may be in work."""
         with self.session.lock:
-            finished, received = handed.finished(), handed.received()
+            finished, received = cursor.committable(), cursor.received()
             if finished is not None:
-                self._finished[finished[0]] = finished[1]
+                self._committable[finished[0]] = finished[1]
             if received is not None:
-                self._touched[received[0]] = received[1]
+                self._consumed[received[0]] = received[1]
 
-    def sought(self, where: TopicPartition, offset: int) -> None:
-        """The application chose where to go on."""
+    def on_seek(self, where: TopicPartition, offset: int) -> None:
+        """Note that the application chose where to continue."""
         with self.session.lock:
-            self._touched.pop(where, None)
-            self._finished[where] = OffsetAndMetadata(offset)
+            self._consumed.pop(where, None)
+            self._committable[where] = OffsetAndMetadata(offset)
 
     def finish(self, where: TopicPartition, value: OffsetAndMetadata) -> None:
         """The application is done with the records below an offset."""
         with self.session.lock:
-            self._finished[where] = value
+            self._committable[where] = value
 
-    def finished(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Give what may be committed."""
-        finished = dict(self._finished)
-        handed = self._handed() if self.work is None else None
-        current = None if handed is None else handed.finished()
+    def committable_offsets(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Return the offsets that may be committed."""
+        committable = dict(self._committable)
+        cursor = self._cursor() if self.work is None else None
+        current = None if cursor is None else cursor.committable()
         if current is not None:
-            finished[current[0]] = current[1]
-        return finished
+            committable[current[0]] = current[1]
+        return committable
 
     def stopper(self) -> Iterator[Any]:
         """Give an iterator that ends when the iteration is to stop between two records, made in C where it can be."""
         if self._config.stop_on_session_loss:
-            return iter(lambda: bool(self._interrupt) or self.is_held(), True)
+            return iter(lambda: bool(self._interrupt) or self.delivery_paused(), True)
         return iter(self._interrupt.__len__, 1)
 
-    def is_held(self) -> bool:
-        """Whether nothing is handed out: others may own the partitions by now (H66), or there is no room for more."""
+    def delivery_paused(self) -> bool:
+        """Whether nothing is delivered: others may own the partitions by now (H66), or there is no room for more."""
         if self.work is not None and self.work.is_full():
             return True
         return self._config.stop_on_session_loss and boot_ms() >= self.membership.session_ends_ms()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Bring the application's thread to `follow`."""
         if not self._interrupt:
             self._interrupt.append(None)
-        self._fetcher.nudge()
+        self._fetcher.wake()
 
     def follow(self) -> Steps[None]:
         """Take in what the group has changed; nothing, and at once, where it has not.
@@ -179,18 +179,18 @@ class GroupMember:
         while self._interrupt:
             self._interrupt.clear()
             with self.session.lock:
-                news = self.membership.news()
+                events = self.membership.pending_events()
                 done = self.session.commits.take_done()
                 failure = self.session.failure or self.membership.failure
-                problem, self.session.starts.problem = self.session.starts.problem, None
+                problem, self.session.initial_offsets.problem = self.session.initial_offsets.problem, None
             for ticket in done:
                 if ticket.callback is not None:
                     ticket.callback(ticket.offsets, ticket.error)
-            yield from self._lose(list(news.lost))
-            yield from self._revoke(list(news.revoked))
-            yield from self._take(list(news.assigned))
+            yield from self._lose(list(events.lost))
+            yield from self._revoke(list(events.revoked))
+            yield from self._take(list(events.assigned))
             if failure is not None or problem is not None:
-                self._interrupt.append(None)  # Nothing is handed out but the next error.
+                self._interrupt.append(None)  # Nothing is delivered but the next error.
                 raise failure or problem  # type: ignore[misc]
 
     def _lose(self, lost: list[TopicPartition]) -> Steps[None]:
@@ -198,13 +198,13 @@ class GroupMember:
             return
         self._stop_reading(lost)
         with self.session.lock:
-            self.membership.told_lost(lost)
-            self._again_if_news()
+            self.membership.acknowledge_lost(lost)
+            self._wake_if_events()
         log.warning("group %s: lost %s", self._config.group_id, ", ".join(map(str, lost)))
         if self._config.on_lost is not None:
-            yield Notify(self._config.on_lost, lost)
+            yield InvokeCallback(self._config.on_lost, lost)
 
-    def _revoke(self, revoked: list[Holding]) -> Steps[None]:
+    def _revoke(self, revoked: list[OwnedPartition]) -> Steps[None]:
         if self.work is not None and revoked:
             revoked = self.work.may_give_up(revoked)
         if not revoked:
@@ -215,18 +215,18 @@ class GroupMember:
                 with self.session.lock:
                     self.session.auto_commit(only=partitions)
             if self._config.on_revoked is not None:
-                yield Notify(self._config.on_revoked, partitions)
+                yield InvokeCallback(self._config.on_revoked, partitions)
         finally:
             self._stop_reading(partitions)
             with self.session.lock:
-                self.membership.told_revoked(revoked)
+                self.membership.acknowledge_revoked(revoked)
                 self.session.settle()
 
-    def _take(self, assigned: list[Holding]) -> Steps[None]:
+    def _take(self, assigned: list[OwnedPartition]) -> Steps[None]:
         if not assigned:
             return
         with self.session.lock:
-            taken = self.membership.told_assigned(assigned)
+            taken = self.membership.acknowledge_assigned(assigned)
             self._fetcher.read_topics(self.membership.topic_names())
         with self._fetcher.changing() as positions:
             for holding in taken:
@@ -243,9 +243,9 @@ class GroupMember:
             for holding in taken:
                 assert holding.start is not None
                 if not holding.start.is_committed:  # So that a restart before the first record begins here, too.
-                    self._finished.setdefault(holding.where, OffsetAndMetadata(holding.start.offset))
+                    self._committable.setdefault(holding.where, OffsetAndMetadata(holding.start.offset))
         if taken and self._config.on_assigned is not None:
-            yield Notify(self._config.on_assigned, [holding.where for holding in taken])
+            yield InvokeCallback(self._config.on_assigned, [holding.where for holding in taken])
 
     def _stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         for where in partitions:
@@ -255,8 +255,8 @@ class GroupMember:
             with self._fetcher.changing() as positions:
                 positions.drop(where)
             with self.session.lock:
-                self._touched.pop(where, None)
-                self._finished.pop(where, None)
+                self._consumed.pop(where, None)
+                self._committable.pop(where, None)
 
     def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Give where the application stands."""
@@ -270,11 +270,11 @@ class GroupMember:
             with self._fetcher.changing() as positions:
                 if where in positions and positions.position(where) != offset:
                     positions.seek(where, offset)
-            self._touched.pop(where, None)
+            self._consumed.pop(where, None)
 
-    def _again_if_news(self) -> None:
-        if self.membership.news():
-            self.nudge()
+    def _wake_if_events(self) -> None:
+        if self.membership.pending_events():
+            self.wake()
 
     # --- offsets ---
 
@@ -303,18 +303,20 @@ class GroupMember:
         with self.session.lock:
             self._check_failure()
             if offsets is None:
-                wanted = dict(self._finished) if self.work is not None else {**self._finished, **self._touched}
-                wanted = {where: value for where, value in wanted.items() if self.membership.holding(where)}
+                wanted = dict(self._committable) if self.work is not None else {**self._committable, **self._consumed}
+                wanted = {where: value for where, value in wanted.items() if self.membership.owned_partition(where)}
             else:
                 wanted = {TopicPartition(*where): _as_offset(value) for where, value in offsets.items()}
                 for where in wanted:
-                    if self.membership.holding(where) is None:
+                    if self.membership.owned_partition(where) is None:
                         raise NotOwnerError(f"{where} is not this consumer's")
-                self._finished.update({where: value for where, value in wanted.items() if where in self._finished})
+                self._committable.update(
+                    {where: value for where, value in wanted.items() if where in self._committable}
+                )
             ticket = CommitTicket(wanted, callback)
             self.session.put(ticket)
             if callback is not None and ticket.is_done:
-                self.nudge()
+                self.wake()
             return ticket
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> Steps[Any]:
@@ -348,22 +350,22 @@ class GroupMember:
             with self.session.lock:
                 if finish and self.work is None:
                     self._finish_all()
-                news = self.membership.news()
+                events = self.membership.pending_events()
                 owned = list(self.membership.owned())
                 is_over = self.session.failure is not None
-            yield from self._lose(list(news.lost))
+            yield from self._lose(list(events.lost))
             if not is_over:
                 yield from self._give_up(owned, deadline)
         finally:
             yield from self.session.shutting(max(0.5, deadline - time.monotonic()))
 
-    def _give_up(self, owned: list[Holding], deadline: float) -> Steps[None]:
+    def _give_up(self, owned: list[OwnedPartition], deadline: float) -> Steps[None]:
         partitions = [holding.where for holding in owned]
         with self.session.lock:
             if self._config.enable_auto_commit:
                 self.session.auto_commit(only=partitions)
         if owned and self._config.on_revoked is not None:
-            yield Notify(self._config.on_revoked, partitions)
+            yield InvokeCallback(self._config.on_revoked, partitions)
         with self.session.lock:
             ticket = self.session.commits.last_ticket()
         if ticket is not None and not (yield AwaitCommit(ticket, max(0.0, deadline - time.monotonic()))):
@@ -372,10 +374,10 @@ class GroupMember:
     def _watch(self) -> bool:
         """Whether the application has stopped asking for so long that this member is to leave. The heartbeats ask."""
         now = boot_ms()
-        handed = self._handed()
-        seen = None if handed is None else handed.finished()
+        cursor = self._cursor()
+        seen = None if cursor is None else cursor.committable()
         if seen != self._seen:
-            self._seen, self._asked_ms = seen, now
+            self._seen, self._polled_ms = seen, now
         silent_ms = self.silent_ms(now)
         if self._is_stalled or silent_ms < self._config.processing_timeout_ms:
             return False
@@ -385,7 +387,7 @@ class GroupMember:
 
     def silent_ms(self, now: int) -> int:
         """How long the application has not asked for a record, in milliseconds; 0 while it waits for one."""
-        return 0 if self._asks else now - self._asked_ms
+        return 0 if self._in_poll else now - self._polled_ms
 
     def begins_to_close(self) -> bool:
         """Whether it is to be closed now: it was not before, and this process made it."""

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from headrace.client.errors import ClosedError
-from headrace.client.group_loops import AwaitCommit, Beat, GroupLoops, Notify, Rest
+from headrace.client.group_loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
 from headrace.client.steps import Call, Steps, drive_on
 
 STOP_TIMEOUT_S = 5.0
@@ -43,25 +43,25 @@ class GroupSession(GroupLoops):
     def perform(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         match step:
-            case Rest():
+            case WaitEvent():
                 step.event.wait(step.seconds)
                 step.event.clear()
                 return None
-            case Beat():
-                return self._beat(step.call)
-            case Notify():
+            case LongPollCall():
+                return self._long_poll(step.call)
+            case InvokeCallback():
                 return step.callback(step.partitions)
             case AwaitCommit():
                 with self.lock:
                     return self._resolved.wait_for(lambda: step.ticket.is_done or self._ends, step.timeout)
         return self._perform(step)
 
-    def _beat(self, call: Call) -> Any:
+    def _long_poll(self, call: Call) -> Any:
         """Make a call that `_interrupt` ends."""
         future = self._perform(call._replace(starts=True))
         with self.lock:
             self._flying = future
-            if self.membership.is_to_speak or self._ends:
+            if self.membership.needs_heartbeat or self._ends:
                 future.cancel()
         try:
             return future.result()
@@ -90,7 +90,7 @@ class GroupSession(GroupLoops):
             self._ends = True
             self._interrupt()
             self._tell_waiters()
-        for event in (self._beat_now, self._commit_now, self._start_now):
+        for event in (self._heartbeat_due, self._commit_due, self._look_up_due):
             event.set()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for thread in self._threads:

@@ -6,10 +6,10 @@ queue.
 
     event                                   what becomes of the batch
     acknowledged                            finished with its offset
-    retriable error, nothing vouched for    back to its place, doubtful: only its exact bytes may be sent again
+    retriable error, nothing vouched for    back to its place, unknown: only its exact bytes may be sent again
     retriable error, definitely not done    back to its place
     out of order or unknown producer        an earlier one unresolved: back to its place
-    the same, the first of its partition    definite: back, a new epoch once nothing flies; doubtful: finished, UNKNOWN
+    the same, the first of its partition    definite: back, a new epoch once nothing flies; unknown: finished, UNKNOWN
     any other error, or out of time         finished with it; a sequence that is now missing asks for a new epoch
 
 Where an identity is to be kept there is no new epoch: what would ask for one is finished with its error, and nothing is
@@ -27,9 +27,16 @@ from collections.abc import Iterable
 from copy import copy
 
 from headrace.client.call_counts import CallCounts
-from headrace.client.pipeline import Answer, Finished, PartitionPipeline, Request, RequestPart, SealedBatch
+from headrace.client.cluster_metadata import ClusterMetadata
+from headrace.client.partition_queue import (
+    Finished,
+    PartitionQueue,
+    PartitionResponse,
+    Request,
+    RequestPart,
+    SealedBatch,
+)
 from headrace.client.retry import Backoff, Overdue
-from headrace.client.routing import RoutingTable
 from headrace.client.sequences import SequenceState
 from headrace.wire.errors import (
     ErrorCode,
@@ -64,7 +71,7 @@ _FULL = frozenset({ErrorCode.THROTTLED, ErrorCode.STORAGE_FULL})
 _SEQUENCE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.UNKNOWN_PRODUCER})
 
 
-class Dispatcher:
+class InFlightRequests:
     """Decides what is sent when. The shell locks around every call.
 
     Sends the requests and completes what is finished.
@@ -72,7 +79,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        routes: RoutingTable,
+        cluster_metadata: ClusterMetadata,
         backoff: Backoff,
         *,
         idempotent: bool,
@@ -82,13 +89,13 @@ class Dispatcher:
         identity: tuple[int, int] | None = None,
     ) -> None:
         """`identity` is a producer id and epoch to keep whatever happens; None: see `set_identity`."""
-        self._routes = routes
+        self._cluster_metadata = cluster_metadata
         self._backoff = backoff
         self._idempotent = idempotent
         self._max_in_flight = max_in_flight_requests
         self._max_request_bytes = max_request_bytes
         self._request_timeout_ms = request_timeout_ms
-        self._waiting: dict[PartitionPipeline, None] = {}
+        self._waiting: dict[PartitionQueue, None] = {}
         self._in_flight: dict[int, int] = {}
         self._flying: dict[Request, Overdue] = {}
         self._identity = identity
@@ -113,20 +120,20 @@ class Dispatcher:
         """Whether the producer id is known."""
         return self._identity is not None
 
-    def start_pipeline(self, pipeline: PartitionPipeline) -> None:
-        """Give a partition that has sent nothing yet the producer id, if there is one.
+    def add_partition(self, partition_queue: PartitionQueue) -> None:
+        """Add a partition that has sent nothing yet; it gets the producer id, if there is one.
 
-        After an earlier pipeline of its name it begins an epoch: a topic that was gone may be there again, with what it
+        After an earlier queue of its name it begins an epoch: a topic that was gone may be there again, with what it
         was sent, where etcd was put back, and the same sequences would be taken for that (PROTOCOL H51).
         """
-        if not self._idempotent or self._identity is None or pipeline.sequences.producer_id >= 0:
+        if not self._idempotent or self._identity is None or partition_queue.sequences.producer_id >= 0:
             return
         producer_id, epoch = self._identity
-        before = self._started.get(pipeline.where)
+        before = self._started.get(partition_queue.where)
         if before is not None and before.producer_id == producer_id and not self._keeps_identity:
-            epoch, pipeline.needs_epoch = before.epoch, True
-        pipeline.sequences.start(producer_id, epoch, self._begins.get(pipeline.where, 0))
-        self._started[pipeline.where] = pipeline.sequences
+            epoch, partition_queue.needs_epoch = before.epoch, True
+        partition_queue.sequences.start(producer_id, epoch, self._begins.get(partition_queue.where, 0))
+        self._started[partition_queue.where] = partition_queue.sequences
 
     def continue_from(self, where: TopicPartition, sequence: int) -> None:
         """Begin a partition that has sent nothing yet with a sequence, behind what an earlier one of the kept identity
@@ -137,13 +144,13 @@ class Dispatcher:
 
     def add(self, batch: SealedBatch) -> None:
         """Queue a batch that was sealed just now; it is sent once it is encoded."""
-        batch.pipeline.queue.append(batch)
-        self._waiting[batch.pipeline] = None
+        batch.partition_queue.queued.append(batch)
+        self._waiting[batch.partition_queue] = None
         self.unresolved[batch] = None
 
     def waiting_topics(self) -> list[str]:
         """Give the topics of which something is queued; a closing producer uses no others any more."""
-        return list(dict.fromkeys(pipeline.where.topic for pipeline in self._waiting))
+        return list(dict.fromkeys(partition_queue.where.topic for partition_queue in self._waiting))
 
     def next_requests(self, now_ms: int) -> list[Request]:
         """Give what can be sent now. Each request given counts as in flight until `answered` or `failed`."""
@@ -160,27 +167,27 @@ class Dispatcher:
         sizes: dict[int, int] = {}
         counts: dict[int, int] = {}
         addresses: dict[int, str] = {}
-        for pipeline in list(self._waiting):
-            if not pipeline.queue:
-                del self._waiting[pipeline]
+        for partition_queue in list(self._waiting):
+            if not partition_queue.queued:
+                del self._waiting[partition_queue]
                 continue
-            leader = self._routes.leader(pipeline.where)
-            if leader is None or self._is_of_another_life(pipeline):
+            leader = self._cluster_metadata.leader(partition_queue.where)
+            if leader is None or self._is_of_another_life(partition_queue):
                 self.needs_metadata = True
                 continue
             broker_id, address, epoch = leader
-            if not self._may_send(pipeline, epoch, now_ms):
+            if not self._may_send(partition_queue, epoch, now_ms):
                 continue
             room = self._max_request_bytes - sizes.get(broker_id, 0)
             if self._in_flight.get(broker_id, 0) >= self._max_in_flight or room <= 0:
                 continue
             most = MAX_REQUEST_BATCHES - counts.get(broker_id, 0)
-            batches = self._take(pipeline, room, most, first=broker_id not in sizes)
+            batches = self._take(partition_queue, room, most, first=broker_id not in sizes)
             if batches:
                 sizes[broker_id] = sizes.get(broker_id, 0) + sum(batch.size_bytes for batch in batches)
                 counts[broker_id] = counts.get(broker_id, 0) + sum(batch.count for batch in batches)
                 addresses[broker_id] = address
-                parts.setdefault(broker_id, []).append(RequestPart(pipeline, epoch, batches))
+                parts.setdefault(broker_id, []).append(RequestPart(partition_queue, epoch, batches))
         for broker_id in parts:
             self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
         requests = [
@@ -191,78 +198,80 @@ class Dispatcher:
             self._flying[request] = Overdue(now_ms, 0)
         return requests
 
-    def _is_of_another_life(self, pipeline: PartitionPipeline) -> bool:
+    def _is_of_another_life(self, partition_queue: PartitionQueue) -> bool:
         """Whether the topic was made anew since: its leaders do not have this life, and `metadata_changed` ends it."""
-        route = self._routes.topic(pipeline.where.topic)
-        return route is not None and route.topic_id != pipeline.topic_id
+        topic_leaders = self._cluster_metadata.topic(partition_queue.where.topic)
+        return topic_leaders is not None and topic_leaders.topic_id != partition_queue.topic_id
 
     def _timeout(self, parts: list[RequestPart], now_ms: int) -> int:
         deadline = min(batch.deadline_ms for part in parts for batch in part.batches)
         return max(1, min(self._request_timeout_ms, deadline - now_ms))
 
-    def _may_send(self, pipeline: PartitionPipeline, leader_epoch: int, now_ms: int) -> bool:
-        if pipeline.is_waiting(leader_epoch, now_ms):
-            self.needs_metadata = self.needs_metadata or pipeline.seeks_leader
+    def _may_send(self, partition_queue: PartitionQueue, leader_epoch: int, now_ms: int) -> bool:
+        if partition_queue.is_waiting(leader_epoch, now_ms):
+            self.needs_metadata = self.needs_metadata or partition_queue.seeks_leader
             return False
-        if pipeline.flying and (pipeline.recovering or pipeline.needs_epoch or not self._idempotent):
+        if partition_queue.flying and (
+            partition_queue.recovering or partition_queue.needs_epoch or not self._idempotent
+        ):
             return False
-        if self._idempotent and pipeline.sequences.producer_id < 0:
+        if self._idempotent and partition_queue.sequences.producer_id < 0:
             if self._identity is None:
                 self.needs_producer_id = True
                 return False
-            self.start_pipeline(pipeline)
-        if pipeline.needs_epoch:
+            self.add_partition(partition_queue)
+        if partition_queue.needs_epoch:
             if self._keeps_identity:  # A sequence is missing for good: nothing can follow it.
                 return False
-            self._raise_epoch(pipeline)
-        return pipeline.sequences.producer_id >= 0 or not self._idempotent
+            self._raise_epoch(partition_queue)
+        return partition_queue.sequences.producer_id >= 0 or not self._idempotent
 
-    def _raise_epoch(self, pipeline: PartitionPipeline) -> None:
-        """Start a new epoch, unless a doubtful batch must be resolved under the old one first.
+    def _raise_epoch(self, partition_queue: PartitionQueue) -> None:
+        """Start a new epoch, unless a batch of unknown outcome must be resolved under the old one first.
 
         That is one at the front alone: a batch behind one that was certainly not applied was not applied either, as
         leaders take no sequence before the one that is missing.
         """
-        if pipeline.queue and pipeline.queue[0].doubtful:
+        if partition_queue.queued and partition_queue.queued[0].outcome_unknown:
             return
-        pipeline.needs_epoch = False
-        for batch in pipeline.queue:
-            batch.numbered = batch.doubtful = False
-        if not pipeline.sequences.raise_epoch():
-            pipeline.sequences = SequenceState()
+        partition_queue.needs_epoch = False
+        for batch in partition_queue.queued:
+            batch.numbered = batch.outcome_unknown = False
+        if not partition_queue.sequences.raise_epoch():
+            partition_queue.sequences = SequenceState()
             self._identity = None
             self.needs_producer_id = True
 
-    def _take(self, pipeline: PartitionPipeline, room: int, most: int, *, first: bool) -> list[SealedBatch]:
+    def _take(self, partition_queue: PartitionQueue, room: int, most: int, *, first: bool) -> list[SealedBatch]:
         """Take what fits from the front of the queue; at least one if it is the `first` of its request."""
         batches: list[SealedBatch] = []
         if self._idempotent:
-            most = min(most, MAX_BATCHES_IN_FLIGHT - sum(batch.count for batch in pipeline.flying))
-        while pipeline.queue and pipeline.queue[0].count <= most:
-            batch = pipeline.queue[0]
+            most = min(most, MAX_BATCHES_IN_FLIGHT - sum(batch.count for batch in partition_queue.flying))
+        while partition_queue.queued and partition_queue.queued[0].count <= most:
+            batch = partition_queue.queued[0]
             if batch.encoded is None or (batch.size_bytes > room and (batches or not first)):
                 break
-            if pipeline.needs_epoch and not batch.doubtful:
+            if partition_queue.needs_epoch and not batch.outcome_unknown:
                 break
-            pipeline.queue.popleft()
+            partition_queue.queued.popleft()
             if self._idempotent and not batch.numbered:
                 self._number(batch)
             room -= batch.size_bytes
             most -= batch.count
-            pipeline.flying.append(batch)
+            partition_queue.flying.append(batch)
             batches.append(batch)
         return batches
 
     def _number(self, batch: SealedBatch) -> None:
-        assert not batch.doubtful, "a batch that may have been applied keeps its bytes"
+        assert not batch.outcome_unknown, "a batch that may have been applied keeps its bytes"
         assert batch.encoded is not None
-        stamp = batch.pipeline.sequences.sent(batch.records)
+        stamp = batch.partition_queue.sequences.sent(batch.records)
         if batch.stamp != stamp:
             batch.stamp_anew(stamp)
         batch.numbered = True
 
-    def answered(self, request: Request, answers: Iterable[Answer], now_ms: int) -> list[Finished]:
-        """Take an answer: one `Answer` a part, in the request's order."""
+    def answered(self, request: Request, answers: Iterable[PartitionResponse], now_ms: int) -> list[Finished]:
+        """Take an answer: one `PartitionResponse` a part, in the request's order."""
         if self._lands_again(request):
             return []
         finished: list[Finished] = []
@@ -281,7 +290,7 @@ class Dispatcher:
         finished: list[Finished] = []
         for part in request.parts:
             self._remove(part)
-            self._part_failed(part, Answer((), error), error, now_ms, finished)
+            self._part_failed(part, PartitionResponse((), error), error, now_ms, finished)
         return self._forget(finished)
 
     def give_up_overdue(self, now_ms: int) -> tuple[list[Request], list[Finished]]:
@@ -305,7 +314,7 @@ class Dispatcher:
         return given_up, finished
 
     def _has_newer_leader(self, part: RequestPart) -> bool:
-        leader = self._routes.leader(part.pipeline.where)
+        leader = self._cluster_metadata.leader(part.partition_queue.where)
         return leader is not None and leader[2] > part.leader_epoch
 
     def _lands_again(self, request: Request) -> bool:
@@ -319,11 +328,11 @@ class Dispatcher:
 
     def _remove(self, part: RequestPart) -> None:
         gone = set(part.batches)
-        part.pipeline.flying = [batch for batch in part.pipeline.flying if batch not in gone]
+        part.partition_queue.flying = [batch for batch in part.partition_queue.flying if batch not in gone]
 
-    def _succeeded(self, part: RequestPart, answer: Answer, finished: list[Finished]) -> None:
-        part.pipeline.recovering = part.pipeline.seeks_leader = False
-        part.pipeline.failures = 0
+    def _succeeded(self, part: RequestPart, answer: PartitionResponse, finished: list[Finished]) -> None:
+        part.partition_queue.recovering = part.partition_queue.seeks_leader = False
+        part.partition_queue.failures = 0
         first = 0
         for batch in part.batches:
             batch.pending.repeated = answer.repeated
@@ -331,19 +340,19 @@ class Dispatcher:
             first += batch.count
 
     def _part_failed(
-        self, part: RequestPart, answer: Answer, error: HeadraceError, now_ms: int, finished: list[Finished]
+        self, part: RequestPart, answer: PartitionResponse, error: HeadraceError, now_ms: int, finished: list[Finished]
     ) -> None:
         """Decide for each batch; those behind the one that was refused were not looked at."""
-        pipeline = part.pipeline
-        pipeline.recovering = True
-        pipeline.failures += 1
+        partition_queue = part.partition_queue
+        partition_queue.recovering = True
+        partition_queue.failures += 1
         appended = len(answer.base_offsets)
         first = 0
         back: list[SealedBatch] = []
         for batch in part.batches:
             end = first + batch.count
             if first < appended or error.outcome != Outcome.NOT_APPLIED:
-                batch.doubtful = True
+                batch.outcome_unknown = True
             refused = first <= appended < end or (first > appended and error.outcome != Outcome.NOT_APPLIED)
             if not refused or self._comes_back(batch, error):
                 back.append(batch)
@@ -352,46 +361,46 @@ class Dispatcher:
             first = end
         self.counts.errors[error.code] += 1
         self.counts.retries += sum(batch.count for batch in back)
-        pipeline.put_back(back)
-        if pipeline.queue:
-            self._waiting[pipeline] = None
-        self._reroute(pipeline, part.leader_epoch, error, now_ms)
+        partition_queue.put_back(back)
+        if partition_queue.queued:
+            self._waiting[partition_queue] = None
+        self._reroute(partition_queue, part.leader_epoch, error, now_ms)
 
     def _comes_back(self, batch: SealedBatch, error: HeadraceError) -> bool:
         """Whether a refused batch is sent again."""
-        pipeline = batch.pipeline
+        partition_queue = batch.partition_queue
         if error.code in _SEQUENCE and self._idempotent:
-            earlier = any(other.serial < batch.serial for other in (*pipeline.flying, *pipeline.queue))
+            earlier = any(other.serial < batch.serial for other in (*partition_queue.flying, *partition_queue.queued))
             if earlier:
                 return True
-            pipeline.needs_epoch = True
-            return not batch.doubtful and not self._keeps_identity
+            partition_queue.needs_epoch = True
+            return not batch.outcome_unknown and not self._keeps_identity
         return error.retriable or error.code in _IDENTITY or error.code in _LEADERSHIP
 
-    def _reroute(self, pipeline: PartitionPipeline, epoch: int, error: HeadraceError, now_ms: int) -> None:
+    def _reroute(self, partition_queue: PartitionQueue, epoch: int, error: HeadraceError, now_ms: int) -> None:
         """Decide where and when a partition is tried again that failed at the leader of `epoch`."""
-        moved = error.leader is not None and self._routes.learn_leader(pipeline.where, error.leader)
+        moved = error.leader is not None and self._cluster_metadata.learn_leader(partition_queue.where, error.leader)
         if not moved:
             if error.code in _LEADERSHIP:
-                self._routes.forget_leader(pipeline.where, epoch)
+                self._cluster_metadata.forget_leader(partition_queue.where, epoch)
             self.needs_metadata = self.needs_metadata or error.code not in _FULL
-        pipeline.seeks_leader = not moved and (error.code in _GONE or isinstance(error, TransportError))
-        pipeline.failed_epoch = epoch
-        pipeline.retry_at_ms = now_ms + self._backoff.delay_ms(pipeline.failures, error.retry_after_ms)
+        partition_queue.seeks_leader = not moved and (error.code in _GONE or isinstance(error, TransportError))
+        partition_queue.failed_epoch = epoch
+        partition_queue.retry_at_ms = now_ms + self._backoff.delay_ms(partition_queue.failures, error.retry_after_ms)
 
     def _end(self, batch: SealedBatch, error: HeadraceError, finished: list[Finished]) -> None:
         """Give a batch up. Its sequence stays missing, so what follows needs a new epoch."""
         if batch.numbered:
-            batch.pipeline.needs_epoch = True
-        if batch.doubtful and error.outcome == Outcome.NOT_APPLIED:
+            batch.partition_queue.needs_epoch = True
+        if batch.outcome_unknown and error.outcome == Outcome.NOT_APPLIED:
             error = _doubtful(error)
         finished.append(Finished(batch, (), error))
 
     def give_up(self, batch: SealedBatch, error: HeadraceError) -> list[Finished]:
         """End a batch that is queued: it could not be encoded."""
-        if batch not in batch.pipeline.queue:
+        if batch not in batch.partition_queue.queued:
             return []
-        batch.pipeline.queue.remove(batch)
+        batch.partition_queue.queued.remove(batch)
         finished: list[Finished] = []
         self._end(batch, error, finished)
         return self._forget(finished)
@@ -399,60 +408,66 @@ class Dispatcher:
     def expire(self, now_ms: int) -> list[Finished]:
         """End what has been queued past its deadline."""
         finished: list[Finished] = []
-        for pipeline in list(self._waiting):
-            while pipeline.queue and pipeline.queue[0].deadline_ms <= now_ms:
+        for partition_queue in list(self._waiting):
+            while partition_queue.queued and partition_queue.queued[0].deadline_ms <= now_ms:
                 error = TimedOutError(
-                    f"not delivered to {pipeline.where} within delivery_timeout_ms: {self._obstacle(pipeline)}",
+                    f"not delivered to {partition_queue.where} within delivery_timeout_ms: "
+                    f"{self._obstacle(partition_queue)}",
                     outcome=Outcome.NOT_APPLIED,
                 )
-                self._end(pipeline.queue.popleft(), error, finished)
+                self._end(partition_queue.queued.popleft(), error, finished)
         return self._forget(finished)
 
-    def _obstacle(self, pipeline: PartitionPipeline) -> str:
-        if self._idempotent and pipeline.sequences.producer_id < 0:
+    def _obstacle(self, partition_queue: PartitionQueue) -> str:
+        if self._idempotent and partition_queue.sequences.producer_id < 0:
             return "no coordinator gave a producer id"
-        if self._routes.leader(pipeline.where) is None:
+        if self._cluster_metadata.leader(partition_queue.where) is None:
             return "the partition has no leader that is known"
-        return f"{pipeline.failures} tries failed" if pipeline.failures else "the broker was busy with earlier requests"
+        return (
+            f"{partition_queue.failures} tries failed"
+            if partition_queue.failures
+            else "the broker was busy with earlier requests"
+        )
 
     def metadata_changed(self) -> list[Finished]:
         """Look at new metadata: batches of a topic that is gone, or is another one by now, end."""
         self.needs_metadata = False
         finished: list[Finished] = []
-        for pipeline in list(self._waiting):
-            route = self._routes.topic(pipeline.where.topic)
-            gone = self._routes.error(pipeline.where.topic)
-            if route is not None and route.topic_id == pipeline.topic_id:
+        for partition_queue in list(self._waiting):
+            topic_leaders = self._cluster_metadata.topic(partition_queue.where.topic)
+            gone = self._cluster_metadata.error(partition_queue.where.topic)
+            if topic_leaders is not None and topic_leaders.topic_id == partition_queue.topic_id:
                 continue
-            if route is None and (gone is None or gone.code not in _IDENTITY):
+            if topic_leaders is None and (gone is None or gone.code not in _IDENTITY):
                 continue
             error = UnknownTopicIdError(
-                f"topic {pipeline.where.topic} was deleted" + (" and created again" if route is not None else ""),
+                f"topic {partition_queue.where.topic} was deleted"
+                + (" and created again" if topic_leaders is not None else ""),
                 outcome=Outcome.NOT_APPLIED,
             )
-            while pipeline.queue and pipeline.queue[0].encoded is not None:
-                self._end(pipeline.queue.popleft(), error, finished)
+            while partition_queue.queued and partition_queue.queued[0].encoded is not None:
+                self._end(partition_queue.queued.popleft(), error, finished)
         return self._forget(finished)
 
     def abandon(self, error: HeadraceError) -> list[Finished]:
         """End everything, queued or flying; the shell cancels the calls, and what they bring is ignored."""
         finished: list[Finished] = []
         for batch in list(self.unresolved):
-            batch.doubtful = batch.doubtful or batch in batch.pipeline.flying
+            batch.outcome_unknown = batch.outcome_unknown or batch in batch.partition_queue.flying
             self._end(batch, error, finished)
-        for pipeline in self._waiting:
-            pipeline.queue.clear()
+        for partition_queue in self._waiting:
+            partition_queue.queued.clear()
         self._waiting.clear()
         return self._forget(finished)
 
     def next_event_ms(self, now_ms: int) -> int | None:
         """Give when a retry, an expiry or a look at an unanswered call is next due, after now, or None."""
         times = [overdue.next_ms(now_ms) for overdue in self._flying.values()]
-        for pipeline in self._waiting:
-            if pipeline.queue:
-                times.append(pipeline.queue[0].deadline_ms)
-                if pipeline.retry_at_ms > now_ms:
-                    times.append(pipeline.retry_at_ms)
+        for partition_queue in self._waiting:
+            if partition_queue.queued:
+                times.append(partition_queue.queued[0].deadline_ms)
+                if partition_queue.retry_at_ms > now_ms:
+                    times.append(partition_queue.retry_at_ms)
         return min(times, default=None)
 
     def _forget(self, finished: list[Finished]) -> list[Finished]:

@@ -18,7 +18,7 @@ from typing import Any
 SIGINT = int(signal.SIGINT)
 
 
-class Uninterrupted:
+class DeferredKeyboardInterrupt:
     """A `with` block that SIGINT cannot break into; what came meanwhile is raised at its end. May be nested.
 
     On other threads than the main one, and where SIGINT has no Python handler, it does nothing.

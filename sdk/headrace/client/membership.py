@@ -1,9 +1,10 @@
 """A consumer's membership in a group: what it may own, what it is to give up, what it lost. Pure: no I/O, no clock.
 
 The shell sends the heartbeats that `request` makes and hands back what came of them; the application's thread takes
-`news` and says what it has done with it. One heartbeat is in flight at a time. What the member says that it owns is all
-that was ever assigned to it and that the application has not given up, whether it has been told of it or not, so that a
-partition is never owned here and free there (KIP-848; PROTOCOL section 1.3, I24, I25, H66). Its owner holds a lock.
+`pending_events` and says what it has done with it. One heartbeat is in flight at a time. What the member says that it
+owns is all that was ever assigned to it and that the application has not given up, whether it has been told of it or
+not, so that a partition is never owned here and free there (KIP-848; PROTOCOL section 1.3, I24, I25, H66). Its owner
+holds a lock.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from headrace.client.cluster_calls import own_handshake
+from headrace.client.bootstrap_client import own_handshake
 from headrace.client.config import ConsumerConfig
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import FencedMemberEpochError, HeadraceError, UnknownMemberError
@@ -31,7 +32,7 @@ class Phase(Enum):
     MEMBER = auto()
     FAILED = auto()
     """Refused for good; see `failure`."""
-    AWAY = auto()
+    STALE = auto()
     """It has left until the application asks for records again."""
     LEFT = auto()
 
@@ -50,7 +51,7 @@ class Stage(Enum):
     """The application gave it up; its last commit is on its way."""
 
 
-class Start(NamedTuple):
+class InitialPosition(NamedTuple):
     """Where to start in a partition."""
 
     offset: int
@@ -63,7 +64,7 @@ class Start(NamedTuple):
 
 
 @dataclass(slots=True)
-class Holding:
+class OwnedPartition:
     """A partition that this member owns as far as the group is concerned. Changed by `Membership` alone."""
 
     where: TopicPartition
@@ -73,15 +74,15 @@ class Holding:
     revision: int
     """Of the answer that granted it: committed offsets are read at least as new."""
     stage: Stage = Stage.STARTING
-    start: Start | None = None
+    start: InitialPosition | None = None
 
 
-class News(NamedTuple):
-    """What the application's thread is to hear, in this order."""
+class RebalanceEvents(NamedTuple):
+    """What the application's thread has to process, in this order."""
 
     lost: tuple[TopicPartition, ...]
-    revoked: tuple[Holding, ...]
-    assigned: tuple[Holding, ...]
+    revoked: tuple[OwnedPartition, ...]
+    assigned: tuple[OwnedPartition, ...]
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.revoked or self.assigned)
@@ -98,11 +99,11 @@ class Membership:
         self._topics = sorted(topics)
         self._host = host
         self._draw_id = draw_id
-        self._holdings: dict[tuple[bytes, int], Holding] = {}
+        self._owned_partitions: dict[tuple[bytes, int], OwnedPartition] = {}
         self._assigned: dict[tuple[bytes, int], tuple[str, int]] = {}
         self._lost: dict[TopicPartition, None] = {}
-        self._is_to_speak = False
-        self._says_owned = False
+        self._needs_heartbeat = False
+        self._report_owned = False
         self._told_interval_ms = config.heartbeat_interval_ms
         self.phase = Phase.JOINING
         self.failure: HeadraceError | None = None
@@ -134,15 +135,15 @@ class Membership:
         return self.phase in (Phase.FAILED, Phase.LEFT)
 
     @property
-    def is_to_speak(self) -> bool:
-        """Whether there is something to say at once, so that a heartbeat that waits is ended."""
-        return self._is_to_speak and self.phase is Phase.MEMBER
+    def needs_heartbeat(self) -> bool:
+        """Whether a heartbeat has to be sent at once, so that one that waits is ended."""
+        return self._needs_heartbeat and self.phase is Phase.MEMBER
 
     def request(self) -> groups_pb2.HeartbeatRequest:
         """Make the next heartbeat; what it says counts as said from here on, unless `heartbeat_failed` follows."""
         assert self.phase in (Phase.JOINING, Phase.MEMBER)
         config = self._config
-        waits = self.phase is Phase.MEMBER and not self._is_to_speak
+        waits = self.phase is Phase.MEMBER and not self._needs_heartbeat
         request = groups_pb2.HeartbeatRequest(
             client_id=config.client_id,
             group_id=config.group_id,
@@ -161,14 +162,14 @@ class Membership:
         )
         if self.member_epoch == 0:
             request.handshake.CopyFrom(own_handshake())
-        if self._is_to_speak or self._says_owned:
+        if self._needs_heartbeat or self._report_owned:
             request.owned.SetInParent()
             by_topic: dict[bytes, groups_pb2.GroupTopicPartitions] = {}
-            for (topic_id, number), holding in sorted(self._holdings.items()):
+            for (topic_id, number), holding in sorted(self._owned_partitions.items()):
                 if topic_id not in by_topic:
                     by_topic[topic_id] = request.owned.topics.add(topic_id=topic_id, name=holding.where.topic)
                 by_topic[topic_id].partitions.append(number)
-        self._is_to_speak = self._says_owned = False
+        self._needs_heartbeat = self._report_owned = False
         return request
 
     def heartbeat_answered(self, answer: groups_pb2.HeartbeatResponse, sent_ms: int) -> None:
@@ -184,13 +185,13 @@ class Membership:
             return
         self.revision = answer.revision
         self.member_epoch = answer.member_epoch
-        self._says_owned = True  # What it was granted and never heard of, it may be asked to give up.
+        self._report_owned = True  # What it was granted and never heard of, it may be asked to give up.
         self._assigned = {
             (topic.topic_id, number): (topic.name, epoch)
             for topic in answer.assigned
             for number, epoch in zip(topic.partitions, topic.assignment_epochs, strict=True)
         }
-        for key, holding in list(self._holdings.items()):
+        for key, holding in list(self._owned_partitions.items()):
             self._hold_on(key, holding)
         for key in self._assigned:
             self._grant(key)
@@ -208,21 +209,21 @@ class Membership:
 
     def heartbeat_ended(self, request: groups_pb2.HeartbeatRequest) -> None:
         """Take in that a heartbeat has no answer: what it said is to be said again."""
-        self._is_to_speak |= request.HasField("owned")
+        self._needs_heartbeat |= request.HasField("owned")
 
-    def is_asked(self) -> None:
-        """Somebody doubts that this is a member: heartbeat at once."""
-        self._is_to_speak = True
+    def request_heartbeat(self) -> None:
+        """Heartbeat at once: it is in doubt whether this is a member."""
+        self._needs_heartbeat = True
 
     def lose_all(self) -> None:
         """Be no member any more, as far as anybody knows: join as a new one."""
         told = (Stage.OWNED, Stage.REVOKED)
-        self._lost.update((holding.where, None) for holding in self._holdings.values() if holding.stage in told)
-        self._holdings.clear()
+        self._lost.update((holding.where, None) for holding in self._owned_partitions.values() if holding.stage in told)
+        self._owned_partitions.clear()
         self._assigned.clear()
         self.member_id = self._draw_id()
         self.member_epoch = self.revision = 0
-        self._is_to_speak = self._says_owned = False
+        self._needs_heartbeat = self._report_owned = False
         self.phase = Phase.JOINING
 
     def lose(self, where: TopicPartition, topic_id: bytes, member_epoch: int) -> None:
@@ -230,7 +231,7 @@ class Membership:
         stays, and so does the partition of a topic that was made anew.
         """
         key = topic_id, where.partition
-        holding = self._holdings.get(key)
+        holding = self._owned_partitions.get(key)
         if holding is not None and holding.assignment_epoch <= member_epoch:
             if holding.stage in (Stage.OWNED, Stage.REVOKED):
                 self._lost[where] = None
@@ -238,7 +239,7 @@ class Membership:
 
     def leave(self) -> None:
         """Be done with the group."""
-        self._holdings.clear()
+        self._owned_partitions.clear()
         self._assigned.clear()
         self._lost.clear()
         self.phase = Phase.LEFT
@@ -249,25 +250,25 @@ class Membership:
 
     # --- partitions ---
 
-    def news(self) -> News:
-        """Give what the application has not been told yet; a partition is not assigned before it is lost or given up
-        under the same name.
+    def pending_events(self) -> RebalanceEvents:
+        """Return what the application has not acknowledged yet; a partition is not assigned before it is lost or given
+        up under the same name.
         """
-        holdings = sorted(self._holdings.values(), key=lambda holding: holding.where)
+        holdings = sorted(self._owned_partitions.values(), key=lambda holding: holding.where)
         busy = {*self._lost, *(holding.where for holding in holdings if holding.stage not in _NEW)}
-        return News(
+        return RebalanceEvents(
             tuple(sorted(self._lost)),
             tuple(holding for holding in holdings if holding.stage is Stage.REVOKED),
             tuple(holding for holding in holdings if holding.stage is Stage.READY and holding.where not in busy),
         )
 
-    def told_lost(self, partitions: Iterable[TopicPartition]) -> None:
-        """The application has stopped reading what it lost."""
+    def acknowledge_lost(self, partitions: Iterable[TopicPartition]) -> None:
+        """Note that the application has stopped reading what it lost."""
         for where in partitions:
             self._lost.pop(where, None)
 
-    def told_assigned(self, holdings: Iterable[Holding]) -> list[Holding]:
-        """The application takes what was assigned; gives what is still to be had."""
+    def acknowledge_assigned(self, holdings: Iterable[OwnedPartition]) -> list[OwnedPartition]:
+        """Note that the application takes what was assigned; return what this member still owns of it."""
         taken = []
         for holding in holdings:
             if holding.stage is Stage.READY and self._is_held(holding):
@@ -275,49 +276,53 @@ class Membership:
                 taken.append(holding)
         return taken
 
-    def told_revoked(self, holdings: Iterable[Holding]) -> None:
-        """The application has stopped reading what it gives up, also where the group took that back meanwhile."""
+    def acknowledge_revoked(self, holdings: Iterable[OwnedPartition]) -> None:
+        """Note that the application has stopped reading what it gives up, also where the group took that back
+        meanwhile.
+        """
         for holding in holdings:
             if holding.stage in (Stage.REVOKED, Stage.OWNED) and self._is_held(holding):
                 holding.stage = Stage.RELEASING
 
     def release(self, is_resolved: Callable[[TopicPartition], bool]) -> None:
         """Give up what the application has given up and whose last commit is resolved (H64)."""
-        for key, holding in list(self._holdings.items()):
+        for key, holding in list(self._owned_partitions.items()):
             if holding.stage is Stage.RELEASING and is_resolved(holding.where):
                 self._drop(key)
                 self._grant(key)  # It may have been assigned again meanwhile.
 
-    def to_start(self) -> list[Holding]:
+    def to_start(self) -> list[OwnedPartition]:
         """Give the partitions whose start is to be looked up."""
-        return [holding for holding in self._holdings.values() if holding.stage is Stage.STARTING]
+        return [holding for holding in self._owned_partitions.values() if holding.stage is Stage.STARTING]
 
-    def started(self, holding: Holding, start: Start) -> None:
+    def started(self, holding: OwnedPartition, start: InitialPosition) -> None:
         """Where to start in a partition is known."""
         if holding.stage is Stage.STARTING and self._is_held(holding):
             holding.start = start
             holding.stage = Stage.READY
 
-    def owned(self) -> Sequence[Holding]:
+    def owned(self) -> Sequence[OwnedPartition]:
         """Give what the application reads, ascending."""
-        owned = (holding for holding in self._holdings.values() if holding.stage in (Stage.OWNED, Stage.REVOKED))
+        owned = (
+            holding for holding in self._owned_partitions.values() if holding.stage in (Stage.OWNED, Stage.REVOKED)
+        )
         return sorted(owned, key=lambda holding: holding.where)
 
-    def holding(self, where: TopicPartition) -> Holding | None:
-        """Give a partition that the application reads, or that was given up and not released; None: neither."""
-        for holding in self._holdings.values():
+    def owned_partition(self, where: TopicPartition) -> OwnedPartition | None:
+        """Return a partition that the application reads, or that was given up and not released; None: neither."""
+        for holding in self._owned_partitions.values():
             if holding.where == where and holding.stage not in _NEW:
                 return holding
         return None
 
     def topic_names(self) -> set[str]:
         """Give the topics of all that is held."""
-        return {holding.where.topic for holding in self._holdings.values()}
+        return {holding.where.topic for holding in self._owned_partitions.values()}
 
-    def _is_held(self, holding: Holding) -> bool:
-        return self._holdings.get((holding.topic_id, holding.where.partition)) is holding
+    def _is_held(self, holding: OwnedPartition) -> bool:
+        return self._owned_partitions.get((holding.topic_id, holding.where.partition)) is holding
 
-    def _hold_on(self, key: tuple[bytes, int], holding: Holding) -> None:
+    def _hold_on(self, key: tuple[bytes, int], holding: OwnedPartition) -> None:
         """See what an answer means for a partition that is held."""
         assigned = self._assigned.get(key)
         if assigned is not None and assigned[1] == holding.assignment_epoch:
@@ -335,13 +340,13 @@ class Membership:
 
     def _grant(self, key: tuple[bytes, int]) -> None:
         assigned = self._assigned.get(key)
-        if assigned is not None and key not in self._holdings:
+        if assigned is not None and key not in self._owned_partitions:
             name, epoch = assigned
-            self._holdings[key] = Holding(TopicPartition(name, key[1]), key[0], epoch, self.revision)
+            self._owned_partitions[key] = OwnedPartition(TopicPartition(name, key[1]), key[0], epoch, self.revision)
 
     def _drop(self, key: tuple[bytes, int]) -> None:
-        del self._holdings[key]
-        self._is_to_speak = True
+        del self._owned_partitions[key]
+        self._needs_heartbeat = True
 
 
 _NEW = (Stage.STARTING, Stage.READY)

@@ -10,7 +10,7 @@ LOOK_UP_TIMEOUT_S = 5.0
 """For one question for an offset: what waits behind it is other partitions' work."""
 
 
-def log_edges(
+def log_bounds(
     admin: AdminSteps, where: TopicPartition, timeout: float, topic_id: bytes = b""
 ) -> Steps[tuple[int, int]]:
     """Ask for the log start and for where the next visible record will be; `timeout` is seconds for each.

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 
 from headrace.client.admin_groups import report_request
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.config import FetchConfig
 from headrace.client.errors import ClosedError
 from headrace.client.steps import Steps
@@ -31,7 +31,7 @@ class PositionReports:
 
     def __init__(self, config: FetchConfig) -> None:
         self._name = config.report_positions_as
-        self._calls = ClusterCalls(config)
+        self._calls = BootstrapClient(config)
         self._reported: dict[TopicPartition, int] | None = None
         self._unchanged = 0
         self._is_failing = False

@@ -5,7 +5,7 @@ call; answers come on gRPC's thread, which starts the next call; one timer threa
 more reads metadata and the producer id when they are wanted. A batch lingers at least `linger_ms`, and as long as its
 partition has something in flight: so batches grow under load by themselves.
 
-What becomes of a batch once it is sealed is `Delivery`'s part.
+What becomes of a batch once it is sealed is `Sender`'s part.
 
 Locks, always taken in this order: a buffer's (appending), then the producer's `_lock` (dispatching). Neither is held to
 encode, to call or to wait. The path of a record is `send` down to the first `return`; it is written out flat because it
@@ -24,23 +24,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from headrace.client.accumulator import RECORD_OVERHEAD, Headers, PartitionBuffer, Swapped, record_cost
+from headrace.client.accumulator import RECORD_OVERHEAD, ClosedBatch, Headers, PartitionBuffer, record_cost
 from headrace.client.audit import AuditLedger
 from headrace.client.audit_publisher import AuditPublisher, publisher_settings
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.bulk import Bulk, EncodePart, bulk_of
 from headrace.client.clock import monotonic_ms
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.cluster_metadata import TopicLeaders
 from headrace.client.config import ProducerConfig, build
-from headrace.client.delivery import Delivery
 from headrace.client.errors import BufferFullError, ClosedError, ForkedError
 from headrace.client.forking import ForkGuard
 from headrace.client.inflight import MAX_BATCHES_IN_FLIGHT
-from headrace.client.interrupts import Uninterrupted
+from headrace.client.interrupts import DeferredKeyboardInterrupt
+from headrace.client.partition_queue import PartitionQueue, SealedBatch
 from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
-from headrace.client.pipeline import PartitionPipeline, SealedBatch
 from headrace.client.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
 from headrace.client.records import RecordMetadata
-from headrace.client.routing import TopicRoute
+from headrace.client.sender import Sender
 from headrace.client.serializers import resolve_serializer, serialize
 from headrace.client.steps import Pause, Steps, drive
 from headrace.v1 import cluster_pb2, topics_pb2
@@ -59,8 +59,8 @@ TOPIC_GRACE_S = 2.0
 """How long a topic may be unknown before that is believed: a server may not have heard of a new one yet."""
 
 
-class TakeMemory(NamedTuple):
-    """A step: take bytes from the budget, waiting for them."""
+class ReserveMemory(NamedTuple):
+    """A step: reserve bytes of the buffer pool, waiting for them."""
 
     amount: int
     deadline: float
@@ -70,15 +70,15 @@ class TakeMemory(NamedTuple):
 class _Topic:
     """What a producer keeps of one life of a topic. Changed under the producer's `_topics_lock`."""
 
-    __slots__ = ("buffers", "route", "sticky")
+    __slots__ = ("buffers", "sticky", "topic_leaders")
 
-    def __init__(self, route: TopicRoute, buffers: list[PartitionBuffer], sticky: int) -> None:
-        self.route = route
+    def __init__(self, topic_leaders: TopicLeaders, buffers: list[PartitionBuffer], sticky: int) -> None:
+        self.topic_leaders = topic_leaders
         self.buffers = buffers
         self.sticky = sticky
 
 
-class Producer(Delivery):
+class Producer(Sender):
     """Sends records.
 
     `send` returns at once, and blocks only while the buffer is full or a topic is new. What cannot be delivered shows
@@ -103,7 +103,7 @@ class Producer(Delivery):
         self._keyed: dict[str, list[PartitionBuffer]] = {}
         self._topics: dict[str, _Topic] = {}
         self._topics_lock = threading.Lock()
-        self._cluster = ClusterCalls(config)
+        self._bootstrap = BootstrapClient(config)
         self._lingering: dict[PartitionBuffer, None] = {}
         self._closed = False
         self._forked_at = False
@@ -246,7 +246,7 @@ class Producer(Delivery):
         deadline = None if timeout is None else time.monotonic() + timeout
         self._seal_all()
         with self._lock:
-            waiting = list(self._dispatcher.unresolved)
+            waiting = list(self._in_flight_requests.unresolved)
         for batch in waiting:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
@@ -270,13 +270,13 @@ class Producer(Delivery):
         self._open.clear()
         self._keyed.clear()
         try:
-            with Uninterrupted():
+            with DeferredKeyboardInterrupt():
                 self._retire_buffers()
             self.flush(timeout)
         finally:
-            with Uninterrupted():
+            with DeferredKeyboardInterrupt():
                 self._give_up(ClosedError("Producer"))
-                self._housekeeper.close()
+                self._maintenance.close()
                 self._connections.close()
                 _live.discard(self)
             if self._audit is not None:
@@ -333,7 +333,7 @@ class Producer(Delivery):
                 return done
             if done:
                 self._take_memory(done, deadline)
-                with Uninterrupted():
+                with DeferredKeyboardInterrupt():
                     self._grow(buffer, done)
             elif buffer.retired or sticky:
                 return None
@@ -348,7 +348,7 @@ class Producer(Delivery):
         cost: int,
         sticky: bool,
     ) -> Receipt | int:
-        """Append one record without waiting, or give how many bytes must be taken from the budget first.
+        """Append one record without waiting, or give how many bytes must be taken from the buffer pool first.
 
         0: nothing was appended; the buffer is retired, or it was full and is sealed now.
         """
@@ -376,28 +376,28 @@ class Producer(Delivery):
         with buffer.lock:
             buffer.stop_appender()
             if buffer.retired:
-                self._budget.give_back(piece)
+                self._buffer_pool.release(piece)
                 return
             if buffer.pending is not None:
                 buffer.extend(piece)
                 return
             buffer.open(self._pending(buffer), monotonic_ms(), piece)
             self._lingering[buffer] = None
-        if buffer.pipeline.idle:  # Otherwise whatever becomes of what is in flight looks for what is due.
-            self._housekeeper.due_at(buffer.opened_ms + self._config.linger_ms)
+        if buffer.partition_queue.idle:  # Otherwise whatever becomes of what is in flight looks for what is due.
+            self._maintenance.due_at(buffer.opened_ms + self._config.linger_ms)
 
     def _pending(self, buffer: PartitionBuffer) -> PendingBatch:
-        return PendingBatch(buffer.where, _now_ms(), self._expedite, buffer.batch_records)
+        return PendingBatch(buffer.where, _now_ms(), self._flush_now, buffer.batch_records)
 
     def _take_memory(self, amount: int, deadline: float) -> None:
-        if self._budget.take(amount):
+        if self._buffer_pool.acquire(amount):
             return
         self._seal_all()
-        if not self._budget.take(amount, max(0.0, deadline - time.monotonic())):
+        if not self._buffer_pool.acquire(amount, max(0.0, deadline - time.monotonic())):
             self._check_usable()
             raise BufferFullError(self._config.buffer_memory, self._config.max_block_ms)
         if self._closed:
-            self._budget.give_back(amount)
+            self._buffer_pool.release(amount)
             raise ClosedError("Producer")
 
     def _send_bulk(self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[Receipt, int]]) -> Steps[None]:
@@ -410,14 +410,14 @@ class Producer(Delivery):
             end, cost = bulk.cut(start, buffer.batch_limit, buffer.run_records)
             if cost > buffer.largest:
                 raise BatchTooLargeError(f"a record of {cost} bytes is over the {buffer.largest} that {topic} takes")
-            yield TakeMemory(cost, deadline)
+            yield ReserveMemory(cost, deadline)
             pending = self._pending(buffer)
             pending.timestamps_ms = bulk.timestamps(start, end)
             encode = partial(
                 bulk.encode, base_timestamp_ms=pending.timestamp_ms, codec=self._codec,
                 level=self._config.compression_level,
             )  # fmt: skip
-            with Uninterrupted():
+            with DeferredKeyboardInterrupt():
                 if not self._ship_bulk(buffer, pending, range(start, end), cost, encode):
                     continue
             for first in range(start, end, buffer.batch_records):
@@ -431,14 +431,14 @@ class Producer(Delivery):
     ) -> bool:
         """Queue a batch of its own behind what is open and send both; False: the buffer is out of use.
 
-        Uninterrupted.
+        With Ctrl-C deferred.
         """
         with buffer.lock:
             if buffer.retired:
-                self._budget.give_back(cost)
+                self._buffer_pool.release(cost)
                 return False
             before = self._seal(buffer)
-            batch = self._enqueue(buffer.pipeline, pending, len(rows), cost)
+            batch = self._enqueue(buffer.partition_queue, pending, len(rows), cost)
         if before is not None:
             self._encode_sealed(before)
         self._encode(batch, rows.start, encode)
@@ -447,19 +447,21 @@ class Producer(Delivery):
 
     # Sealing.
 
-    def _seal(self, buffer: PartitionBuffer) -> "tuple[SealedBatch, Swapped] | None":
+    def _seal(self, buffer: PartitionBuffer) -> "tuple[SealedBatch, ClosedBatch] | None":
         """Take the open batch and queue it in its place; still to be encoded. Under the buffer's lock."""
         buffer.stop_appender()
-        swapped = buffer.swap()
+        drained = buffer.drain()
         self._lingering.pop(buffer, None)
-        if swapped is None:
+        if drained is None:
             return None
-        records, unused = swapped
-        self._budget.give_back(unused + (records.charged if not records.values else 0))
+        records, unused = drained
+        self._buffer_pool.release(unused + (records.reserved_bytes if not records.values else 0))
         if not records.values:
             records.pending.complete((), None)
             return None
-        return self._enqueue(buffer.pipeline, records.pending, len(records.values), records.charged), records
+        return self._enqueue(
+            buffer.partition_queue, records.pending, len(records.values), records.reserved_bytes
+        ), records
 
     # Lingering, run by the timer and by answers.
 
@@ -474,7 +476,7 @@ class Producer(Delivery):
             due_ms = buffer.opened_ms + linger_ms
             if due_ms > now_ms and not buffer.is_overdue:
                 next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
-            elif buffer.pipeline.idle:
+            elif buffer.partition_queue.idle:
                 self._seal_now(buffer)
         event_ms = self._look_after(now_ms)
         self._dispatch()
@@ -482,7 +484,7 @@ class Producer(Delivery):
 
     def _seal_now(self, buffer: PartitionBuffer, cost: int | None = None) -> None:
         """Seal the open batch, encode it and send; with `cost` only if it is still full for a record of that cost."""
-        with Uninterrupted():
+        with DeferredKeyboardInterrupt():
             with buffer.lock:
                 buffer.stop_appender()
                 if cost is not None and not buffer.is_full_for(cost):
@@ -497,8 +499,8 @@ class Producer(Delivery):
         for buffer in list(self._lingering):
             self._seal_now(buffer)
 
-    def _expedite(self, pending: PendingBatch) -> None:
-        """Somebody waits for a batch: if it is still open, send it now."""
+    def _flush_now(self, pending: PendingBatch) -> None:
+        """Send a batch that is still open: its result is waited for."""
         for buffer in list(self._lingering):
             if buffer.pending is pending:
                 self._seal_now(buffer)
@@ -512,8 +514,8 @@ class Producer(Delivery):
         with self._topics_lock:
             if self._topics.get(buffer.where.topic) is not topic or self._closed:
                 return
-            route = self._routes.topic(buffer.where.topic) or topic.route
-            led = [partition for partition in route.led_partitions() if partition < len(topic.buffers)]
+            topic_leaders = self._cluster_metadata.topic(buffer.where.topic) or topic.topic_leaders
+            led = [partition for partition in topic_leaders.led_partitions() if partition < len(topic.buffers)]
             topic.sticky = next_sticky(buffer.where.partition, led, len(topic.buffers), self._random)
             self._open.pop(buffer.where.topic, None)
 
@@ -541,7 +543,7 @@ class Producer(Delivery):
             left = max(0.001, deadline - time.monotonic())
             try:
                 yield from self._read_metadata([name], min(left, self._config.request_timeout_ms / 1000))
-                route = self._require_route(name)
+                topic_leaders = self._require_leaders(name)
             except HeadraceError as error:
                 unknown = error if _is_unknown_topic(error) else unknown
                 until = deadline if error.retriable else grace
@@ -553,60 +555,62 @@ class Producer(Delivery):
                 yield Pause(min(delay, max(0.0, until - time.monotonic())))
                 self._check_usable()
                 continue
-            return self._install(route)
+            return self._install(topic_leaders)
 
     def _perform(self, step: Any) -> Any:
         """Do one step; a pause ends with the producer."""
         if isinstance(step, Pause):
-            return self._housekeeper.pause(step.seconds)
-        if isinstance(step, TakeMemory):
+            return self._maintenance.pause(step.seconds)
+        if isinstance(step, ReserveMemory):
             return self._take_memory(*step)
         return self._connections.perform(step)
 
-    def _require_route(self, name: str) -> TopicRoute:
+    def _require_leaders(self, name: str) -> TopicLeaders:
         with self._lock:
-            route = self._routes.require(name)
-        if not route.partitions:
+            topic_leaders = self._cluster_metadata.require(name)
+        if not topic_leaders.partitions:
             raise UnknownPartitionError(f"topic {name} has no partitions yet", retriable=True)
-        return route
+        return topic_leaders
 
-    def _install(self, route: TopicRoute) -> _Topic:
+    def _install(self, topic_leaders: TopicLeaders) -> _Topic:
         """Make buffers for a topic, or for the partitions that it has got since."""
         with self._topics_lock:
             self._check_usable()
-            known = self._topics.get(route.name)
-            if known is not None and known.route.topic_id == route.topic_id:
+            known = self._topics.get(topic_leaders.name)
+            if known is not None and known.topic_leaders.topic_id == topic_leaders.topic_id:
                 buffers = known.buffers
-                if len(buffers) >= route.partitions:
+                if len(buffers) >= topic_leaders.partitions:
                     return known
             else:
                 if known is not None:
                     self._retire(known)
                 buffers = []
-            more = [self._make_buffer(route, number) for number in range(len(buffers), route.partitions)]
-            sticky = next_sticky(-1, route.led_partitions(), route.partitions, self._random)
-            topic = _Topic(route, [*buffers, *more], sticky)
-            self._topics[route.name] = topic
+            more = [
+                self._make_buffer(topic_leaders, number) for number in range(len(buffers), topic_leaders.partitions)
+            ]
+            sticky = next_sticky(-1, topic_leaders.led_partitions(), topic_leaders.partitions, self._random)
+            topic = _Topic(topic_leaders, [*buffers, *more], sticky)
+            self._topics[topic_leaders.name] = topic
             if self._plain:
-                self._keyed[route.name] = topic.buffers
+                self._keyed[topic_leaders.name] = topic.buffers
             return topic
 
-    def _make_buffer(self, route: TopicRoute, partition: int) -> PartitionBuffer:
-        where = TopicPartition(route.name, partition)
+    def _make_buffer(self, topic_leaders: TopicLeaders, partition: int) -> PartitionBuffer:
+        where = TopicPartition(topic_leaders.name, partition)
         return PartitionBuffer(
             where,
-            PartitionPipeline(where, route.topic_id),
+            PartitionQueue(where, topic_leaders.topic_id),
             batch_bytes=self._config.batch_bytes,
-            max_batch_bytes=min(route.max_batch_bytes or DEFAULT_MAX_BATCH_BYTES, 24 * 1024 * 1024),
+            max_batch_bytes=min(topic_leaders.max_batch_bytes or DEFAULT_MAX_BATCH_BYTES, 24 * 1024 * 1024),
             batch_records=self._config.batch_records,
             run_batches=MAX_BATCHES_IN_FLIGHT if self._config.idempotent else UNNUMBERED_BATCHES,
         )
 
     def _retire(self, topic: _Topic) -> None:
         """Take a topic out of use: what is open goes its way, nothing more is appended."""
-        self._topics.pop(topic.route.name, None)
-        self._open.pop(topic.route.name, None)
-        self._keyed.pop(topic.route.name, None)
+        self._topics.pop(topic.topic_leaders.name, None)
+        self._open.pop(topic.topic_leaders.name, None)
+        self._keyed.pop(topic.topic_leaders.name, None)
         for buffer in topic.buffers:
             self._seal_now(buffer)
             with buffer.lock:
@@ -622,7 +626,7 @@ class Producer(Delivery):
 
     def _choose(self, topic: _Topic, key: bytes | None, partition: int | None) -> int:
         if partition is None:
-            return self._partition_for(topic.route.name, key, len(topic.buffers))
+            return self._partition_for(topic.topic_leaders.name, key, len(topic.buffers))
         self._check_partition(topic, partition)
         return partition
 
@@ -638,19 +642,19 @@ class Producer(Delivery):
     def _check_partition(self, topic: _Topic, partition: int) -> None:
         if not 0 <= partition < len(topic.buffers):
             raise UnknownPartitionError(
-                f"{topic.route.name} has partitions 0 to {len(topic.buffers) - 1}, not {partition}",
+                f"{topic.topic_leaders.name} has partitions 0 to {len(topic.buffers) - 1}, not {partition}",
                 outcome=Outcome.NOT_APPLIED,
             )
 
-    # Metadata and the producer id, run by the housekeeper or by the first sender to a topic.
+    # Metadata and the producer id, run by `ProducerMaintenance` or by the first sender to a topic.
 
     def _read_metadata(self, names: list[str], timeout: float) -> Steps[None]:
         refs = [topics_pb2.TopicRef(name=name) for name in names]
         request = cluster_pb2.GetMetadataRequest(topics=refs, brokers_only=not refs)
-        response = yield from self._cluster.metadata(request, timeout)
+        response = yield from self._bootstrap.metadata(request, timeout)
         with self._lock:
-            self._routes.update(response)
-            finished = self._dispatcher.metadata_changed()
+            self._cluster_metadata.update(response)
+            finished = self._in_flight_requests.metadata_changed()
         self._finish(finished)
         self._look_after(monotonic_ms())
 
@@ -661,26 +665,26 @@ class Producer(Delivery):
         """Read metadata and the producer id where they are wanted; whether nothing is wanted any more."""
         timeout = self._config.request_timeout_ms / 1000
         with self._lock:
-            queued = self._dispatcher.waiting_topics()
+            queued = self._in_flight_requests.waiting_topics()
         yield from self._read_metadata(list(dict.fromkeys([*self._topics, *queued])), timeout)
         for name in [] if self._closed else list(self._topics):
-            route = self._routes.topic(name)
-            if route is not None:
-                self._install(route)
-            elif (error := self._routes.error(name)) is not None and _is_unknown_topic(error):
+            topic_leaders = self._cluster_metadata.topic(name)
+            if topic_leaders is not None:
+                self._install(topic_leaders)
+            elif (error := self._cluster_metadata.error(name)) is not None and _is_unknown_topic(error):
                 with self._topics_lock:
                     gone = self._topics.get(name)
                     if gone is not None:
                         self._retire(gone)
-        if self._config.idempotent and not self._dispatcher.has_identity:
-            answer = yield from self._cluster.coordinator(
+        if self._config.idempotent and not self._in_flight_requests.has_identity:
+            answer = yield from self._bootstrap.coordinator(
                 "InitProducerId", cluster_pb2.InitProducerIdRequest(), timeout
             )
             with self._lock:
-                self._dispatcher.set_identity(answer.producer_id, answer.producer_epoch)
+                self._in_flight_requests.set_identity(answer.producer_id, answer.producer_epoch)
         self._dispatch()
         with self._lock:
-            return not self._dispatcher.needs_metadata and not self._dispatcher.needs_producer_id
+            return not self._in_flight_requests.needs_metadata and not self._in_flight_requests.needs_producer_id
 
     # Ends.
 

@@ -13,16 +13,16 @@ from typing import Any, TypeAlias
 from headrace.client.call_counts import CallStats
 from headrace.client.config import ReaderConfig, build
 from headrace.client.corrupt_batches import pass_corrupt_batch
+from headrace.client.decoding import decoded_batches_of, deserializers_of
 from headrace.client.errors import ConfigError
-from headrace.client.fetching import Fetcher, NextChunk
-from headrace.client.read_position import Chunk
-from headrace.client.records import Record, RecordBatch, Segment
-from headrace.client.segments import deserializers_of, segments_of
+from headrace.client.fetching import Fetcher, NextFetch
+from headrace.client.partition_fetch_state import CompletedFetch
+from headrace.client.records import DecodedBatch, Record, RecordBatch
 from headrace.client.steps import Steps, drive
 from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 
-Edge: TypeAlias = str | int | datetime | timedelta
+OffsetPoint: TypeAlias = str | int | datetime | timedelta
 """`earliest`, `latest` or `current` (where the next record will be), an offset, a time, or a time from now back."""
 
 
@@ -33,8 +33,8 @@ class Reader:
         self,
         topic: str,
         *,
-        start: Edge | Mapping[int, Edge] = "earliest",
-        end: Edge | Mapping[int, Edge] = "current",
+        start: OffsetPoint | Mapping[int, OffsetPoint] = "earliest",
+        end: OffsetPoint | Mapping[int, OffsetPoint] = "current",
         last: int | None = None,
         partitions: Sequence[int] | None = None,
         **settings: Any,
@@ -51,7 +51,7 @@ class Reader:
             settings: see `ReaderConfig`.
 
         Raises:
-            ConfigError: an unknown setting, a bad edge, `start` and `last` together.
+            ConfigError: an unknown setting, a bad offset point, `start` and `last` together.
             NoBrokersAvailableError: no address answered.
             UnknownTopicError, UnknownPartitionError: there is none such.
         """
@@ -66,7 +66,7 @@ class Reader:
     def _set_up(
         self,
         settings: Mapping[str, Any],
-        start: Edge | Mapping[int, Edge],
+        start: OffsetPoint | Mapping[int, OffsetPoint],
         last: int | None,
         make_fetcher: Callable[..., Fetcher],
     ) -> None:
@@ -79,15 +79,15 @@ class Reader:
         self._topic_id = b""
         self._starts: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
-        self._chunk: Chunk | None = None
-        self._segments: Iterator[Segment] = iter(())
-        self._rest: tuple[Segment, ...] = ()
+        self._completed: CompletedFetch | None = None
+        self._decoded_batches: Iterator[DecodedBatch] = iter(())
+        self._rest: tuple[DecodedBatch, ...] = ()
 
     def _open(
         self,
         topic: str,
-        start: Edge | Mapping[int, Edge],
-        end: Edge | Mapping[int, Edge],
+        start: OffsetPoint | Mapping[int, OffsetPoint],
+        end: OffsetPoint | Mapping[int, OffsetPoint],
         last: int | None,
         partitions: Sequence[int] | None,
     ) -> Steps[None]:
@@ -110,9 +110,9 @@ class Reader:
 
     def __iter__(self) -> Iterator[Record]:
         """Give the records one by one, partitions as they come, each in order; ends at the end."""
-        for segment in self._read(None):
-            yield from segment.records(iter(segment.offsets()))
-            del segment  # Before the next one is inflated.
+        for decoded in self._read(None):
+            yield from decoded.records(iter(decoded.offsets()))
+            del decoded  # Before the next one is inflated.
 
     def batches(self, timeout: float | None = None) -> Iterator[RecordBatch]:
         """Give the records in batches, one a fetch and partition, of at most `max_poll_bytes`.
@@ -120,8 +120,8 @@ class Reader:
         Raises:
             TimedOutError: nothing came for `timeout` seconds (None: wait without end).
         """
-        for segments in self._chunks(timeout):
-            yield RecordBatch(segments)
+        for decoded_batches in self._fetched_batches(timeout):
+            yield RecordBatch(decoded_batches)
 
     def read(self, timeout: float | None = None) -> RecordBatch:
         """Give all records that are left, as one batch; they are all in memory then."""
@@ -156,70 +156,78 @@ class Reader:
         """End fetching and close the connections; returns within seconds. Again: nothing. Any thread."""
         self._fetcher.close()
 
-    def _read(self, timeout: float | None) -> Iterator[Segment]:
-        for segments in self._chunks(timeout):
-            segments.reverse()
-            while segments:
-                yield segments.pop()
+    def _read(self, timeout: float | None) -> Iterator[DecodedBatch]:
+        for decoded_batches in self._fetched_batches(timeout):
+            decoded_batches.reverse()
+            while decoded_batches:
+                yield decoded_batches.pop()
 
-    def _chunks(self, timeout: float | None) -> Iterator[list[Segment]]:
-        while (segments := drive(self._next_segments(timeout), self._fetcher.perform)) is not None:
-            yield segments
+    def _fetched_batches(self, timeout: float | None) -> Iterator[list[DecodedBatch]]:
+        while (decoded_batches := drive(self._next_decoded_batches(timeout), self._fetcher.perform)) is not None:
+            yield decoded_batches
 
-    def _next_segments(self, timeout: float | None) -> Steps[list[Segment] | None]:
-        """Wait for segments of one chunk, at least one, at most `max_poll_bytes`; None: the end is reached."""
+    def _next_decoded_batches(self, timeout: float | None) -> Steps[list[DecodedBatch] | None]:
+        """Wait for decoded batches of one completed fetch, at least one, at most `max_poll_bytes`; None: the end is
+        reached.
+        """
         while True:
-            chunk = self._chunk
-            if chunk is None:
-                chunk = yield NextChunk(timeout)
-                if chunk is None:
+            completed = self._completed
+            if completed is None:
+                completed = yield NextFetch(timeout)
+                if completed is None:
                     with self._fetcher.changing() as positions:
                         finished = positions.is_finished()
                     if finished:
                         return None
                     raise TimedOutError(f"nothing was received for {timeout:g} s, and the end is not reached")
-                self._chunk = chunk
-                self._segments = segments_of(chunk, self._deserializers, self._config.max_payload_bytes)
-            segments: list[Segment] = []
+                self._completed = completed
+                self._decoded_batches = decoded_batches_of(
+                    completed, self._deserializers, self._config.max_payload_bytes
+                )
+            decoded_batches: list[DecodedBatch] = []
             try:
-                self._take_segments(chunk, segments)
+                self._take_decoded_batches(completed, decoded_batches)
             except CorruptBatchError as error:
-                self._chunk = None
-                if not self._fetcher.ask_again(chunk, error) and not segments:  # What is before it comes first.
-                    passed = yield from pass_corrupt_batch(self._fetcher, self._config, chunk, error)
+                self._completed = None
+                if (
+                    not self._fetcher.ask_again(completed, error) and not decoded_batches
+                ):  # What is before it comes first.
+                    passed = yield from pass_corrupt_batch(self._fetcher, self._config, completed, error)
                     if not passed:
                         raise
             except HeadraceError:
-                self._chunk = None
+                self._completed = None
                 with self._fetcher.changing() as positions:
-                    if positions.generation(chunk.where) == chunk.generation:
-                        positions.rewind(chunk.where)
-                if not segments:
+                    if positions.generation(completed.where) == completed.generation:
+                        positions.rewind(completed.where)
+                if not decoded_batches:
                     raise
-            if segments:
-                return segments
+            if decoded_batches:
+                return decoded_batches
 
-    def _take_segments(self, chunk: Chunk, segments: list[Segment]) -> None:
-        """Decode more of the open chunk into `segments`, within `max_poll_bytes`."""
+    def _take_decoded_batches(self, completed: CompletedFetch, decoded_batches: list[DecodedBatch]) -> None:
+        """Decode more of the open completed fetch into `decoded_batches`, within `max_poll_bytes`."""
         size = 0
-        for segment in chain(self._rest, self._segments):
+        for decoded in chain(self._rest, self._decoded_batches):
             self._rest = ()
-            size += segment.payload_bytes
-            if segments and size > self._config.max_poll_bytes:
-                self._rest = (segment,)
+            size += decoded.payload_bytes
+            if decoded_batches and size > self._config.max_poll_bytes:
+                self._rest = (decoded,)
                 return
             with self._fetcher.changing() as positions:
-                if not positions.deliver(chunk.where, chunk.generation, segment.end_offset, segment.leader_epoch):
+                if not positions.deliver(
+                    completed.where, completed.generation, decoded.end_offset, decoded.leader_epoch
+                ):
                     break
-            segments.append(segment)
-        self._chunk = None
+            decoded_batches.append(decoded)
+        self._completed = None
 
     def _place(
         self,
         topic: str,
         numbers: Sequence[int],
-        start: Edge | Mapping[int, Edge],
-        end: Edge | Mapping[int, Edge],
+        start: OffsetPoint | Mapping[int, OffsetPoint],
+        end: OffsetPoint | Mapping[int, OffsetPoint],
         last: int | None,
     ) -> Steps[None]:
         """Find start and end of every partition, once."""
@@ -237,36 +245,36 @@ class Reader:
                 positions.assign(where, self._starts[where], self._ends[where], topic_id=topic_id)
 
     def _resolve(
-        self, topic: str, numbers: Sequence[int], edge: Edge | Mapping[int, Edge], what: str
+        self, topic: str, numbers: Sequence[int], point: OffsetPoint | Mapping[int, OffsetPoint], what: str
     ) -> Steps[dict[TopicPartition, int]]:
-        if not isinstance(edge, Mapping):
-            return (yield from self._resolve_one(topic, numbers, edge, what))
-        missing = [number for number in numbers if number not in edge]
+        if not isinstance(point, Mapping):
+            return (yield from self._resolve_one(topic, numbers, point, what))
+        missing = [number for number in numbers if number not in point]
         if missing:
             raise ConfigError(f"{what} says nothing of partition {missing[0]}", action="Name every partition read.")
         found: dict[TopicPartition, int] = {}
         for number in numbers:
-            found.update((yield from self._resolve_one(topic, [number], edge[number], what)))
+            found.update((yield from self._resolve_one(topic, [number], point[number], what)))
         return found
 
     def _resolve_one(
-        self, topic: str, numbers: Sequence[int], edge: Edge, what: str
+        self, topic: str, numbers: Sequence[int], point: OffsetPoint, what: str
     ) -> Steps[dict[TopicPartition, int]]:
-        if isinstance(edge, bool) or not isinstance(edge, str | int | datetime | timedelta):
-            raise ConfigError(f"{what}={edge!r} is not a word, an offset or a time")
-        if isinstance(edge, int):
-            if edge < 0:
-                raise ConfigError(f"{what}={edge} is negative", action="Use last=N for the last N records.")
+        if isinstance(point, bool) or not isinstance(point, str | int | datetime | timedelta):
+            raise ConfigError(f"{what}={point!r} is not a word, an offset or a time")
+        if isinstance(point, int):
+            if point < 0:
+                raise ConfigError(f"{what}={point} is negative", action="Use last=N for the last N records.")
             latest = yield from self._offsets(topic, numbers, "latest")
-            return {where: min(edge, latest[where]) for where in latest}
-        if isinstance(edge, timedelta):
-            edge = datetime.now(UTC) - abs(edge)
-        if isinstance(edge, str):
+            return {where: min(point, latest[where]) for where in latest}
+        if isinstance(point, timedelta):
+            point = datetime.now(UTC) - abs(point)
+        if isinstance(point, str):
             words = {"earliest": "earliest", "latest": "latest", "current": "latest"}
-            if edge not in words:
-                raise ConfigError(f"{what}={edge!r} is not one of {', '.join(words)}, an offset or a time")
-            edge = words[edge]
-        return (yield from self._offsets(topic, numbers, edge))
+            if point not in words:
+                raise ConfigError(f"{what}={point!r} is not one of {', '.join(words)}, an offset or a time")
+            point = words[point]
+        return (yield from self._offsets(topic, numbers, point))
 
     def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> Steps[dict[TopicPartition, int]]:
         _, found = yield from self._fetcher.admin.find_offsets(

@@ -31,7 +31,7 @@ class PendingBatch:
     """
 
     __slots__ = (
-        "_callbacks", "_done", "_expedite", "_lock", "_waiter", "base_offsets", "batch_records", "error", "repeated",
+        "_callbacks", "_done", "_flush_now", "_lock", "_waiter", "base_offsets", "batch_records", "error", "repeated",
         "timestamp_ms", "timestamps_ms", "where",
     )  # fmt: skip
 
@@ -39,7 +39,7 @@ class PendingBatch:
         self,
         where: TopicPartition,
         timestamp_ms: int,
-        expedite: Callable[["PendingBatch"], None],
+        flush_now: Callable[["PendingBatch"], None],
         batch_records: int = 1 << 31,
     ) -> None:
         self.where = where
@@ -49,7 +49,7 @@ class PendingBatch:
         self.base_offsets: tuple[int, ...] = ()
         self.error: HeadraceError | None = None
         self.repeated = False
-        self._expedite = expedite
+        self._flush_now = flush_now
         self._done = False
         self._lock = threading.Lock()
         self._waiter: threading.Event | None = None
@@ -81,7 +81,7 @@ class PendingBatch:
             HeadraceError: why it failed.
         """
         if not self._done:
-            self._expedite(self)
+            self._flush_now(self)
             with self._lock:
                 if not self._done and self._waiter is None:
                     self._waiter = threading.Event()
@@ -91,10 +91,10 @@ class PendingBatch:
         if self.error is not None:
             raise self.error
 
-    def expedite(self) -> None:
-        """Send it now if it is still open: somebody waits for it."""
+    def flush_now(self) -> None:
+        """Send the batch now if it is still open: its result is waited for."""
         if not self._done:
-            self._expedite(self)
+            self._flush_now(self)
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
         """Run `callback` once it is done: on the thread that completes it, or now."""

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.client.serializers import Deserializer, deserialize
-from headrace.wire.columns import Column, Columns, Headers
+from headrace.wire.columns import BinaryColumn, Columns, Headers
 from headrace.wire.ids import TopicPartition
 
-__all__ = ["Deserializers", "Record", "RecordBatch", "RecordMetadata", "Segment", "TopicPartition"]
+__all__ = ["DecodedBatch", "Deserializers", "Record", "RecordBatch", "RecordMetadata", "TopicPartition"]
 
 
 HEADERS_AT_ONCE = 50_000
@@ -77,7 +77,7 @@ class Deserializers:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class DecodedBatch:
     """Some consecutive records of one batch. Immutable, any thread."""
 
     source: TopicPartition
@@ -109,9 +109,9 @@ class Segment:
         header = self.columns.header
         return header.payload_bytes * (self.end - self.start) // header.record_count
 
-    def cut(self, start: int, end: int) -> "Segment":
-        """Give the records `start` to `end`, counted within this segment."""
-        return Segment(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
+    def cut(self, start: int, end: int) -> "DecodedBatch":
+        """Give the records `start` to `end`, counted within this decoded batch."""
+        return DecodedBatch(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
 
     def offsets(self) -> range:
         """Give the records' offsets."""
@@ -152,7 +152,7 @@ class Segment:
         return map(deserialize, repeat(how), data, repeat(what), repeat(where))
 
 
-def _entries(column: Column, start: int, end: int) -> list[Any]:
+def _entries(column: BinaryColumn, start: int, end: int) -> list[Any]:
     whole = start == 0 and end == len(column.offsets) - 1
     return column.to_list() if whole else column.part(start, end).to_list()
 
@@ -177,19 +177,19 @@ def _headers_in_pieces(columns: Columns, ends: npt.NDArray[np.int32], start: int
 class RecordBatch(Sequence[Record]):
     """Records in the order in which they were received: a sequence, and a source of tables. Immutable; any thread."""
 
-    __slots__ = ("_records", "segments")
+    __slots__ = ("_records", "decoded_batches")
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self.segments: tuple[Segment, ...] = tuple(segments)
+    def __init__(self, decoded_batches: Sequence[DecodedBatch]) -> None:
+        self.decoded_batches: tuple[DecodedBatch, ...] = tuple(decoded_batches)
         self._records: list[Record] | None = None
 
     def __len__(self) -> int:
-        return sum(segment.end - segment.start for segment in self.segments)
+        return sum(decoded.end - decoded.start for decoded in self.decoded_batches)
 
     def __iter__(self) -> Iterator[Record]:
         if self._records is not None:
             return iter(self._records)
-        return (record for segment in self.segments for record in segment.records(iter(segment.offsets())))
+        return (record for decoded in self.decoded_batches for record in decoded.records(iter(decoded.offsets())))
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -204,20 +204,20 @@ class RecordBatch(Sequence[Record]):
     def _list(self) -> list[Record]:
         if self._records is None:
             records: list[Record] = []
-            for segment in self.segments:
-                records.extend(segment.records(iter(segment.offsets())))
+            for decoded in self.decoded_batches:
+                records.extend(decoded.records(iter(decoded.offsets())))
             self._records = records
         return self._records
 
     def by_partition(self) -> dict[TopicPartition, "RecordBatch"]:
         """Give the records of each partition, in order, partitions in the order in which they first appear."""
-        parts: dict[TopicPartition, list[Segment]] = {}
-        for segment in self.segments:
-            parts.setdefault(segment.source, []).append(segment)
-        return {source: RecordBatch(segments) for source, segments in parts.items()}
+        parts: dict[TopicPartition, list[DecodedBatch]] = {}
+        for decoded in self.decoded_batches:
+            parts.setdefault(decoded.source, []).append(decoded)
+        return {source: RecordBatch(decoded_batches) for source, decoded_batches in parts.items()}
 
     def to_arrow(self) -> Any:
-        """Give a `pyarrow.Table` over the same memory: one chunk a batch, never copied together.
+        """Give a `pyarrow.Table` over the same memory: one Arrow chunk a batch, never copied together.
 
         Columns: topic (dictionary of string), partition int32, offset int64, timestamp (ms, UTC), key and value binary,
         headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not
@@ -228,7 +228,7 @@ class RecordBatch(Sequence[Record]):
         """
         from headrace.client.arrow_tables import table_of
 
-        return table_of(self.segments)
+        return table_of(self.decoded_batches)
 
     def to_pandas(self) -> Any:
         """Give a `pandas.DataFrame` with the columns of `to_arrow`.

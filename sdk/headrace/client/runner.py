@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.client.clock import monotonic_ms
 from headrace.client.dead_letters import producer_settings
 from headrace.client.errors import HandlerTimeoutError, WakeupError
+from headrace.client.handler_pool import TURN_S, HandlerPool, RunOptions, RunSummary
 from headrace.client.producer import Producer
 from headrace.client.records import Record
-from headrace.client.run_core import TURN_S, RunCore, RunOptions, RunSummary
 from headrace.client.work_queue import Task
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
@@ -40,48 +40,48 @@ class Runner:
         self._started = 0
         self._abandoned = 0
         self._held_back: set[TopicPartition] = set()
-        self.core = RunCore(
+        self.pool = HandlerPool(
             options,
             consumer._config,
             consumer._in_group(),
             wake_workers=self._wake,
-            nudge=consumer._fetcher.nudge,
+            wake=consumer._fetcher.wake,
         )
-        self._changed = threading.Condition(self.core.lock)
+        self._changed = threading.Condition(self.pool.lock)
 
     def stop(self) -> None:
         """End the run soon."""
-        self.core.stop()
+        self.pool.stop()
 
     def run(self) -> RunSummary:
         """Read and handle until `stop`, a signal, or an error."""
-        core, consumer = self.core, self._consumer
-        if core.options.dead_letter is not None:
+        pool, consumer = self.pool, self._consumer
+        if pool.options.dead_letter is not None:
             self._producer = Producer(**producer_settings(consumer._config))
         try:
             with self._signals():
-                consumer._do(core.begin())
-                for _ in range(core.options.concurrency):
+                consumer._do(pool.begin())
+                for _ in range(pool.options.concurrency):
                     self._start_worker()
                 try:
-                    while not core.stops:
-                        core.take(consumer.poll(TURN_S, core.room()))
+                    while not pool.stops:
+                        pool.take(consumer.poll(TURN_S, pool.room()))
                         self._turn()
                 except WakeupError:
-                    core.stop()
+                    pool.stop()
                 except BaseException as error:
-                    core.fail(error)
+                    pool.fail(error)
                 summary: RunSummary = self._end()
         finally:
             if self._producer is not None:
                 with contextlib.suppress(HeadraceError):  # What failed was told where it was sent.
                     self._producer.close()
-        if core.error is not None:
-            raise core.error
+        if pool.error is not None:
+            raise pool.error
         return summary
 
     def _turn(self) -> None:
-        full, free = self.core.turn()
+        full, free = self.pool.turn()
         assigned = set(self._consumer.assignment())
         self._held_back &= assigned
         hold = (assigned & set(full)) - self._held_back
@@ -89,39 +89,39 @@ class Runner:
         self._consumer.pause(*sorted(hold))
         self._consumer.resume(*sorted(go_on))
         self._held_back = (self._held_back | hold) - go_on
-        limit_ms = self.core.options.handler_timeout_ms
+        limit_ms = self.pool.options.handler_timeout_ms
         if limit_ms is not None:
             self._abandon_late(limit_ms)
 
     def _abandon_late(self, limit_ms: int) -> None:
         """A thread cannot be ended: one whose handler hangs is left behind, and another one takes its place."""
         now = monotonic_ms()
-        with self.core.lock:
+        with self.pool.lock:
             late = [ident for ident, (_, since) in self._at_work.items() if now - since >= limit_ms]
             for ident in late:
                 task, _ = self._at_work.pop(ident)
                 self._threads.pop(ident)
                 self._abandoned += 1
                 log.warning("the handler hangs at %s offset %d", task.where, task.record.offset)
-                self.core.handler_failed(task, HandlerTimeoutError(limit_ms), is_final=True)
-                if self._abandoned <= self.core.options.concurrency:
+                self.pool.handler_failed(task, HandlerTimeoutError(limit_ms), is_final=True)
+                if self._abandoned <= self.pool.options.concurrency:
                     self._start_worker()
                 else:
-                    self.core.fail(HandlerTimeoutError(limit_ms))
+                    self.pool.fail(HandlerTimeoutError(limit_ms))
 
     def _end(self) -> RunSummary:
         """Let handlers finish, within bounds, then commit."""
-        core = self.core
-        deadline = time.monotonic() + core.options.drain_timeout_ms / 1000
+        pool = self.pool
+        deadline = time.monotonic() + pool.options.drain_timeout_ms / 1000
         with self._changed:
-            core.queue.revoke_all()
-            self._changed.wait_for(core.drained, max(0.0, deadline - time.monotonic()))
+            pool.queue.revoke_all()
+            self._changed.wait_for(pool.drained, max(0.0, deadline - time.monotonic()))
             self._ends = True
             self._changed.notify_all()
         self._consumer.resume(*(where for where in self._consumer.assignment() if where in self._held_back))
         for thread in list(self._threads.values()):
             thread.join(max(0.0, deadline - time.monotonic()))
-        summary: RunSummary = self._consumer._do(core.finish())
+        summary: RunSummary = self._consumer._do(pool.finish())
         return summary
 
     # --- workers ---
@@ -140,54 +140,54 @@ class Runner:
     def _serve(self, ident: int) -> None:
         while (task := self._next(ident)) is not None:
             if task.is_given_up:
-                with self.core.lock:
+                with self.pool.lock:
                     self._at_work.pop(ident, None)
-                self._bury(task)
+                self._send_to_dead_letter_topic(task)
                 continue
             error: BaseException | None = None
             try:
-                self._handler(self.core.record_of(task))
+                self._handler(self.pool.record_of(task))
             except BaseException as raised:
                 error = raised
-            with self.core.lock:
+            with self.pool.lock:
                 if self._at_work.pop(ident, None) is None:
                     return  # It took too long, and was left behind.
                 if error is None:
-                    self.core.succeeded(task)
+                    self.pool.succeeded(task)
                     continue
-                self.core.handler_failed(task, error)
+                self.pool.handler_failed(task, error)
                 if not isinstance(error, Exception):
-                    self.core.fail(error)
+                    self.pool.fail(error)
 
     def _next(self, ident: int) -> Task | None:
         with self._changed:
             while not self._ends:
                 now = monotonic_ms()
-                task = self.core.queue.take(now)
+                task = self.pool.queue.take(now)
                 if task is not None:
                     self._at_work[ident] = task, now
                     return task
-                due_ms = self.core.queue.next_due_ms()
+                due_ms = self.pool.queue.next_due_ms()
                 self._changed.wait(None if due_ms is None else max(1, due_ms - now) / 1000)
         return None
 
-    def _bury(self, task: Task) -> None:
-        topic = self.core.options.dead_letter
+    def _send_to_dead_letter_topic(self, task: Task) -> None:
+        topic = self.pool.options.dead_letter
         if topic is None or self._producer is None:
-            self.core.letter_failed(task)  # The run is ending because of it.
+            self.pool.letter_failed(task)  # The run is ending because of it.
             return
-        letter = self.core.letter(task)
+        letter = self.pool.letter(task)
         try:
             self._producer.send(topic, letter.value, letter.key, headers=letter.headers).result()
         except HeadraceError as error:
             log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
-            self.core.letter_failed(task)
+            self.pool.letter_failed(task)
         else:
-            self.core.succeeded(task)
+            self.pool.succeeded(task)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        if not self.core.options.handle_signals or threading.current_thread() is not threading.main_thread():
+        if not self.pool.options.handle_signals or threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
@@ -199,4 +199,4 @@ class Runner:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The main thread may hold any lock at this moment: the next turn sees it."""
-        self.core.stops = True
+        self.pool.stops = True

@@ -26,7 +26,7 @@ Options = tuple[tuple[str, int | str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
+class ClientCertificates:
     """What was read, in PEM; None: there is no such part."""
 
     authorities: bytes | None
@@ -50,7 +50,7 @@ class ChannelSecurity:
         self._certificates = _read(config) if self._on else None
         self._looked_at = time.monotonic()
 
-    def certificates(self) -> Certificates | None:
+    def certificates(self) -> ClientCertificates | None:
         """Those for channels opened now, the same object until they change; None: in plain text."""
         if not self._on or time.monotonic() - self._looked_at < LOOK_S:
             return self._certificates
@@ -75,7 +75,7 @@ class ChannelSecurity:
         return [_stamp(path) for path in _paths(self._config)]
 
 
-def credentials_of(certificates: Certificates) -> grpc.ChannelCredentials:
+def credentials_of(certificates: ClientCertificates) -> grpc.ChannelCredentials:
     """For one new channel. Without authorities of its own gRPC takes the public ones."""
     return grpc.ssl_channel_credentials(certificates.authorities, certificates.key, certificates.chain)
 
@@ -92,7 +92,7 @@ def _stamp(path: str) -> Stamp | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(config: ClientConfig) -> Certificates:
+def _read(config: ClientConfig) -> ClientCertificates:
     authorities, key, chain = (
         _read_file(name, getattr(config, name)) for name in ("ssl_cafile", "ssl_keyfile", "ssl_certfile")
     )
@@ -106,7 +106,7 @@ def _read(config: ClientConfig) -> Certificates:
                 action="Put a new one there, with its key.",
             )
         _check_key(config)
-    return Certificates(authorities, key, chain)
+    return ClientCertificates(authorities, key, chain)
 
 
 def _read_file(name: str, path: str) -> bytes | None:

@@ -9,7 +9,7 @@ import struct
 from typing import NamedTuple
 
 from headrace.wire.crc import crc32c
-from headrace.wire.envelopes import Pieces
+from headrace.wire.zero_copy import BufferVector
 
 SEQUENCES = 1 << 31
 MAX_EPOCH = (1 << 31) - 1
@@ -78,7 +78,7 @@ class SequenceState:
         return True
 
 
-def restamp(batch: Pieces, stamp: ProducerStamp) -> Pieces:
+def restamp(batch: BufferVector, stamp: ProducerStamp) -> BufferVector:
     """Give the batch with another producer stamp; the payload stays as it is. Only where no send of it can have been
     applied.
     """
@@ -89,4 +89,4 @@ def restamp(batch: Pieces, stamp: ProducerStamp) -> Pieces:
     for part in others:
         crc = crc32c(part, crc)
     _CRC.pack_into(changed, _CRC_AT, crc)
-    return Pieces([bytes(changed), *others])
+    return BufferVector([bytes(changed), *others])

@@ -16,9 +16,9 @@ import numpy as np
 from headrace.client.config import FetchConfig
 from headrace.client.errors import ClosedError
 from headrace.v1 import broker_pb2, errors_pb2
-from headrace.wire.envelopes import Envelope, parse_fetch_response
 from headrace.wire.errors import HeadraceError, from_detail
 from headrace.wire.transfer import ANSWER, ANSWER_HEAD, PREFACE, REFUSAL, REQUEST_HEAD, WHOLE
+from headrace.wire.zero_copy import SplicedMessage, parse_fetch_response
 
 AVOID_S = 10.0
 """How long a port that failed is left alone."""
@@ -62,7 +62,7 @@ def answer_buffer(head: bytes | bytearray) -> memoryview:
     return np.empty(int(size) + len(WHOLE), np.uint8).data  # A bytearray would be zeroed first.
 
 
-def parse_answer(head: bytes | bytearray, rest: memoryview) -> Envelope:
+def parse_answer(head: bytes | bytearray, rest: memoryview) -> SplicedMessage:
     """Give the FetchResponse, whose batches are views of `rest`.
 
     Raises:
@@ -95,7 +95,7 @@ class Transfers:
         self._open: set[socket.socket] = set()
         self._closed = False
 
-    def fetch(self, address: str, request: broker_pb2.FetchRequest, timeout: float) -> Envelope | None:
+    def fetch(self, address: str, request: broker_pb2.FetchRequest, timeout: float) -> SplicedMessage | None:
         """Fetch from a transfer port; None: not over this one, ask over gRPC.
 
         Raises:
@@ -175,7 +175,7 @@ class Transfers:
         connection.close()
 
 
-def _exchange(connection: socket.socket, request: broker_pb2.FetchRequest, timeout: float) -> Envelope:
+def _exchange(connection: socket.socket, request: broker_pb2.FetchRequest, timeout: float) -> SplicedMessage:
     """Ask and receive. The kernel waits for all bytes, so that this thread wakes once an answer."""
     connection.settimeout(timeout)
     connection.sendall(request_frame(request))

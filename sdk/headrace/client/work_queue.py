@@ -1,7 +1,7 @@
 """What handlers have to do, in which order, and what becomes of what they fail at. Pure: no I/O, no clock, no thread.
 
-Records of one key (or one partition) form a lane: one at a time, in order; lanes run beside each other. A record that
-failed waits out its back-off at the head of its lane and holds up no other. Its owner holds a lock.
+Records of one key (or one partition) form a key queue: one at a time, in order; key queues run beside each other. A
+record that failed waits out its back-off at the head of its key queue and holds up no other. Its owner holds a lock.
 """
 
 import heapq
@@ -44,7 +44,7 @@ class RetryPolicy:
             raise ConfigError(f"backoff_ms={self.backoff_ms} is not within 1 to backoff_max_ms={self.backoff_max_ms}")
 
 
-class Verdict(Enum):
+class RetryDecision(Enum):
     """What becomes of a record that a handler failed at."""
 
     RETRY = auto()
@@ -58,7 +58,7 @@ class Task:
     record: Record
     """With key and value as bytes."""
     tracker: OffsetTracker
-    lane: Any
+    key_queue: Any
     is_running: bool = False
     attempts: int = 0
     """Calls of the handler so far."""
@@ -85,7 +85,7 @@ class _Part:
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _KeyQueue:
     name: Any
     tasks: deque[Task] = field(default_factory=deque)
     is_dropped: bool = False
@@ -102,9 +102,9 @@ class WorkQueue:
         self._retry = retry
         self._backoff = Backoff(retry.backoff_ms, retry.backoff_max_ms, rng)
         self._parts: dict[TopicPartition, _Part] = {}
-        self._lanes: dict[Any, _Lane] = {}
-        self._ready: deque[_Lane] = deque()
-        self._waiting: list[tuple[int, int, _Lane]] = []
+        self._key_queues: dict[Any, _KeyQueue] = {}
+        self._ready: deque[_KeyQueue] = deque()
+        self._waiting: list[tuple[int, int, _KeyQueue]] = []
         self._count = 0
         self.size = 0
         """Records that wait or are in work."""
@@ -187,13 +187,13 @@ class WorkQueue:
             part.held.clear()
 
     def _drop_waiting(self, tracker: OffsetTracker) -> None:
-        for name, lane in list(self._lanes.items()):
-            kept = deque(task for task in lane.tasks if task.tracker is not tracker or task.is_running)
-            self.size -= len(lane.tasks) - len(kept)
-            lane.tasks = kept
+        for name, key_queue in list(self._key_queues.items()):
+            kept = deque(task for task in key_queue.tasks if task.tracker is not tracker or task.is_running)
+            self.size -= len(key_queue.tasks) - len(kept)
+            key_queue.tasks = kept
             if not kept:
-                lane.is_dropped = True
-                del self._lanes[name]
+                key_queue.is_dropped = True
+                del self._key_queues[name]
 
     # --- records ---
 
@@ -212,17 +212,17 @@ class WorkQueue:
             self._put(task)
 
     def _put(self, task: Task) -> None:
-        """Put a record into its lane."""
+        """Put a record into its key queue."""
         record, where = task.record, task.where
         name: Any = where
         if self._by_key:
             name = (where, record.key) if record.key is not None else (where, None, record.offset)
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = _Lane(name)
-            self._ready.append(lane)
-        task.lane = lane
-        lane.tasks.append(task)
+        key_queue = self._key_queues.get(name)
+        if key_queue is None:
+            key_queue = self._key_queues[name] = _KeyQueue(name)
+            self._ready.append(key_queue)
+        task.key_queue = key_queue
+        key_queue.tasks.append(task)
 
     def take(self, now_ms: int) -> Task | None:
         """Give the next record to work on; None: nothing now. `succeeded` or `failed` follows."""
@@ -231,22 +231,22 @@ class WorkQueue:
         if self.alone is not None:
             return self._take_alone(self.alone)
         while self._ready:
-            lane = self._ready.popleft()
-            if not lane.is_dropped:
-                return self._begin(lane)
+            key_queue = self._ready.popleft()
+            if not key_queue.is_dropped:
+                return self._begin(key_queue)
         return None
 
     def _take_alone(self, where: TopicPartition) -> Task | None:
         if self.running:
             return None
-        for lane in self._ready:
-            if not lane.is_dropped and lane.tasks[0].where == where:
-                self._ready.remove(lane)
-                return self._begin(lane)
+        for key_queue in self._ready:
+            if not key_queue.is_dropped and key_queue.tasks[0].where == where:
+                self._ready.remove(key_queue)
+                return self._begin(key_queue)
         return None
 
-    def _begin(self, lane: _Lane) -> Task:
-        task = lane.tasks[0]
+    def _begin(self, key_queue: _KeyQueue) -> Task:
+        task = key_queue.tasks[0]
         task.is_running = True
         task.attempts += not task.is_given_up
         self.running += 1
@@ -262,20 +262,20 @@ class WorkQueue:
     def succeeded(self, task: Task) -> bool:
         """A record was handled or is a dead letter; whether more of its partition may be committed."""
         self._stop(task)
-        lane: _Lane = task.lane
-        lane.tasks.popleft()
+        key_queue: _KeyQueue = task.key_queue
+        key_queue.tasks.popleft()
         self.size -= 1
-        if lane.tasks:
-            self._ready.append(lane)
+        if key_queue.tasks:
+            self._ready.append(key_queue)
         else:
-            lane.is_dropped = True
-            self._lanes.pop(lane.name, None)
+            key_queue.is_dropped = True
+            self._key_queues.pop(key_queue.name, None)
         return task.tracker.finish(task.record.offset) and not task.tracker.is_over
 
-    def failed(self, task: Task, error: BaseException, now_ms: int, *, is_final: bool = False) -> Verdict:
+    def failed(self, task: Task, error: BaseException, now_ms: int, *, is_final: bool = False) -> RetryDecision:
         """A handler failed at a record: it is tried again after a while, or is given up (`is_final`: at once).
 
-        What is given up stands at the head of its lane again, to be sent to the dead letters.
+        What is given up stands at the head of its key queue again, to be sent to the dead letters.
         """
         task.error = error
         retry = self._retry
@@ -283,9 +283,9 @@ class WorkQueue:
         if is_final or task.attempts >= retry.attempts or not may_retry:
             task.is_given_up = True
             self._again(task, now_ms)
-            return Verdict.GIVE_UP
+            return RetryDecision.GIVE_UP
         self._again(task, now_ms + self._backoff.delay_ms(task.attempts))
-        return Verdict.RETRY
+        return RetryDecision.RETRY
 
     def not_sent(self, task: Task, now_ms: int) -> None:
         """A dead letter could not be sent: tried again after a while, as often as it takes."""
@@ -294,18 +294,18 @@ class WorkQueue:
 
     def _again(self, task: Task, at_ms: int) -> None:
         self._stop(task)
-        lane: _Lane = task.lane
+        key_queue: _KeyQueue = task.key_queue
         part = self._parts.get(task.where)
         if part is None or part.tracker is not task.tracker or part.revoked:
-            lane.tasks.popleft()
+            key_queue.tasks.popleft()
             self.size -= 1
-            if not lane.tasks:
-                lane.is_dropped = True
-                self._lanes.pop(lane.name, None)
+            if not key_queue.tasks:
+                key_queue.is_dropped = True
+                self._key_queues.pop(key_queue.name, None)
                 return
             at_ms = 0  # Of the next term: it has not failed.
         self._count += 1
-        heapq.heappush(self._waiting, (at_ms, self._count, lane))
+        heapq.heappush(self._waiting, (at_ms, self._count, key_queue))
 
     def _stop(self, task: Task) -> None:
         task.is_running = False

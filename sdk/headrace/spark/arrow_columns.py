@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.client.records import Segment
+from headrace.client.records import DecodedBatch
 from headrace.wire.ids import TopicPartition
 
 LEAST_ROWS = 4_096
@@ -30,22 +30,26 @@ class ArrowColumns:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._where = where
         self._constants: dict[str, Any] = {}
-        makers: dict[str, Callable[[list[Segment], int], Any]] = {
-            "key": lambda segments, _: keys_of(segments),
-            "value": lambda segments, _: values_of(segments),
-            "headers": lambda segments, _: _joined([_cut(each, each.columns.to_arrow_headers()) for each in segments]),
+        makers: dict[str, Callable[[list[DecodedBatch], int], Any]] = {
+            "key": lambda decoded_batches, _: keys_of(decoded_batches),
+            "value": lambda decoded_batches, _: values_of(decoded_batches),
+            "headers": lambda decoded_batches, _: _joined(
+                [_cut(each, each.columns.to_arrow_headers()) for each in decoded_batches]
+            ),
             "topic": lambda _, count: self._constant("topic", count),
             "partition": lambda _, count: self._constant("partition", count),
-            "offset": lambda segments, _: _numbers(_joined_numbers(list(map(_offsets, segments))), pa.int64()),
-            "timestamp": lambda segments, _: _numbers(
-                _joined_numbers(list(map(_micros, segments))), pa.timestamp("us", tz="UTC")
+            "offset": lambda decoded_batches, _: _numbers(
+                _joined_numbers(list(map(_offsets, decoded_batches))), pa.int64()
+            ),
+            "timestamp": lambda decoded_batches, _: _numbers(
+                _joined_numbers(list(map(_micros, decoded_batches))), pa.timestamp("us", tz="UTC")
             ),
         }
         self._makers = [makers[field.name] for field in self._schema]
 
-    def batches(self, segments: Iterable[Segment]) -> Iterator[Any]:
-        """Give `pyarrow.RecordBatch`es over the records of segments that follow each other."""
-        for group in grouped(segments):
+    def batches(self, decoded_batches: Iterable[DecodedBatch]) -> Iterator[Any]:
+        """Give `pyarrow.RecordBatch`es over the records of decoded batches that follow each other."""
+        for group in grouped(decoded_batches):
             count = sum(each.end - each.start for each in group)
             arrays = [
                 _typed(make(group, count), field.type) for make, field in zip(self._makers, self._schema, strict=True)
@@ -67,12 +71,12 @@ class ArrowColumns:
         return known.slice(0, count)
 
 
-def grouped(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
-    """Put small segments together and cut large ones, so that every group is of a size that suits Spark."""
-    group: list[Segment] = []
+def grouped(decoded_batches: Iterable[DecodedBatch]) -> Iterator[list[DecodedBatch]]:
+    """Put small decoded batches together and cut large ones, so that every group is of a size that suits Spark."""
+    group: list[DecodedBatch] = []
     rows = size = 0
-    for segment in segments:
-        for piece in pieces(segment):
+    for decoded in decoded_batches:
+        for piece in pieces(decoded):
             group.append(piece)
             rows += piece.end - piece.start
             size += _bytes(piece)
@@ -83,16 +87,18 @@ def grouped(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
         yield group
 
 
-def pieces(segment: Segment) -> Iterator[Segment]:
-    """Cut a segment into pieces of at most `MOST_ROWS` and, unless one record is larger, about half of `MOST_BYTES`."""
-    count = segment.end - segment.start
-    size = _bytes(segment)
+def pieces(decoded: DecodedBatch) -> Iterator[DecodedBatch]:
+    """Cut a decoded batch into pieces of at most `MOST_ROWS` and, unless one record is larger, about half of
+    `MOST_BYTES`.
+    """
+    count = decoded.end - decoded.start
+    size = _bytes(decoded)
     if count <= MOST_ROWS and size <= MOST_BYTES // 2:
-        yield segment
+        yield decoded
         return
     step = max(1, min(MOST_ROWS, count * (MOST_BYTES // 4) // max(1, size)))
     for start in range(0, count, step):
-        piece = segment.cut(start, min(count, start + step))
+        piece = decoded.cut(start, min(count, start + step))
         # Records of very unequal sizes: where the average deceives, halves are looked at again.
         if _bytes(piece) > MOST_BYTES // 2 and piece.end - piece.start > 1:
             half = (piece.end - piece.start) // 2
@@ -102,29 +108,29 @@ def pieces(segment: Segment) -> Iterator[Segment]:
             yield piece
 
 
-def values_of(segments: list[Segment]) -> Any:
-    """Give the values as one binary array; not copied where they are of one segment."""
-    return _joined([_cut(each, each.columns.to_arrow_values()) for each in segments])
+def values_of(decoded_batches: list[DecodedBatch]) -> Any:
+    """Give the values as one binary array; not copied where they are of one decoded batch."""
+    return _joined([_cut(each, each.columns.to_arrow_values()) for each in decoded_batches])
 
 
-def keys_of(segments: list[Segment]) -> Any:
-    """Give the keys as one binary array; not copied where they are of one segment."""
-    return _joined([_cut(each, each.columns.to_arrow_keys()) for each in segments])
+def keys_of(decoded_batches: list[DecodedBatch]) -> Any:
+    """Give the keys as one binary array; not copied where they are of one decoded batch."""
+    return _joined([_cut(each, each.columns.to_arrow_keys()) for each in decoded_batches])
 
 
-def _bytes(segment: Segment) -> int:
+def _bytes(decoded: DecodedBatch) -> int:
     """How many bytes keys and values have."""
-    columns, start, end = segment.columns, segment.start, segment.end
+    columns, start, end = decoded.columns, decoded.start, decoded.end
     size = int(columns.value_offsets[end]) - int(columns.value_offsets[start])
     if columns.key_column is not None:
         size += int(columns.key_column.offsets[end]) - int(columns.key_column.offsets[start])
     return size
 
 
-def _cut(segment: Segment, array: Any) -> Any:
-    """Give the segment's part of a whole batch's column."""
-    count = segment.end - segment.start
-    return array if count == len(array) else array.slice(segment.start, count)
+def _cut(decoded: DecodedBatch, array: Any) -> Any:
+    """Give the decoded batch's part of a whole batch's column."""
+    count = decoded.end - decoded.start
+    return array if count == len(array) else array.slice(decoded.start, count)
 
 
 def _joined(arrays: list[Any]) -> Any:
@@ -135,16 +141,16 @@ def _joined_numbers(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _offsets(segment: Segment) -> npt.NDArray[np.int64]:
-    return np.arange(segment.base_offset, segment.end_offset, dtype=np.int64)
+def _offsets(decoded: DecodedBatch) -> npt.NDArray[np.int64]:
+    return np.arange(decoded.base_offset, decoded.end_offset, dtype=np.int64)
 
 
-def _micros(segment: Segment) -> npt.NDArray[np.int64]:
+def _micros(decoded: DecodedBatch) -> npt.NDArray[np.int64]:
     """Timestamps in microseconds, which is what Spark has."""
-    times = segment.columns.timestamps_ms
+    times = decoded.columns.timestamps_ms
     if times is None:
-        return np.full(segment.end - segment.start, segment.columns.header.base_timestamp_ms * 1000, np.int64)
-    return times[segment.start : segment.end] * 1000
+        return np.full(decoded.end - decoded.start, decoded.columns.header.base_timestamp_ms * 1000, np.int64)
+    return times[decoded.start : decoded.end] * 1000
 
 
 def _numbers(numbers: npt.NDArray[Any], arrow_type: Any) -> Any:

@@ -36,7 +36,7 @@ class OtherRowsError(HeadraceError):
         )
 
 
-def judge_losses(losses: Sequence[object], fail_on_data_loss: bool) -> None:
+def check_data_loss(losses: Sequence[object], fail_on_data_loss: bool) -> None:
     """Raise what is lost, or log it, as the option says; each entry says where and how much.
 
     Raises:

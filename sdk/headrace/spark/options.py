@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 from headrace.client.config import ClientConfig, ProducerConfig, ReaderConfig, build
 from headrace.client.config_text import nearest
 from headrace.client.errors import ConfigError
-from headrace.spark.edges import EARLIEST, LATEST, Edge, offsets_edge, time_edge, times_edge, word_edge
+from headrace.spark.starting_offsets import (
+    EARLIEST,
+    LATEST,
+    OffsetBound,
+    offsets_bound,
+    time_bound,
+    times_bound,
+    word_bound,
+)
 from headrace.wire.errors import InvalidTopicNameError
 from headrace.wire.topic_names import check_topic_name
 
@@ -145,8 +153,8 @@ class ReadOptions:
     settings: Mapping[str, Any]
     """For `headrace.Reader`, checked."""
     subscription: Subscription
-    start: Edge
-    end: Edge
+    start: OffsetBound
+    end: OffsetBound
     min_partitions: int
     """0: as many as there are."""
     max_records_per_partition: int
@@ -181,10 +189,10 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
     settings = options.settings(ReaderConfig)
     if group:
         options.checked("commitGroup", ReaderConfig, {"report_positions_as": group, **settings})
-    start = options.edge("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
-    end = options.edge("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+    start = options.bound("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+    end = options.bound("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
     if use == BATCH:
-        start = start or word_edge(EARLIEST, "startingOffsets")
+        start = start or word_bound(EARLIEST, "startingOffsets")
         if start.word == LATEST:
             raise ConfigError("startingOffsets=latest reads nothing in a batch", action="Use a stream, or earliest.")
         if end is not None and end.word == EARLIEST:
@@ -192,8 +200,8 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
     return ReadOptions(
         settings=settings,
         subscription=options.subscription(),
-        start=start or word_edge(LATEST, "startingOffsets"),
-        end=end or word_edge(LATEST, "endingOffsets"),
+        start=start or word_bound(LATEST, "startingOffsets"),
+        end=end or word_bound(LATEST, "endingOffsets"),
         min_partitions=options.number("minPartitions"),
         max_records_per_partition=options.number("maxRecordsPerPartition"),
         max_offsets_per_trigger=options.number("maxOffsetsPerTrigger"),
@@ -339,7 +347,7 @@ class _Options:
                 raise ConfigError(f'assign: the partitions of {topic} are not a list as in {{"{topic}": [0, 1]}}')
         return {topic: tuple(sorted(set(numbers))) for topic, numbers in sorted(assigned.items())}
 
-    def edge(self, one_time: str, times: str, offsets: str) -> Edge | None:
+    def bound(self, one_time: str, times: str, offsets: str) -> OffsetBound | None:
         """Give where to start or to end, as the one of three options that is given says."""
         given = [name for name in (one_time, times, offsets) if self.text(name)]
         if len(given) > 1:
@@ -350,12 +358,12 @@ class _Options:
         if name == one_time:
             if not re.fullmatch(r"\d{1,18}", text):
                 raise ConfigError(f"{name}={text!r} is not a time in ms since 1970")
-            return time_edge(int(text), name)
+            return time_bound(int(text), name)
         if name == times:
-            return times_edge(json_object(name, text), name)
+            return times_bound(json_object(name, text), name)
         if text.lower() in {EARLIEST, LATEST}:
-            return word_edge(text.lower(), name)
-        return offsets_edge(json_object(name, text, f" nor {EARLIEST} or {LATEST}"), name)
+            return word_bound(text.lower(), name)
+        return offsets_bound(json_object(name, text, f" nor {EARLIEST} or {LATEST}"), name)
 
 
 def json_object(name: str, text: str, otherwise: str = "") -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from headrace.client.errors import LogTruncationError, TopicRecreatedError
 from headrace.client.reader import Reader
-from headrace.client.records import Segment
-from headrace.spark.errors import judge_losses
-from headrace.spark.ranges import Loss, OffsetRange
+from headrace.client.records import DecodedBatch
+from headrace.spark.errors import check_data_loss
+from headrace.spark.ranges import DataLoss, OffsetRange
 from headrace.wire.errors import OffsetOutOfRangeError
 
 READ_TIMEOUT_S = 120.0
@@ -24,7 +24,7 @@ END_TIMEOUT_S = 30.0
 
 def read_range(
     settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool, topic_id: bytes = b""
-) -> Generator[Segment, None, None]:
+) -> Generator[DecodedBatch, None, None]:
     """Give the records of a range in order, as the batches that they came in.
 
     `topic_id` is that of the topic in which the range was planned; empty: any of its name.
@@ -39,18 +39,18 @@ def read_range(
         with _open(settings, OffsetRange(part.where, position, part.end), topic_id) as reader:
             if topic_id not in (b"", reader.topic_id):
                 gone = f"{part.where} was deleted with the records from offset {position} to {part.end}"
-                judge_losses([gone], fail_on_data_loss)
+                check_data_loss([gone], fail_on_data_loss)
                 return
             first = reader.start_offsets()[part.where]
             if first > position:
                 behind = min(first, part.end)
-                judge_losses([Loss(part.where, position, first, behind - position)], fail_on_data_loss)
+                check_data_loss([DataLoss(part.where, position, first, behind - position)], fail_on_data_loss)
                 position = behind
             try:
                 for batch in reader.batches(READ_TIMEOUT_S):
-                    for segment in batch.segments:
-                        yield segment
-                        position = segment.end_offset
+                    for decoded in batch.decoded_batches:
+                        yield decoded
+                        position = decoded.end_offset
                 return
             except (OffsetOutOfRangeError, TopicRecreatedError):
                 continue  # Retention came by; what is left of the range is opened anew, which says what is lost.

@@ -21,7 +21,7 @@ class OffsetRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class DataLoss:
     """Records that were wanted and that retention has removed."""
 
     where: TopicPartition
@@ -43,7 +43,7 @@ def check_order(ranges: Iterable[OffsetRange], latest: Mapping[TopicPartition, i
     """Check the ranges of a batch against each other and the log's end; `start` and `end` name the options.
 
     Raises:
-        ConfigError: one starts behind its end, or an edge is behind the log's end.
+        ConfigError: one starts behind its end, or a bound is behind the log's end.
     """
     for part in ranges:
         last = latest[part.where]
@@ -56,13 +56,13 @@ def check_order(ranges: Iterable[OffsetRange], latest: Mapping[TopicPartition, i
 
 def within_log(
     ranges: Sequence[OffsetRange], earliest: Mapping[TopicPartition, int]
-) -> tuple[list[OffsetRange], list[Loss]]:
+) -> tuple[list[OffsetRange], list[DataLoss]]:
     """Cut off what the log has no more, and say what that was."""
     kept, losses = [], []
     for part in ranges:
         first = earliest[part.where]
         if len(part) and part.start < first:
-            losses.append(Loss(part.where, part.start, first, min(first, part.end) - part.start))
+            losses.append(DataLoss(part.where, part.start, first, min(first, part.end) - part.start))
             part = OffsetRange(part.where, first, max(first, part.end))
         kept.append(part)
     return kept, losses

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from headrace.spark.cluster_view import ClusterView
-from headrace.spark.errors import judge_losses
+from headrace.spark.errors import check_data_loss
 from headrace.spark.filters import Pushed
 from headrace.spark.options import BATCH, ReadOptions, read_options
 from headrace.spark.ranges import OffsetRange, check_order, split, within_log
 from headrace.spark.schema import check_read_schema
+from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
     prepare_worker()
     part = partition.part
     topic_id = bytes.fromhex(partition.topic_id)
-    segments = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss, topic_id=topic_id)
-    with closing(segments):
-        yield from ArrowColumns(schema, part.where).batches(segments)
+    decoded_batches = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss, topic_id=topic_id)
+    with closing(decoded_batches):
+        yield from ArrowColumns(schema, part.where).batches(decoded_batches)
 
 
 def make_reader(given: Mapping[str, str], schema: StructType) -> "HeadraceReader":
@@ -82,7 +82,7 @@ class HeadraceReader(DataSourceReader):
             DataLossError: the log starts behind an offset that was asked for.
         """
         options = self._options
-        with closing(ClusterView(options.settings, options.subscription)) as cluster:
+        with closing(SubscribedCluster(options.settings, options.subscription)) as cluster:
             ranges = self._ranges(cluster, cluster.partitions())
             ids = cluster.topic_ids
         return [
@@ -90,9 +90,9 @@ class HeadraceReader(DataSourceReader):
             for part in split(ranges, options.min_partitions, options.max_records_per_partition)
         ]
 
-    def _ranges(self, cluster: ClusterView, partitions: list[TopicPartition]) -> list[OffsetRange]:
+    def _ranges(self, cluster: SubscribedCluster, partitions: list[TopicPartition]) -> list[OffsetRange]:
         options = self._options
-        earliest, latest = cluster.edges(partitions)
+        earliest, latest = cluster.bounds(partitions)
         starts = cluster.edge_offsets(options.start, partitions, earliest, latest)
         ends = cluster.edge_offsets(options.end, partitions, earliest, latest)
         wanted = [OffsetRange(where, starts[where], ends[where]) for where in partitions]
@@ -100,7 +100,7 @@ class HeadraceReader(DataSourceReader):
         pushed = self._pushed
         left = [pushed.cut(part) for part in wanted if pushed.wants(part.where)]
         kept, losses = within_log(left, earliest)
-        judge_losses(losses, options.fail_on_data_loss)
+        check_data_loss(losses, options.fail_on_data_loss)
         if pushed.not_before_ms < 0:
             return kept
         at_time = cluster.offsets([part.where for part in kept], pushed.not_before_ms)

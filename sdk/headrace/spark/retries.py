@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from headrace.client.admin import Admin
 from headrace.client.producer import Producer
-from headrace.client.records import Segment
+from headrace.client.records import DecodedBatch
 from headrace.spark.arrow_columns import keys_of, values_of
 from headrace.spark.errors import OtherRowsError
 from headrace.spark.identity import DRIVER_TASK, TaskIdentity
@@ -91,11 +91,11 @@ class _Balance:
         Raises:
             OtherRowsError: there are records that no row took.
         """
-        for where, task, segment, next_sequence in self.read():
+        for where, task, decoded, next_sequence in self.read():
             if task == DRIVER_TASK:
                 self.next_sequences[where] = next_sequence
             if task not in self._tasks:  # An earlier try had more tasks, or its driver stored this.
-                for digest, time_ms in stored_parts(segment):
+                for digest, time_ms in stored_parts(decoded):
                     self._counts[self._bare(row_key(digest, time_ms, where.partition))] -= 1
         self._cancel()
         if strange := -sum(count for count in self._counts.values() if count < 0):
@@ -108,12 +108,12 @@ class _Balance:
         """Read all that the micro-batch has in the topic."""
         return self._stored.read(self._stored.places(self._topic, all_tasks=True))
 
-    def take(self, wanted: Counter[RowKey], part: StoredPart) -> Iterator[Segment]:
+    def take(self, wanted: Counter[RowKey], part: StoredPart) -> Iterator[DecodedBatch]:
         """Give the records of a part that are wanted, one by one and as often as they are; they are then no more."""
-        for at, (digest, time_ms) in enumerate(stored_parts(part.segment)):
+        for at, (digest, time_ms) in enumerate(stored_parts(part.decoded)):
             key = self._bare(row_key(digest, time_ms, part.where.partition))
             for _ in range(wanted.pop(key, 0)):
-                yield part.segment.cut(at, at + 1)
+                yield part.decoded.cut(at, at + 1)
 
     def _bare(self, key: RowKey) -> RowKey:
         return bare(key, with_time=self.with_time, with_partition=self._with_partition)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.client.records import Segment
+from headrace.client.records import DecodedBatch
 from headrace.spark.arrow_columns import keys_of, values_of
 
 RowKey = bytes
@@ -61,12 +61,12 @@ def times_of(rows: Any) -> list[int | None] | None:
     return [None if at is None else at // 1000 for at in micros]
 
 
-def stored_parts(segment: Segment) -> Iterator[tuple[bytes, int]]:
-    """Give digest and timestamp in ms of each record of a segment."""
-    columns = segment.columns
-    times = columns.timestamps()[segment.start : segment.end]
-    headers = columns.headers(segment.start, segment.end)
-    values, keys = values_of([segment]).to_pylist(), keys_of([segment]).to_pylist()
+def stored_parts(decoded: DecodedBatch) -> Iterator[tuple[bytes, int]]:
+    """Give digest and timestamp in ms of each record of a decoded batch."""
+    columns = decoded.columns
+    times = columns.timestamps()[decoded.start : decoded.end]
+    headers = columns.headers(decoded.start, decoded.end)
+    values, keys = values_of([decoded]).to_pylist(), keys_of([decoded]).to_pylist()
     for key, value, pairs, time_ms in zip(keys, values, headers, times, strict=True):
         yield _digest(key, value, pairs), time_ms
 

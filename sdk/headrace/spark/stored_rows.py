@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from headrace.client.admin import Admin
 from headrace.client.errors import ConfigError
 from headrace.client.producer_offsets import StoredOffsets, producer_offsets
-from headrace.client.records import Segment
+from headrace.client.records import DecodedBatch
 from headrace.client.sequences import SEQUENCES
 from headrace.spark.errors import DataLossError, OtherRowsError
 from headrace.spark.identity import TaskIdentity
@@ -23,7 +23,7 @@ class StoredPart(NamedTuple):
 
     where: TopicPartition
     task: int
-    segment: Segment
+    decoded: DecodedBatch
     next_sequence: int
     """Of the task in this partition, behind the batch that they are of."""
 
@@ -65,15 +65,15 @@ class StoredRows:
             if not 0 <= start < end:
                 continue
             try:
-                for segment in read_range(self._settings, OffsetRange(where, start, end), fail_on_data_loss=True):
-                    header = segment.columns.header
+                for decoded in read_range(self._settings, OffsetRange(where, start, end), fail_on_data_loss=True):
+                    header = decoded.columns.header
                     if (
                         header.producer_id >= 0
                         and header.producer_id >> PRODUCER_FAMILY_BITS == family
                         and header.producer_epoch == self._identity.batch_id
                     ):
                         following = (header.base_sequence + header.record_count) % SEQUENCES
-                        yield StoredPart(where, header.producer_id % (1 << PRODUCER_FAMILY_BITS), segment, following)
+                        yield StoredPart(where, header.producer_id % (1 << PRODUCER_FAMILY_BITS), decoded, following)
             except DataLossError as error:
                 raise OtherRowsError(
                     f"{where}: records that an earlier try of micro-batch {self._identity.batch_id} stored are gone, "

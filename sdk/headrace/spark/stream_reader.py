@@ -24,14 +24,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.client.errors import ConfigError
-from headrace.spark.cluster_view import ClusterView
-from headrace.spark.edges import EARLIEST, LATEST
-from headrace.spark.errors import judge_losses
+from headrace.spark.errors import check_data_loss
 from headrace.spark.lag_reports import LagReports
 from headrace.spark.options import STREAM, ReadOptions, read_options
 from headrace.spark.ranges import OffsetRange, limited, split, within_log
 from headrace.spark.reader import RangePartition, read_partition
 from headrace.spark.schema import check_read_schema
+from headrace.spark.starting_offsets import EARLIEST, LATEST
 from headrace.spark.stream_offsets import (
     OffsetJson,
     StreamOffsets,
@@ -40,6 +39,7 @@ from headrace.spark.stream_offsets import (
     parse_offsets,
     ranges_between,
 )
+from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         that it did not get.
         """
         self._given, self._schema = given, schema
-        self._view: ClusterView | None = None
+        self._view: SubscribedCluster | None = None
         self._reports: LagReports | None = None
         self._target: StreamOffsets | None = None
         """Where `availableNow` ends."""
@@ -155,9 +155,9 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._view is not None:
             self._view.close()
 
-    def _cluster(self) -> ClusterView:
+    def _cluster(self) -> SubscribedCluster:
         if self._view is None:
-            self._view = ClusterView(self._options.settings, self._options.subscription)
+            self._view = SubscribedCluster(self._options.settings, self._options.subscription)
         return self._view
 
     def _lag_reports(self) -> LagReports:
@@ -176,17 +176,17 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _first(self, latest: StreamOffsets, most: int) -> StreamOffsets:
         """Give the end of the first micro-batch, with its start, even where there is nothing between the two."""
-        cluster, edge = self._cluster(), self._options.start
+        cluster, bound = self._cluster(), self._options.start
         partitions = sorted(latest.ends)
         earliest = cluster.offsets(partitions, EARLIEST)
-        starts = cluster.edge_offsets(edge, partitions, earliest, latest.ends)
+        starts = cluster.edge_offsets(bound, partitions, earliest, latest.ends)
         ends = dict(latest.ends)
         for where, start in starts.items():
-            if start > ends[where] and edge.offsets is not None:
-                raise ConfigError(f"{edge.option}: {start} for {where} is past its end, {ends[where]}")
+            if start > ends[where] and bound.offsets is not None:
+                raise ConfigError(f"{bound.option}: {start} for {where} is past its end, {ends[where]}")
             ends[where] = max(ends[where], start)  # What was found by time may have been written since.
         _, losses = within_log([OffsetRange(where, starts[where], ends[where]) for where in partitions], earliest)
-        judge_losses(losses, self._options.fail_on_data_loss)
+        check_data_loss(losses, self._options.fail_on_data_loss)
         ends = limited(starts, ends, most) if most else ends
         return StreamOffsets(ends, latest.topic_ids, starts, self._epochs(StreamOffsets(), ends, latest.topic_ids))
 
@@ -197,7 +197,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shorter = [where for where, end in latest.ends.items() if end < starts.get(where, 0)]
         cut = self._truncations(before, {where: latest.ends[where] for where in shorter})
         if self._options.fail_on_data_loss:
-            judge_losses([_truncated(where, starts[where], point) for where, point in cut.items()], True)
+            check_data_loss([_truncated(where, starts[where], point) for where, point in cut.items()], True)
         for where, point in cut.items():
             starts[where] = min(point, latest.ends[where])
         ends = {where: max(end, starts.get(where, 0)) for where, end in latest.ends.items()}
@@ -243,7 +243,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         moving = {part.where: part.end for part in ranges if part.where in kept and part.end != kept[part.where]}
         cut = self._truncations(before, moving)
         losses = [_truncated(where, kept[where], point) for where, point in sorted(cut.items())]
-        judge_losses(losses, self._options.fail_on_data_loss)
+        check_data_loss(losses, self._options.fail_on_data_loss)
         return [
             OffsetRange(part.where, min(cut[part.where], part.end), part.end) if part.where in cut else part
             for part in ranges
@@ -254,7 +254,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = sorted(name for name, known in before.topic_ids.items() if latest.topic_ids.get(name, known) != known)
         if self._options.subscription.pattern:
             gone += sorted(set(before.topic_ids) - set(latest.topic_ids))
-        judge_losses([_deleted(name, before.ends) for name in gone], self._options.fail_on_data_loss)
+        check_data_loss([_deleted(name, before.ends) for name in gone], self._options.fail_on_data_loss)
 
     def _still_there(self, ranges: list[OffsetRange], topic_ids: Mapping[str, str]) -> list[OffsetRange]:
         """Give what the log still has of some ranges."""
@@ -268,7 +268,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for part in wanted
             if part not in there
         ]
-        judge_losses([*losses, *gone], self._options.fail_on_data_loss)
+        check_data_loss([*losses, *gone], self._options.fail_on_data_loss)
         return kept
 
 

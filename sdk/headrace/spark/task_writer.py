@@ -199,27 +199,27 @@ class TaskWriter:
         report = self.reports.get(target.topic, TopicReport())
         strange: Counter[tuple[str, int]] = Counter()
         before = self._ends_before
-        for where, task, segment, next_sequence in self._stored.read(
+        for where, task, decoded, next_sequence in self._stored.read(
             self._stored.places(target.topic, all_tasks=False)
         ):
             if task != self._identity.task:
                 continue
             self._producer.continue_from(where, next_sequence)
-            for digest, time_ms in stored_parts(segment):
+            for digest, time_ms in stored_parts(decoded):
                 if held.take(digest, time_ms, where.partition):
                     self.rows += 1
                     continue
-                if segment.base_offset >= before.get(where, 0):
+                if decoded.base_offset >= before.get(where, 0):
                     raise OtherRowsError(
                         f"{where}: another try of task {task} has stored rows that this one does not have"
                     )
                 strange[where] += 1
                 report.left[row_key(digest, time_ms, where.partition)] += 1
         if held.count:
-            for where, task, segment, _ in self._stored.read(target.earlier):
+            for where, task, decoded, _ in self._stored.read(target.earlier):
                 if task == self._identity.task:
                     continue
-                for digest, time_ms in stored_parts(segment):
+                for digest, time_ms in stored_parts(decoded):
                     if held.take(digest, time_ms, where.partition):
                         self.rows += 1
                         report.others[row_key(digest, time_ms, where.partition)] += 1
@@ -260,8 +260,8 @@ class TaskWriter:
         wanted = list(row_parts(rows))
         found: list[tuple[bytes, int]] = []
         try:
-            for segment in read_range(self._shared, stored, fail_on_data_loss=True):
-                found += stored_parts(segment)
+            for decoded in read_range(self._shared, stored, fail_on_data_loss=True):
+                found += stored_parts(decoded)
         except DataLossError:
             return  # Retention has it already: this try or the other one has stored it.
         if len(found) != len(wanted) or any(

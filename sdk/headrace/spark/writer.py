@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from headrace.client.errors import ConfigError
-from headrace.spark.cluster_view import ClusterView
 from headrace.spark.options import Subscription, WriteOptions, write_options
+from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.spark.write_schema import check_write_schema
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
@@ -104,14 +104,14 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, compl
     options = write_options(given)
     check_write_schema(schema, options.topic)
     subscription = Subscription(names=(options.topic,) if options.topic else (), option="topic")
-    with closing(ClusterView(options.settings, subscription)) as cluster:
+    with closing(SubscribedCluster(options.settings, subscription)) as cluster:
         cluster.partitions()
     return options
 
 
 def log_ends(options: WriteOptions) -> dict[TopicPartition, int]:
     """Look up where the logs end that may be written to, uncommitted records included; where rows name topics, all."""
-    with closing(ClusterView(options.settings, Subscription(option="topic"))) as cluster:
+    with closing(SubscribedCluster(options.settings, Subscription(option="topic"))) as cluster:
         admin = cluster.admin
         replicas = {
             TopicPartition(topic.name, part.partition): {part.leader_id, *part.in_sync_replicas} - {-1}

@@ -54,7 +54,15 @@ from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import encode_batch, encode_columns
 from headrace.wire.errors import CorruptBatchError
 
-__all__ = ["Column", "Columns", "HeaderColumns", "check_columns", "decode_batch", "encode_batch", "encode_columns"]
+__all__ = [
+    "BinaryColumn",
+    "Columns",
+    "HeaderColumns",
+    "check_columns",
+    "decode_batch",
+    "encode_batch",
+    "encode_columns",
+]
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -74,7 +82,7 @@ _COLUMN_FLAGS = _KEYS | _NULL_VALUES | _NULL_KEYS | _RECORD_TIMESTAMPS | _HEADER
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class BinaryColumn:
     """A column of byte strings; views into the payload, immutable, any thread."""
 
     offsets: Int32s
@@ -84,14 +92,14 @@ class Column:
     validity: Bytes | None
     """uint8[(n + 7) // 8], least significant bit first; None: nothing is null."""
 
-    def part(self, start: int, end: int) -> "Column":
+    def part(self, start: int, end: int) -> "BinaryColumn":
         """Give the entries `start` to `end` as a column of their own; offsets and bitmap are small copies."""
         first, last = int(self.offsets[start]), int(self.offsets[end])
         validity = self.validity
         if validity is not None:
             bits = np.unpackbits(validity, bitorder="little")[start:end]
             validity = np.packbits(bits, bitorder="little")
-        return Column(self.offsets[start : end + 1] - np.int32(first), self.data[first:last], validity)
+        return BinaryColumn(self.offsets[start : end + 1] - np.int32(first), self.data[first:last], validity)
 
     def to_list(self) -> list[Any]:
         """Give the entries as bytes, None where null."""
@@ -131,9 +139,9 @@ class HeaderColumns:
 
     list_offsets: Int32s
     """int32[n + 1]: record i has the headers list_offsets[i] .. list_offsets[i + 1]."""
-    keys: Column
+    keys: BinaryColumn
     """The header keys, UTF-8, never null."""
-    values: Column
+    values: BinaryColumn
     """The header values, never null."""
 
 
@@ -142,8 +150,8 @@ class Columns:
     """A decoded batch: views into its bytes or into the inflated payload, immutable, any thread."""
 
     header: BatchHeader
-    value_column: Column
-    key_column: Column | None
+    value_column: BinaryColumn
+    key_column: BinaryColumn | None
     timestamps_ms: Int64s | None
     """int64[n], or None: all records carry header.base_timestamp_ms."""
     header_columns: HeaderColumns | None
@@ -372,15 +380,15 @@ class _PayloadReader:
             _corrupt(name, "do not ascend")
         return offsets
 
-    def column(self, name: str, count: int, *, nullable: bool) -> Column:
+    def column(self, name: str, count: int, *, nullable: bool) -> BinaryColumn:
         offsets = self.offsets(f"{name}_offsets", count)
         data = self._take(f"{name}_data", int(offsets[-1]))
         if not nullable:
-            return Column(offsets, data, None)
+            return BinaryColumn(offsets, data, None)
         validity = self.array(f"{name}_validity", np.dtype(np.uint8), (count + 7) // 8)
         if count % 8 and validity[-1] >> (count % 8):
             _corrupt(f"{name}_validity", "has bits past the last record")
-        return Column(offsets, data, validity)
+        return BinaryColumn(offsets, data, validity)
 
     def headers(self, count: int) -> HeaderColumns:
         list_offsets = self.offsets("header_list_offsets", count)
@@ -398,7 +406,7 @@ class _PayloadReader:
             _corrupt("payload", f"has {len(self._payload) - self._position} bytes more than its columns")
 
 
-def _check_utf8(column: Column) -> None:
+def _check_utf8(column: BinaryColumn) -> None:
     """Check that every entry is UTF-8: all bytes together are, and no entry starts within a character."""
     decoder = _Utf8()
     try:

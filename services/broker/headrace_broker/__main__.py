@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from headrace.wire.allocator import keep_large_buffers
 from headrace.wire.errors import HeadraceError
-from headrace_server.lifecycle import ExitCode
+from headrace_server.lifecycle import ProcessExitCode
 from headrace_server.lifecycle import run as run_service
 from headrace_server.settings import SettingsError, load_settings
 
@@ -61,7 +61,9 @@ def drain(
         print(asyncio.run(drain_broker(_read_settings(config, set_), timeout)))
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None
+        raise typer.Exit(
+            ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
+        ) from None
 
 
 @cli.command("trust-clock")
@@ -71,7 +73,9 @@ def trust_clock(config: ConfigOption = None, set_: SetOption = []) -> None:  # n
         now_ms = asyncio.run(say_time(_read_settings(config, set_)))
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None
+        raise typer.Exit(
+            ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
+        ) from None
     print(
         f"It is {datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC; clocks within a day are believed."
     )
@@ -84,19 +88,21 @@ def inventory(config: ConfigOption = None, set_: SetOption = []) -> None:  # noq
         print(as_text(take_inventory(_read_settings(config, set_))))
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None
+        raise typer.Exit(
+            ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
+        ) from None
 
 
 cli.command("dump")(dump)
 
 
-def start(config: Path | None, overrides: list[str]) -> ExitCode:
+def start(config: Path | None, overrides: list[str]) -> ProcessExitCode:
     """Read the settings, run the broker, and give the exit code."""
     try:
         settings = _read_settings(config, overrides)
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
-        return ExitCode.BAD_SETTINGS
+        return ProcessExitCode.BAD_SETTINGS
     keep_large_buffers()
     return run_service(lambda stop: serve(settings, stop), stop_timeout_seconds=settings.stop_timeout_ms / 1000)
 

@@ -119,7 +119,7 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             directory = await asyncio.get_running_loop().run_in_executor(
                 executor, _open_directory, settings, shares, identity, adopts
             )
-            broker = Broker(
+            broker = BrokerServer(
                 settings,
                 metastore,
                 identity,
@@ -205,7 +205,7 @@ def _open_directory(
     )
 
 
-class Broker:
+class BrokerServer:
     """The parts of one broker and their order. Belongs to the event loop."""
 
     def __init__(

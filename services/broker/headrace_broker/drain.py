@@ -24,7 +24,7 @@ from headrace_server.clock import Clock, SystemClock
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import meta_key
-from headrace_server.metadata_view import Broker, ClusterView, Partition
+from headrace_server.metadata_view import Broker, ClusterView, PartitionEntry
 from headrace_server.metastore.api import CreateRevisionIs, Metastore, Put, VersionIs
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.metastore.view import PrefixView
@@ -125,7 +125,7 @@ def left_to_hand_over(view: ClusterView, broker_id: BrokerId) -> Remainder:
     return Remainder(tuple(led), tuple(needed))
 
 
-def _able_in_sync(view: ClusterView, partition: Partition, broker_id: BrokerId) -> list[int]:
+def _able_in_sync(view: ClusterView, partition: PartitionEntry, broker_id: BrokerId) -> list[int]:
     """The other brokers that are in sync, registered and not about to stop."""
     return [
         entry.broker_id
@@ -134,7 +134,7 @@ def _able_in_sync(view: ClusterView, partition: Partition, broker_id: BrokerId) 
     ]
 
 
-def _catches_up(view: ClusterView, partition: Partition, replica: int) -> bool:
+def _catches_up(view: ClusterView, partition: PartitionEntry, replica: int) -> bool:
     return (
         partition.state.replica_of(replica) is None
         and BrokerId(replica) in view.brokers

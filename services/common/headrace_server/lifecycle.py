@@ -29,7 +29,7 @@ SWITCH_SECONDS = 0.0005
 several times. Python's own 5 ms are what each of them waits beside a busy event loop."""
 
 
-class ExitCode(IntEnum):
+class ProcessExitCode(IntEnum):
     """What the process says to whoever started it."""
 
     OK = 0
@@ -66,27 +66,27 @@ class StopRequest:
         return self.reason
 
 
-def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds: float) -> ExitCode:
+def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds: float) -> ProcessExitCode:
     """Run a service until it ends, by itself or by SIGTERM or SIGINT, and return the exit code.
 
     The soft limit of open files is raised to the hard one first. After the first signal the service has
     `stop_timeout_seconds`; then, or at a second signal, the process ends at once. Nothing is lost by that which the
     service's crash recovery would not find again.
     """
-    code = ExitCode.OK
+    code = ProcessExitCode.OK
     raise_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         asyncio.run(_run(serve, stop_timeout_seconds))
     except* InvalidConfigError as group:
         _print_errors(group)
-        code = ExitCode.BAD_SETTINGS
+        code = ProcessExitCode.BAD_SETTINGS
     except* HeadraceError as group:
         _print_errors(group)
-        code = ExitCode.FAILED
+        code = ProcessExitCode.FAILED
     except* Exception as group:
         log.error("service_failed", exc_info=group)
-        code = ExitCode.FAILED
+        code = ProcessExitCode.FAILED
     return code
 
 
@@ -97,7 +97,7 @@ async def _run(serve: Callable[[StopRequest], Awaitable[None]], stop_timeout_sec
     def on_signal(name: str) -> None:
         if stop.is_set():
             log.warning("stop_forced", signal=name)
-            _exit_now(ExitCode.FORCED)
+            _exit_now(ProcessExitCode.FORCED)
         log.info("stop_requested", signal=name)
         # A thread and not a task: it must end the process also where the loop is stuck.
         timer = threading.Timer(stop_timeout_seconds, _stop_timed_out, [stop_timeout_seconds])
@@ -112,10 +112,10 @@ async def _run(serve: Callable[[StopRequest], Awaitable[None]], stop_timeout_sec
 
 def _stop_timed_out(seconds: float) -> None:
     log.error("stop_timed_out", after_seconds=seconds)
-    _exit_now(ExitCode.STOP_TIMED_OUT)
+    _exit_now(ProcessExitCode.STOP_TIMED_OUT)
 
 
-def _exit_now(code: ExitCode) -> None:
+def _exit_now(code: ProcessExitCode) -> None:
     sys.stderr.flush()
     os._exit(code)
 

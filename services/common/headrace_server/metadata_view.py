@@ -98,7 +98,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PartitionEntry:
     """A partition's state and the revision that a compare-and-swap on it names."""
 
     topic_id: TopicId
@@ -143,7 +143,7 @@ class ClusterView:
         self.deleted: dict[TopicId, DeletedTopic] = {}
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
-        self._partitions: dict[TopicId, dict[int, Partition]] = {}
+        self._partitions: dict[TopicId, dict[int, PartitionEntry]] = {}
         self._described: dict[TopicId, cluster_pb2.TopicMetadata] = {}  # as clients are told; forgotten at a change
         self._callbacks: list[ChangeCallback] = []
         for key_value in source.items(self.keyspace.prefix):
@@ -169,14 +169,14 @@ class ClusterView:
         name = self._names.get(TopicId(topic_id))
         return self._topics.get(name) if name is not None else None
 
-    def partition(self, topic_id: bytes, partition: int) -> Partition | None:
+    def partition(self, topic_id: bytes, partition: int) -> PartitionEntry | None:
         """A partition of a visible topic, or None."""
         topic = self.topic_by_id(topic_id)
         if topic is None or not 0 <= partition < topic.partitions:
             return None
         return self._partitions.get(topic.topic_id, {}).get(partition)
 
-    def partitions(self, topic_id: bytes) -> list[Partition]:
+    def partitions(self, topic_id: bytes) -> list[PartitionEntry]:
         """The partitions of a visible topic, ascending; empty where it is not visible."""
         topic = self.topic_by_id(topic_id)
         if topic is None:
@@ -345,7 +345,7 @@ def _unreadable(name: str) -> HeadraceError:
     )
 
 
-def _partition_metadata(partition: Partition) -> cluster_pb2.PartitionMetadata:
+def _partition_metadata(partition: PartitionEntry) -> cluster_pb2.PartitionMetadata:
     state = partition.state
     return cluster_pb2.PartitionMetadata(
         partition=partition.partition,
@@ -387,8 +387,8 @@ def _deleted_topic(found: KeyValue) -> DeletedTopic:
     return DeletedTopic(metadata_pb2.DeletedTopic.FromString(found.value), found.mod_revision)
 
 
-def _partition(topic_id: TopicId, number: int, found: KeyValue) -> Partition:
-    return Partition(topic_id, number, decode(found.value), found.mod_revision)
+def _partition(topic_id: TopicId, number: int, found: KeyValue) -> PartitionEntry:
+    return PartitionEntry(topic_id, number, decode(found.value), found.mod_revision)
 
 
 def _topic(name: str, found: KeyValue) -> Topic:

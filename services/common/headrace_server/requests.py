@@ -13,8 +13,8 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import InvalidRequestError
+from headrace.wire.zero_copy import SplicedMessage
 
 from headrace_server.methods import MIB, Method
 from headrace_server.places import Rates
@@ -33,7 +33,7 @@ class RequestReader:
     """Reads the requests of one method."""
 
     def __init__(self, name: str, method: Method, parse: Callable[[bytes], Any], request_type: Any) -> None:
-        """`parse` returns a message of `request_type`, or an envelope around one."""
+        """`parse` returns a message of `request_type`, or a `SplicedMessage` around one."""
         self.name = name
         self._method = method
         self._parse = parse
@@ -73,7 +73,7 @@ class RequestReader:
                 f"the request of {len(data)} bytes is no {self._type_name}",
                 action="Send the message that the proto of this method names.",
             ) from error
-        message = request.message if type(request) is Envelope else request
+        message = request.message if type(request) is SplicedMessage else request
         max_items = self._method.max_items
         if self._count(message, max_items) > max_items:
             raise InvalidRequestError(

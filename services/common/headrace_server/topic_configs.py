@@ -199,7 +199,7 @@ class TopicConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigValue:
+class TopicConfigValue:
     """One setting of a topic as `DescribeConfigs` shows it."""
 
     name: str
@@ -275,7 +275,7 @@ def alter_topic_configs(current: Mapping[str, str], changes: Mapping[str, str], 
     return normalise_topic_configs(merged)
 
 
-def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -> list[ConfigValue]:
+def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -> list[TopicConfigValue]:
     """Every setting with its value in a topic whose stored settings are `configs`, in the order of the table.
 
     A default that depends on the number of replicas is shown as what it means for `replication_factor` >= 1 of them.
@@ -283,7 +283,7 @@ def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -
     defaults = {row.name: str(row.default) for row in CONFIG_TABLE}
     defaults["min_insync_replicas"] = str(effective_min_insync_replicas(0, replication_factor))
     return [
-        ConfigValue(
+        TopicConfigValue(
             name=row.name,
             value=configs.get(row.name, defaults[row.name]),
             default_value=defaults[row.name],

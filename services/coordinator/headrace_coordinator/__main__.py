@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from headrace.wire.errors import HeadraceError
 from headrace_server import lifecycle
-from headrace_server.lifecycle import ExitCode
+from headrace_server.lifecycle import ProcessExitCode
 from headrace_server.settings import SettingsError, load_settings
 
 from headrace_coordinator.app import serve
@@ -68,16 +68,18 @@ def new_generation(
             print(line)
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(ExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ExitCode.FAILED) from None
+        raise typer.Exit(
+            ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
+        ) from None
 
 
-def start(config: Path | None, overrides: list[str] | None) -> ExitCode:
+def start(config: Path | None, overrides: list[str] | None) -> ProcessExitCode:
     """Read the settings, run the coordinator, and give the exit code."""
     try:
         settings = _read_settings(config, overrides)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
-        return ExitCode.BAD_SETTINGS
+        return ProcessExitCode.BAD_SETTINGS
     return lifecycle.run(lambda stop: serve(settings, stop), stop_timeout_seconds=settings.stop_timeout_ms / 1000)
 
 

@@ -113,7 +113,7 @@ class CoordinatorMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionLag:
+class PartitionLagSample:
     """How far somebody is behind in one partition."""
 
     partition: int
@@ -130,7 +130,7 @@ class TopicLag:
     """The group, or the reader that reports its positions."""
     is_group: bool
     topic: str
-    partitions: tuple[PartitionLag, ...]
+    partitions: tuple[PartitionLagSample, ...]
 
     @property
     def lag_records(self) -> int:
@@ -224,7 +224,7 @@ _GROUP_GAUGES: tuple[tuple[str, str, Callable[[GroupSample], int]], ...] = (
         lambda sample: sample.unknown_partitions,
     ),
 )
-_PARTITION_GAUGES: tuple[tuple[str, str, Callable[[PartitionLag], float]], ...] = (
+_PARTITION_GAUGES: tuple[tuple[str, str, Callable[[PartitionLagSample], float]], ...] = (
     ("lag_records", "Records from the committed offset to the high watermark", lambda part: part.lag_records),
     ("lag_seconds", "How long the first of them has been in the log", lambda part: part.lag_seconds),
     ("offset", "The committed offset", lambda part: part.offset),

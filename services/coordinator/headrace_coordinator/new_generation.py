@@ -48,7 +48,7 @@ from headrace_server.settings import SettingsError
 from headrace_server.tls import read_tls
 
 from headrace_coordinator.core.group_state import decode_group, encode_group
-from headrace_coordinator.core.new_generation import Inventory, LogEnd, Plan, empty_group, plan_partitions
+from headrace_coordinator.core.new_generation import GenerationPlan, Inventory, LogEnd, empty_group, plan_partitions
 from headrace_coordinator.settings import CoordinatorSettings
 
 INVENTORY_FORMAT = 1
@@ -100,7 +100,7 @@ def parse_inventory(found: dict[str, Any]) -> tuple[str, Inventory]:
 async def begin_generation(
     settings: CoordinatorSettings, inventory_files: Sequence[Path], lost: Sequence[int], *, apply: bool
 ) -> Iterator[str]:
-    """Plan the next generation, begin it if `apply`, and give lines that say what was, or would be, done.
+    """GenerationPlan the next generation, begin it if `apply`, and give lines that say what was, or would be, done.
 
     Raises:
         SettingsError: an inventory cannot be read.
@@ -256,7 +256,7 @@ async def _registered(metastore: Metastore, keyspace: Keyspace) -> list[str]:
 
 async def _write(
     metastore: Metastore, identity: ClusterIdentity, backup: _Backup, inventories: Sequence[Inventory], now_ms: int
-) -> Plan:
+) -> GenerationPlan:
     old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
     meta = (await metastore.get(meta_key(identity.cluster))).key_value
     assert meta is not None, "it was read a moment ago"
@@ -322,7 +322,7 @@ def _chunks(pairs: Sequence[tuple[str, bytes]]) -> Iterator[list[Put]]:
         yield chunk
 
 
-def _report(identity: ClusterIdentity, backup: _Backup, plan: Plan, *, applied: bool) -> Iterator[str]:
+def _report(identity: ClusterIdentity, backup: _Backup, plan: GenerationPlan, *, applied: bool) -> Iterator[str]:
     yield from plan.notes
     led = sum(bool(state.in_sync) for state in plan.states.values())
     yield (

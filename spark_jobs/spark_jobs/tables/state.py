@@ -50,7 +50,7 @@ class TableState:
             )
 
 
-class Table(Protocol):
+class StoredTable(Protocol):
     """A table that a job writes, under its lock."""
 
     root: Path

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace_broker.drain import Remainder, left_to_hand_over
-from headrace_server.metadata_view import Partition
+from headrace_server.metadata_view import PartitionEntry
 from headrace_server.partition_state import PartitionState, Replica
 
 
@@ -17,10 +17,10 @@ class View:
     def __init__(self, state: PartitionState, *, live: Collection[int], draining: Collection[int] = ()) -> None:
         self.topics = {"clicks": SimpleNamespace(name="clicks", topic_id=b"t")}
         self.brokers = dict.fromkeys(live)
-        self._partition = Partition(b"t", 0, state, 1)  # type: ignore[arg-type]
+        self._partition = PartitionEntry(b"t", 0, state, 1)  # type: ignore[arg-type]
         self._draining = draining
 
-    def partitions(self, _: bytes) -> list[Partition]:
+    def partitions(self, _: bytes) -> list[PartitionEntry]:
         return [self._partition]
 
     def is_draining(self, broker_id: int) -> bool:

@@ -39,7 +39,7 @@ from headrace_broker.runtime.replication import Replication
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory, LogId
 from headrace_broker.storage.errors import LogDamagedError
-from headrace_coordinator.core.election import Session, elect
+from headrace_coordinator.core.election import RegisteredBroker, elect
 from headrace_server.clock import ManualClock
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
@@ -177,7 +177,7 @@ class Cluster:
         """Broker 1's session ends; the controller's rule decides."""
         await self.metastore.txn([], [Delete(KEYS.live(LEADER))])
         state, _ = await self.state()
-        live = {broker_id: Session(self.members[broker_id].broker_epoch) for broker_id in (REPLACED, THIRD)}
+        live = {broker_id: RegisteredBroker(self.members[broker_id].broker_epoch) for broker_id in (REPLACED, THIRD)}
         elected = elect(state, live)
         assert elected is not None
         assert not elected.unclean

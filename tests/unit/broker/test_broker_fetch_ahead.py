@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import CorruptBatchError, HeadraceError
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.core.messages import StateSeen
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, Restart
@@ -201,8 +201,8 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self.messages: asyncio.Queue[Envelope] = asyncio.Queue()
-        self.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(challenge=b"challenge"), []))
+        self.messages: asyncio.Queue[SplicedMessage] = asyncio.Queue()
+        self.messages.put_nowait(SplicedMessage(replication_pb2.ReplicaFetchResponse(challenge=b"challenge"), []))
         self.taken = 0
         self.has_read = asyncio.Event()
         self.sent: asyncio.Queue[replication_pb2.ReplicaFetchRequest] = asyncio.Queue()
@@ -211,11 +211,11 @@ class Stream:
     def stream_stream(self, *_: Any, **__: Any) -> Any:
         return lambda: self
 
-    async def read(self) -> Envelope:
-        envelope = await self.messages.get()
-        self.taken += not (isinstance(envelope, Envelope) and envelope.message.challenge)
+    async def read(self) -> SplicedMessage:
+        spliced = await self.messages.get()
+        self.taken += not (isinstance(spliced, SplicedMessage) and spliced.message.challenge)
         self.has_read.set()
-        return envelope
+        return spliced
 
     async def write(self, request: replication_pb2.ReplicaFetchRequest) -> None:
         if self._is_open:
@@ -240,7 +240,7 @@ class Stream:
             token=fetch.token, leader_epoch=fetch.leader_epoch, more=next_offset > 0, next_offset=next_offset
         )
         assert result.partition == 0
-        self.messages.put_nowait(Envelope(response, [[batches]]))
+        self.messages.put_nowait(SplicedMessage(response, [[batches]]))
 
 
 async def test_one_message_is_read_while_one_is_written(follower: Follower) -> None:
@@ -254,7 +254,7 @@ async def test_one_message_is_read_while_one_is_written(follower: Follower) -> N
     assert ahead.read_offset == 1
     stream.answer(ahead, second, 0)
     for _ in range(3):
-        stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
+        stream.messages.put_nowait(SplicedMessage(replication_pb2.ReplicaFetchResponse(), []))
     for _ in range(20):
         await asyncio.sleep(0)
     assert (stream.taken, follower.partition.open_log.log_end_offset) == (2, 0)
@@ -273,7 +273,7 @@ async def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(followe
     talking = asyncio.create_task(follower.fetcher._talk(cast(Any, stream)))
     stream.answer(await stream.next_fetch(), first, 1)
     stream.answer(await stream.next_fetch(), second, 0)
-    stream.messages.put_nowait(Envelope(replication_pb2.ReplicaFetchResponse(), []))
+    stream.messages.put_nowait(SplicedMessage(replication_pb2.ReplicaFetchResponse(), []))
     await asyncio.wait_for(follower.writing.wait(), 20)
     follower.gate.set()
     async with asyncio.timeout(20):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import NotLeaderError
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.produce import SLICE_BATCHES, ProduceHandler
 from headrace_broker.runtime.batch_checks import AppendResult
@@ -64,7 +64,7 @@ class Broker:
         for number in batches:
             topic.partitions.add(partition=number)
         request = broker_pb2.ProduceRequest(acks=acks, timeout_ms=1_000, topics=[topic])
-        return self.handler.produce(Envelope(request, list(batches.values())), connection)
+        return self.handler.produce(SplicedMessage(request, list(batches.values())), connection)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import StorageOfflineError
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.core.messages import SessionLost, SessionStarted
 from headrace_broker.core.replica import Role
 from headrace_broker.runtime import replica_fetcher
@@ -41,7 +41,7 @@ class EndingStream(Stream):
                 raise
 
     def end(self) -> None:
-        self.messages.put_nowait(cast(Envelope, None))
+        self.messages.put_nowait(cast(SplicedMessage, None))
 
 
 def streams(monkeypatch: pytest.MonkeyPatch, made: list[Stream]) -> None:
@@ -96,7 +96,7 @@ def diverge(stream: Stream, fetch: replication_pb2.PartitionReplicaFetch) -> Non
     response = replication_pb2.ReplicaFetchResponse()
     result = response.topics.add(topic_id=TOPIC_ID).partitions.add(token=fetch.token, leader_epoch=fetch.leader_epoch)
     result.diverged.leader_epoch, result.diverged.end_offset = -1, 0
-    stream.messages.put_nowait(Envelope(response, [[[b""]]]))
+    stream.messages.put_nowait(SplicedMessage(response, [[[b""]]]))
 
 
 async def turns(count: int = 20) -> None:
@@ -121,7 +121,7 @@ async def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
     else:
         broken.answer(fetch, slices(1)[0], 0)
     await gate.reached()
-    broken.messages.put_nowait(cast(Envelope, None))
+    broken.messages.put_nowait(cast(SplicedMessage, None))
     if what == "cut":
         await next_one.sent.get()  # Who follows.
         assert next_one.sent.empty()

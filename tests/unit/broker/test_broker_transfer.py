@@ -12,9 +12,9 @@ import pytest
 from headrace.v1 import broker_pb2, errors_pb2
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
-from headrace.wire.envelopes import parse_fetch_response
 from headrace.wire.errors import FencedBrokerError, InvalidRequestError, ThrottledError, from_detail
 from headrace.wire.transfer import ANSWER, ANSWER_HEAD, DISCARD, PREFACE, REFUSAL, REQUEST_HEAD, WHOLE
+from headrace.wire.zero_copy import parse_fetch_response
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc import transfer
 from headrace_broker.rpc.fetch import Located

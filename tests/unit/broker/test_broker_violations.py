@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from headrace.wire.envelopes import Envelope
 from headrace.wire.ids import Offset
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.app import crash
 from headrace_broker.core.messages import LogStartRaised
 from headrace_broker.runtime.partition import Partition
@@ -61,7 +61,7 @@ async def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(follower
     follower.partition.take_answer = fails  # type: ignore[method-assign]
     response = replication_pb2.ReplicaFetchResponse()
     response.topics.add(topic_id=TOPIC_ID).partitions.add().diverged.end_offset = 0
-    await follower.fetcher._apply(response, Envelope(response, [[b""]]).batches)
+    await follower.fetcher._apply(response, SplicedMessage(response, [[b""]]).batches)
     await asyncio.wait(follower.fetcher._tasks)
     follower.partition._look_for_damage = fails  # type: ignore[assignment,method-assign]
     follower.partition.look_for_damage(0)

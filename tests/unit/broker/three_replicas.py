@@ -56,7 +56,7 @@ from headrace_broker.storage import DataDirectory, DiskLimits, LogSettings
 from headrace_broker.storage.log import PartitionLog
 from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
 from headrace_coordinator.core.control import sweep
-from headrace_coordinator.core.election import Session, elect, elect_uncleanly, electable
+from headrace_coordinator.core.election import RegisteredBroker, elect, elect_uncleanly, electable
 from headrace_server.partition_state import PartitionState, Replica, change
 
 TOPIC_ID = bytes(range(16))
@@ -278,8 +278,10 @@ class ThreeReplicas:
         self.made = 0
         self.revision = 1_000  # of the whole store
         self.key_revision = self.revision  # of the key's last write
-        self.live: dict[int, Session] = {}
-        self.past: dict[int, tuple[Session, bool]] = {}  # the sessions before, and whether nothing was lost with them
+        self.live: dict[int, RegisteredBroker] = {}
+        self.past: dict[
+            int, tuple[RegisteredBroker, bool]
+        ] = {}  # the sessions before, and whether nothing was lost with them
         self.committed: list[Batch] = []
         self.state = PartitionState((1, 2, 3), None, 0, (), min_insync_replicas=min_insync_replicas)
         self.nodes = {broker_id: Node(self, broker_id) for broker_id in (1, 2, 3)}
@@ -301,9 +303,9 @@ class ThreeReplicas:
     def register(self, broker_id: int) -> None:
         """Give a broker a new session, with what it can say of the one before."""
         self.revision += 1
-        before, clean = self.past.get(broker_id, (Session(0), True))
+        before, clean = self.past.get(broker_id, (RegisteredBroker(0), True))
         unbroken_since = before.resumes if before.clean and before.resumes else before.broker_epoch
-        self.live[broker_id] = Session(
+        self.live[broker_id] = RegisteredBroker(
             self.revision,
             unbroken_since if clean else before.broker_epoch,
             clean,

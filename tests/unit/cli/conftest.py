@@ -29,9 +29,9 @@ from headrace.client.admin_rpc import (
     TopicDescription,
 )
 from headrace.client.call_counts import CallStats
-from headrace.client.delivery import ProducerStats
 from headrace.client.errors import DeliveryError
 from headrace.client.records import Record
+from headrace.client.sender import ProducerStats
 from headrace.wire.errors import (
     HeadraceError,
     InvalidConfigError,

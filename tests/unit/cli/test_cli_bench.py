@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from headrace.cli import bench
 from headrace.cli.bench_pace import percentiles_ms, send_paced
-from headrace.cli.bench_records import Columns, KeyPool, MadeBlock, Timetable, block_records, made_blocks
+from headrace.cli.bench_records import KeyPool, MadeBlock, RecordColumns, Timetable, block_records, made_blocks
 from headrace.cli.exit_codes import ExitCode
 from headrace.cli.record_json import OutgoingRecord
 from headrace.cli.workloads import (
@@ -165,7 +165,7 @@ def test_what_is_due_is_sent_and_a_stall_is_paid_for() -> None:
     """1,000 a second: each is sent within the tick it is due in; after a stall of 50 ms all 50 go at once, late."""
     clock, sent = Clock(), []
 
-    def send(part: Columns) -> None:
+    def send(part: RecordColumns) -> None:
         sent.append((clock.now - 100, part.records))
         if sum(count for _, count in sent) == 201:
             clock.now += 0.05
@@ -185,7 +185,7 @@ def test_seconds_bound_what_is_due() -> None:
     assert send_paced(evenly(1_000, 1_000.0), lambda _: None, clock, clock.sleep, 0.25).records == 250
     clock = Clock()
 
-    def slow(part: Columns) -> None:
+    def slow(part: RecordColumns) -> None:
         clock.now += 0.1
 
     assert send_paced(evenly(1_000, math.inf), slow, clock, clock.sleep, 0.25).records == 300
@@ -282,7 +282,7 @@ def test_a_wait_is_of_what_was_acknowledged() -> None:
     """A part that failed has not been acknowledged late: it counts nowhere."""
     batches: list[PendingBatch] = []
 
-    def send(part: Columns) -> ManyReceipt:
+    def send(part: RecordColumns) -> ManyReceipt:
         batches.append(PendingBatch(TopicPartition("clicks", 0), 0, lambda _: None))
         return ManyReceipt([(receipt_for(batches[-1], 0), part.records)])
 

@@ -7,7 +7,7 @@ from headrace.cli.offsets import (
     MAX_TIMESTAMP_MS,
     START,
     LogBounds,
-    OffsetRange,
+    OffsetSelection,
     OffsetSyntaxError,
     Position,
     PositionKind,
@@ -29,38 +29,38 @@ def at(kind: PositionKind, amount: int) -> Position:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("start", OffsetRange(START)),
-        ("end", OffsetRange(END)),
-        ("42", OffsetRange(at(PositionKind.OFFSET, 42))),
-        ("+10", OffsetRange(at(PositionKind.AFTER_START, 10))),
-        ("-10", OffsetRange(at(PositionKind.BEFORE_END, 10))),
-        ("@1795262400000", OffsetRange(at(PositionKind.TIME, NOON_MS))),
-        ("@2026-11-21T12:00:00Z", OffsetRange(at(PositionKind.TIME, NOON_MS))),
-        ("@2026-11-21T12:00:00", OffsetRange(at(PositionKind.TIME, NOON_MS))),
-        ("@2026-11-21t12:00z", OffsetRange(at(PositionKind.TIME, NOON_MS))),
-        ("@2026-11-21T13:00+01:00", OffsetRange(at(PositionKind.TIME, NOON_MS))),
-        ("@2026-11-21T12:00:00.250Z", OffsetRange(at(PositionKind.TIME, NOON_MS + 250))),
-        ("@2026-11-21", OffsetRange(at(PositionKind.TIME, NOON_MS - 12 * HOUR_MS))),
-        ("@-1h", OffsetRange(at(PositionKind.AGO, HOUR_MS))),
-        ("@-1h:", OffsetRange(at(PositionKind.AGO, HOUR_MS))),
-        ("@-1h30m", OffsetRange(at(PositionKind.AGO, HOUR_MS * 3 // 2))),
-        ("@-1h:@-30m", OffsetRange(at(PositionKind.AGO, HOUR_MS), at(PositionKind.AGO, HOUR_MS // 2))),
-        ("5:10", OffsetRange(at(PositionKind.OFFSET, 5), at(PositionKind.OFFSET, 10))),
-        (":10", OffsetRange(START, at(PositionKind.OFFSET, 10))),
-        ("start:end", OffsetRange(START, END)),
-        ("-10:-5", OffsetRange(at(PositionKind.BEFORE_END, 10), at(PositionKind.BEFORE_END, 5))),
-        (":", OffsetRange(START)),
+        ("start", OffsetSelection(START)),
+        ("end", OffsetSelection(END)),
+        ("42", OffsetSelection(at(PositionKind.OFFSET, 42))),
+        ("+10", OffsetSelection(at(PositionKind.AFTER_START, 10))),
+        ("-10", OffsetSelection(at(PositionKind.BEFORE_END, 10))),
+        ("@1795262400000", OffsetSelection(at(PositionKind.TIME, NOON_MS))),
+        ("@2026-11-21T12:00:00Z", OffsetSelection(at(PositionKind.TIME, NOON_MS))),
+        ("@2026-11-21T12:00:00", OffsetSelection(at(PositionKind.TIME, NOON_MS))),
+        ("@2026-11-21t12:00z", OffsetSelection(at(PositionKind.TIME, NOON_MS))),
+        ("@2026-11-21T13:00+01:00", OffsetSelection(at(PositionKind.TIME, NOON_MS))),
+        ("@2026-11-21T12:00:00.250Z", OffsetSelection(at(PositionKind.TIME, NOON_MS + 250))),
+        ("@2026-11-21", OffsetSelection(at(PositionKind.TIME, NOON_MS - 12 * HOUR_MS))),
+        ("@-1h", OffsetSelection(at(PositionKind.AGO, HOUR_MS))),
+        ("@-1h:", OffsetSelection(at(PositionKind.AGO, HOUR_MS))),
+        ("@-1h30m", OffsetSelection(at(PositionKind.AGO, HOUR_MS * 3 // 2))),
+        ("@-1h:@-30m", OffsetSelection(at(PositionKind.AGO, HOUR_MS), at(PositionKind.AGO, HOUR_MS // 2))),
+        ("5:10", OffsetSelection(at(PositionKind.OFFSET, 5), at(PositionKind.OFFSET, 10))),
+        (":10", OffsetSelection(START, at(PositionKind.OFFSET, 10))),
+        ("start:end", OffsetSelection(START, END)),
+        ("-10:-5", OffsetSelection(at(PositionKind.BEFORE_END, 10), at(PositionKind.BEFORE_END, 5))),
+        (":", OffsetSelection(START)),
         (
             "@2026-11-21T12:00:00:7",
-            OffsetRange(at(PositionKind.TIME, NOON_MS), at(PositionKind.OFFSET, 7)),
+            OffsetSelection(at(PositionKind.TIME, NOON_MS), at(PositionKind.OFFSET, 7)),
         ),
         (
             "@2026-11-21T12:00:@2026-11-21T13:00",
-            OffsetRange(at(PositionKind.TIME, NOON_MS), at(PositionKind.TIME, NOON_MS + HOUR_MS)),
+            OffsetSelection(at(PositionKind.TIME, NOON_MS), at(PositionKind.TIME, NOON_MS + HOUR_MS)),
         ),
     ],
 )
-def test_every_form_of_the_grammar_parses(text: str, expected: OffsetRange) -> None:
+def test_every_form_of_the_grammar_parses(text: str, expected: OffsetSelection) -> None:
     """Each form that the help shows means what it says."""
     assert parse_offsets(text) == expected
 
@@ -112,7 +112,7 @@ positions = st.one_of(
 @given(positions, st.none() | positions)
 def test_what_is_written_parses_to_the_same(start: Position, stop: Position | None) -> None:
     """`str` of a range is text that means the same range."""
-    wanted = OffsetRange(start, stop)
+    wanted = OffsetSelection(start, stop)
     assert parse_offsets(str(wanted)) == wanted
 
 

@@ -75,7 +75,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         stored = self.offsets.get((topic, partition))
         return -1 if stored is None else stored.offset
 
-    def says_owned(self) -> set[tuple[str, int]] | None:
+    def reported_owned(self) -> set[tuple[str, int]] | None:
         """What the last heartbeat that said so says."""
         for request in reversed(self.heartbeats):
             if request.HasField("owned"):

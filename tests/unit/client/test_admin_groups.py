@@ -6,7 +6,7 @@ from headrace import TopicPartition
 from headrace.client import admin_group_steps, admin_groups
 from headrace.client.admin_group_steps import AdminGroupSteps
 from headrace.client.admin_steps import AdminSteps
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.config import AdminConfig, build
 from headrace.client.errors import ConfigError
 from headrace.client.group_routing import coordinators_for
@@ -74,7 +74,7 @@ class Servers:
         self.room = 10
         self.errors = {}
         config = build(AdminConfig, {"bootstrap_servers": "c:1", "request_timeout_ms": 200, "retry_backoff_ms": 1})
-        calls = ClusterCalls(config)
+        calls = BootstrapClient(config)
         self.steps = AdminGroupSteps(config, calls, AdminSteps(config, calls))
 
     def __call__(self, step):

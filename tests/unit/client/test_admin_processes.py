@@ -2,7 +2,7 @@
 
 import pytest
 from headrace.client.admin_processes import LogLevelResult, ProcessSteps
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.config import ClientConfig
 from headrace.client.steps import drive
 from headrace.v1 import cluster_pb2, process_pb2
@@ -17,7 +17,7 @@ class Servers:
         self.names = {SHARED: behind, OWN: "broker-1"}
         self.changed = []
         config = ClientConfig(bootstrap_servers=(SHARED,))
-        self.steps = ProcessSteps(config, ClusterCalls(config))
+        self.steps = ProcessSteps(config, BootstrapClient(config))
 
     def perform(self, step):
         if step.method == "GetMetadata":

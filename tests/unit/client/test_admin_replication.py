@@ -8,7 +8,7 @@ import pytest
 from headrace import TopicPartition
 from headrace.client.admin import Admin
 from headrace.client.admin_steps import AdminSteps
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.config import AdminConfig, build
 from headrace.client.errors import ConfigError
 from headrace.client.steps import drive
@@ -38,7 +38,7 @@ class Servers:
         self.answers = {}
         self.asked = []
         self.steps = AdminSteps(
-            build(AdminConfig, {"bootstrap_servers": "c:1,c:2"}), ClusterCalls(build(AdminConfig, {}))
+            build(AdminConfig, {"bootstrap_servers": "c:1,c:2"}), BootstrapClient(build(AdminConfig, {}))
         )
 
     def __call__(self, step):

@@ -98,7 +98,7 @@ async def test_a_poll_that_finds_records_cannot_be_cancelled_out_of_them(clicks)
     """Between taking records and giving them nothing is awaited."""
     fill(clicks, 10)
     async with consumer_for(clicks, "clicks") as consumer:
-        while not consumer._core._fetcher.positions.has_chunks():  # noqa: ASYNC110
+        while not consumer._core._fetcher.positions.has_completed_fetches():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         polling = asyncio.create_task(consumer.poll(None, max_records=1))
         await asyncio.sleep(0)

@@ -73,13 +73,13 @@ async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster)
         await producer.flush(WAIT)
         assert 0 < len(receipts) < 1000
         assert (await receipts[0]).offset == 1
-        assert producer._core._budget.used == 0
+        assert producer._core._buffer_pool.used == 0
     values = topic.partitions[0].values()[1:]
     assert [value[:4] for value in values] == [b"%04d" % number for number in range(len(values))]
 
 
 async def test_a_send_that_need_not_wait_cannot_be_cancelled_out_of_its_memory(fake_cluster):
-    """Between taking memory and appending nothing is awaited: what was taken from the budget comes back."""
+    """Between taking memory and appending nothing is awaited: what was taken from the buffer pool comes back."""
     fake_cluster.create_topic("t")
     async with producer_for(fake_cluster) as producer:
         await producer.send_and_wait("t", b"warm")
@@ -88,7 +88,7 @@ async def test_a_send_that_need_not_wait_cannot_be_cancelled_out_of_its_memory(f
         sending.cancel()
         assert (await (await sending)).offset == 1
         await producer.flush(WAIT)
-        assert producer._core._budget.used == 0
+        assert producer._core._buffer_pool.used == 0
 
 
 async def until(condition):
@@ -123,7 +123,7 @@ async def test_the_buffer_is_bounded_and_says_so(fake_cluster):
                 await producer.send("t", b"x" * 1000)
         with pytest.raises(headrace.BufferFullError):
             await producer.send_many("t", [b"x" * 1000] * 1000)
-        assert producer._core._budget.used <= 128 * 1024
+        assert producer._core._buffer_pool.used <= 128 * 1024
         fake_cluster.hold.set()
         await producer.flush(WAIT)
 

@@ -1,4 +1,4 @@
-"""The parts without I/O: settings, serializers, partitioners, back-off, routes, sequences, buffers, requests."""
+"""The parts without I/O: settings, serializers, partitioners, back-off, metadata, sequences, buffers, requests."""
 
 import contextlib
 import random
@@ -7,16 +7,16 @@ import zlib
 
 import pytest
 from headrace.client import config as settings
-from headrace.client.accumulator import BATCH_OVERHEAD, PIECE_BYTES, Budget, PartitionBuffer, record_cost
+from headrace.client.accumulator import BATCH_OVERHEAD, PIECE_BYTES, BufferPool, PartitionBuffer, record_cost
 from headrace.client.bulk import bulk_of
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.errors import ConfigError, NoBrokersAvailableError, SerializationError
-from headrace.client.interrupts import Uninterrupted
+from headrace.client.interrupts import DeferredKeyboardInterrupt
+from headrace.client.partition_queue import PartitionQueue, Request, RequestPart, SealedBatch
 from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
-from headrace.client.pipeline import PartitionPipeline, Request, RequestPart, SealedBatch
 from headrace.client.produce_rpc import produce_request
 from headrace.client.receipts import PendingBatch
 from headrace.client.retry import Backoff
-from headrace.client.routing import RoutingTable
 from headrace.client.sequences import MAX_EPOCH, SEQUENCES, ProducerStamp, SequenceState, restamp
 from headrace.client.serializers import deserialize, resolve_serializer, serialize
 from headrace.v1 import broker_pb2, cluster_pb2
@@ -24,9 +24,9 @@ from headrace.wire.batch import check_batch, read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.encoding import batch_parts
-from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import InternalError, LeaderHint, UnknownTopicError, to_detail
 from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import BufferVector
 
 WHERE = TopicPartition("t", 0)
 LIMITS = {"max_batch_bytes": 1 << 24, "max_records": 10**6, "max_payload_bytes": 1 << 24}
@@ -118,33 +118,33 @@ def metadata(leader=1, epoch=0, topic_id=b"1" * 16, partitions=2):
 
 def test_routes_only_move_forward():
     """A leader of a lower epoch never replaces a newer one, whoever says so (PROTOCOL H4)."""
-    routes = RoutingTable()
-    routes.update(metadata(leader=1, epoch=5))
-    assert routes.leader(WHERE) == (1, "b1:1", 5)
-    assert routes.topic("t").max_batch_bytes == 99
-    assert not routes.learn_leader(WHERE, LeaderHint(2, 4, "old:1"))
-    assert routes.learn_leader(WHERE, LeaderHint(2, 6, "new:1"))
-    routes.update(metadata(leader=1, epoch=5, partitions=1))
-    assert routes.leader(WHERE) == (2, "b2:1", 6)
-    assert routes.topic("t").partitions == 2
-    routes.forget_leader(WHERE, 5)
-    assert routes.leader(WHERE) is not None
-    routes.forget_leader(WHERE, 6)
-    assert routes.leader(WHERE) is None
-    assert routes.topic("t").led_partitions() == [1]
+    cluster_metadata = ClusterMetadata()
+    cluster_metadata.update(metadata(leader=1, epoch=5))
+    assert cluster_metadata.leader(WHERE) == (1, "b1:1", 5)
+    assert cluster_metadata.topic("t").max_batch_bytes == 99
+    assert not cluster_metadata.learn_leader(WHERE, LeaderHint(2, 4, "old:1"))
+    assert cluster_metadata.learn_leader(WHERE, LeaderHint(2, 6, "new:1"))
+    cluster_metadata.update(metadata(leader=1, epoch=5, partitions=1))
+    assert cluster_metadata.leader(WHERE) == (2, "b2:1", 6)
+    assert cluster_metadata.topic("t").partitions == 2
+    cluster_metadata.forget_leader(WHERE, 5)
+    assert cluster_metadata.leader(WHERE) is not None
+    cluster_metadata.forget_leader(WHERE, 6)
+    assert cluster_metadata.leader(WHERE) is None
+    assert cluster_metadata.topic("t").led_partitions() == [1]
 
 
 def test_a_topic_created_again_replaces_the_old_one_whole():
-    routes = RoutingTable()
-    routes.update(metadata(epoch=9))
-    routes.update(metadata(epoch=0, topic_id=b"2" * 16, partitions=1))
-    assert routes.leader(WHERE) == (1, "b1:1", 0)
-    assert routes.topic("t").partitions == 1
+    cluster_metadata = ClusterMetadata()
+    cluster_metadata.update(metadata(epoch=9))
+    cluster_metadata.update(metadata(epoch=0, topic_id=b"2" * 16, partitions=1))
+    assert cluster_metadata.leader(WHERE) == (1, "b1:1", 0)
+    assert cluster_metadata.topic("t").partitions == 1
     gone = cluster_pb2.GetMetadataResponse()
     gone.topics.add(name="t", error=to_detail(UnknownTopicError("deleted")))
-    routes.update(gone)
+    cluster_metadata.update(gone)
     with pytest.raises(UnknownTopicError, match="deleted"):
-        routes.require("t")
+        cluster_metadata.require("t")
 
 
 def test_sequences_count_records_modulo_two_to_the_31():
@@ -165,7 +165,7 @@ def test_sequences_count_records_modulo_two_to_the_31():
 def test_a_restamped_batch_is_sound_and_only_its_producer_differs(count):
     """Few values are one piece, many several; the payload is never touched."""
     values = [b"%d" % number for number in range(count)]
-    batch = Pieces(batch_parts(values, base_timestamp_ms=5))
+    batch = BufferVector(batch_parts(values, base_timestamp_ms=5))
     assert (len(batch.parts) > 1) == (count > 2)
     assert bytes(batch) == encode_batch(values, base_timestamp_ms=5)
     changed = restamp(batch, ProducerStamp(9, 1, 77))
@@ -176,14 +176,14 @@ def test_a_restamped_batch_is_sound_and_only_its_producer_differs(count):
 
 
 def test_a_budget_waits_for_room_and_never_gives_more_than_it_has():
-    budget = Budget(100)
-    assert budget.take(60)
-    assert not budget.take(50)
-    threading.Timer(0.01, budget.give_back, (60,)).start()
-    assert budget.take(50, timeout=20)
-    assert budget.used == 50
-    budget.give_back(50)
-    assert budget.take(1000), "a record that is larger than all goes alone"
+    pool = BufferPool(100)
+    assert pool.acquire(60)
+    assert not pool.acquire(50)
+    threading.Timer(0.01, pool.release, (60,)).start()
+    assert pool.acquire(50, timeout=20)
+    assert pool.used == 50
+    pool.release(50)
+    assert pool.acquire(1000), "a record that is larger than all goes alone"
 
 
 def encode(bulk, start, end, stamp, **how):
@@ -191,9 +191,9 @@ def encode(bulk, start, end, stamp, **how):
 
 
 def make_buffer(batch_bytes=10_000, records=100):
-    pipeline = PartitionPipeline(WHERE, b"1" * 16)
+    partition_queue = PartitionQueue(WHERE, b"1" * 16)
     buffer = PartitionBuffer(
-        WHERE, pipeline, batch_bytes=batch_bytes, max_batch_bytes=1 << 20, batch_records=records, run_batches=64
+        WHERE, partition_queue, batch_bytes=batch_bytes, max_batch_bytes=1 << 20, batch_records=records, run_batches=64
     )
     buffer.open(PendingBatch(WHERE, 5, lambda pending: None), 0, buffer.piece_for(30))
     return buffer
@@ -202,7 +202,7 @@ def make_buffer(batch_bytes=10_000, records=100):
 @pytest.mark.parametrize("receipts", [True, False])
 def test_an_appender_appends_until_there_is_no_room_and_leaves_a_true_count(receipts):
     buffer = make_buffer(batch_bytes=1000)
-    assert buffer.charged == 1000
+    assert buffer.reserved_bytes == 1000
     append = buffer.start_appender(receipts=receipts)
     given = [append(b"x" * 26) for _ in range(20)]
     with pytest.raises(StopIteration):
@@ -211,8 +211,8 @@ def test_an_appender_appends_until_there_is_no_room_and_leaves_a_true_count(rece
     assert [receipt.index for receipt in given] == list(range(20)) if receipts else given == [None] * 20
     assert buffer.room == 0
     assert buffer.is_full_for(25)
-    swapped, unused = buffer.swap()
-    assert (len(swapped.values), swapped.charged, unused) == (20, 1000, 0)
+    closed, unused = buffer.drain()
+    assert (len(closed.values), closed.reserved_bytes, unused) == (20, 1000, 0)
     with pytest.raises(StopIteration):
         append(b"x")
 
@@ -248,26 +248,26 @@ def test_an_appender_that_never_ends_is_an_error_and_not_a_hang(monkeypatch):
 
 def test_a_buffer_takes_memory_in_pieces_within_bytes_and_records():
     buffer = make_buffer(batch_bytes=1 << 20, records=100)
-    assert buffer.charged == 100 * 30
+    assert buffer.reserved_bytes == 100 * 30
     for _ in range(100):
         if not buffer.has_room_for(40):
             buffer.extend(buffer.piece_for(40))
         buffer.append(b"0123456789abcdef", None, None, None, 40)
-    assert (buffer.room, buffer.charged) == (0, 100 * 40)
+    assert (buffer.room, buffer.reserved_bytes) == (0, 100 * 40)
     assert buffer.is_full_for(24)
 
 
 def test_a_piece_is_as_large_as_what_the_batch_has():
     """So a large batch takes few, and never has more than twice what it needs, nor more than its limit."""
     buffer = make_buffer(batch_bytes=1 << 20, records=100_000)
-    pieces = [buffer.charged]
+    pieces = [buffer.reserved_bytes]
     while not buffer.is_full_for(1024):
         if not buffer.has_room_for(1024):
             pieces.append(buffer.piece_for(1024))
             buffer.extend(pieces[-1])
         buffer.append(bytes(1000), None, None, None, 1024)
     assert pieces == [PIECE_BYTES, PIECE_BYTES, 2 * PIECE_BYTES, 4 * PIECE_BYTES - BATCH_OVERHEAD]
-    assert buffer.charged == buffer.batch_limit
+    assert buffer.reserved_bytes == buffer.batch_limit
 
 
 @pytest.mark.parametrize("receipts", [True, False])
@@ -288,13 +288,13 @@ def test_a_whole_batch_goes_where_its_partition_is_idle_and_grows_into_a_run_whe
     assert (fill(b"123456"), buffer.is_overdue) == (3, False)
     assert buffer.is_full_for(30)
     assert buffer.is_overdue, "an answer that comes now sees that it need not linger"
-    buffer.pipeline.flying.append(None)
+    buffer.partition_queue.flying.append(None)
     assert not buffer.is_full_for(30)
     assert buffer.limit == 3 * 64
     assert fill(b"") == 3 * 64 - 3
     assert buffer.is_full_for(24)
-    swapped, _ = buffer.swap()
-    assert len(swapped.values) == 3 * 64
+    closed, _ = buffer.drain()
+    assert len(closed.values) == 3 * 64
     assert (buffer.limit, buffer.is_overdue) == (3, False)
 
 
@@ -303,10 +303,10 @@ def test_columns_that_begin_late_are_padded_with_nothing():
     buffer.append(b"a", None, None, None, 24)
     buffer.append(b"b", b"k", (("h", b"v"),), 7, record_cost(b"b", b"k", (("h", b"v"),)))
     buffer.append(b"c", None, None, None, 24)
-    swapped, _ = buffer.swap()
-    assert swapped.keys == [None, b"k", None]
-    assert swapped.headers == [None, (("h", b"v"),), None]
-    assert swapped.timestamps_ms == [None, 7, None]
+    closed, _ = buffer.drain()
+    assert closed.keys == [None, b"k", None]
+    assert closed.headers == [None, (("h", b"v"),), None]
+    assert closed.timestamps_ms == [None, 7, None]
 
 
 def test_bulk_columns_are_cut_within_limits_and_encode_what_they_hold():
@@ -364,13 +364,13 @@ def test_a_hand_written_request_is_what_protobuf_reads():
     """The bytes between which batches are joined are the message of the .proto, whatever the sizes."""
     parts = []
     for topic_id, number, sizes in ((b"1" * 16, 0, [1, 200]), (b"1" * 16, 3, [70_000]), (b"2" * 16, 1, [5])):
-        pipeline = PartitionPipeline(TopicPartition("t", number), topic_id)
+        partition_queue = PartitionQueue(TopicPartition("t", number), topic_id)
         batches = []
         for size in sizes:
-            batch = SealedBatch(pipeline, PendingBatch(WHERE, 0, lambda pending: None), 1, 0, 0)
-            batch.encoded = [Pieces([b"x" * size])]
+            batch = SealedBatch(partition_queue, PendingBatch(WHERE, 0, lambda pending: None), 1, 0, 0)
+            batch.encoded = [BufferVector([b"x" * size])]
             batches.append(batch)
-        parts.append(RequestPart(pipeline, -1 if number else 4, batches))
+        parts.append(RequestPart(partition_queue, -1 if number else 4, batches))
     config = settings.build(settings.ProducerConfig, {"client_id": "me", "acks": 1})
     read = broker_pb2.ProduceRequest.FromString(produce_request(Request(1, "a:1", parts, 77), config))
     assert (read.client_id, read.acks, read.timeout_ms) == ("me", broker_pb2.ACKS_LEADER, 77)
@@ -392,13 +392,13 @@ def test_no_brokers_lists_each_address_and_its_own_cause():
     assert error.retriable
 
 
-def test_ctrl_c_waits_for_the_end_of_an_uninterrupted_block():
+def test_ctrl_c_waits_for_the_end_of_a_deferring_block():
     import signal
 
     reached = []
     with pytest.raises(KeyboardInterrupt):
-        with Uninterrupted():
-            with Uninterrupted():
+        with DeferredKeyboardInterrupt():
+            with DeferredKeyboardInterrupt():
                 signal.raise_signal(signal.SIGINT)
                 reached.append(1)
             reached.append(2)
@@ -407,5 +407,5 @@ def test_ctrl_c_waits_for_the_end_of_an_uninterrupted_block():
 
 
 def test_the_header_offsets_that_restamping_writes_are_the_formats():
-    batch = Pieces(batch_parts([b"a"], base_timestamp_ms=0, producer_id=1, producer_epoch=2, base_sequence=3))
+    batch = BufferVector(batch_parts([b"a"], base_timestamp_ms=0, producer_id=1, producer_epoch=2, base_sequence=3))
     assert read_header(bytes(restamp(batch, ProducerStamp(4, 5, 6))))[-3:] == (4, 5, 6)

@@ -95,7 +95,7 @@ def test_an_error_in_the_middle_of_a_batch_repeats_nothing(clicks, consume, by_p
 
 
 def test_an_open_batch_of_a_deleted_topic_is_dropped_where_the_engine_goes_on_in_the_next(clicks, consume):
-    """Records of the old topic are not handed out as if they stood in the new one."""
+    """Records of the old topic are not delivered as if they stood in the new one."""
     fill(clicks, 20)
     consumer = consume()
     consumer.assign({P0: 0})

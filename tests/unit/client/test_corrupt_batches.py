@@ -192,8 +192,8 @@ def test_task_of_spark_passes_it_too(clicks, policy):
     given |= {"headrace." + name.replace("_", "."): value for name, value in policy.items()}
     settings = read_options(given, BATCH).settings
     for end, expected in ((34, GOOD), (23, GOOD[:20])):
-        segments = read_range(settings, OffsetRange(P0, 0, end), fail_on_data_loss=True)
-        assert [offset for segment in segments for offset in segment.offsets()] == expected
+        decoded_batches = read_range(settings, OffsetRange(P0, 0, end), fail_on_data_loss=True)
+        assert [offset for decoded in decoded_batches for offset in decoded.offsets()] == expected
     assert len(letters(clicks)) == (4 if policy is LETTERS else 0)
 
 
@@ -307,7 +307,7 @@ def test_poll_is_bounded_by_inflated_bytes(bombs):
             sizes, offsets = [], []
             while len(offsets) < 12:
                 batch = consumer.poll(WAIT)
-                sizes.append(sum(segment.payload_bytes for segment in batch.segments))
+                sizes.append(sum(decoded.payload_bytes for decoded in batch.decoded_batches))
                 offsets += [record.offset for record in batch]
                 batch = None
             return sizes, offsets
@@ -357,8 +357,8 @@ def test_age_of_a_record_in_a_bomb_is_not_known():
 def test_prefetch_counts_what_headers_state(bombs):
     """What waits is counted as it will be, so that one fetch of bombs fills the room for all."""
     with headrace.Reader("clicks", bootstrap_servers=bombs.address, **SETTINGS) as reader:
-        chunk = reader._fetcher.next_chunk(WAIT)
-        assert chunk.inflated_bytes == 12 * 8 * MIB
+        completed = reader._fetcher.next_fetch(WAIT)
+        assert completed.inflated_bytes == 12 * 8 * MIB
         assert reader._fetcher.positions.buffered_bytes == 0
 
 

@@ -86,7 +86,7 @@ async def test_a_partition_moves_and_a_commit_in_the_callback_comes_first(clicks
         await poll_until(consumer, consumer.assignment)
         groups.assign(("clicks", 1))
         await poll_until(consumer, lambda: consumer.assignment() == [P1])
-        await poll_until(consumer, lambda: groups.says_owned() == {("clicks", 1)})
+        await poll_until(consumer, lambda: groups.reported_owned() == {("clicks", 1)})
         assert groups.offset("clicks", 0) == 3
         with pytest.raises(NotOwnerError):
             await consumer.commit({P0: 4})

@@ -200,7 +200,7 @@ def test_a_loop_ends_between_two_records_when_its_partition_is_to_be_given_up(cl
         groups.wait_for(lambda: bool(has_news), "the news")
         assert next(records).partition == stays
         assert ("on_revoked", [TopicPartition("clicks", given_up)]) in calls.calls
-        groups.wait_for(lambda: groups.says_owned() == {("clicks", stays)}, "that it was given up")
+        groups.wait_for(lambda: groups.reported_owned() == {("clicks", stays)}, "that it was given up")
         assert groups.offset("clicks", given_up) == 5
 
 
@@ -323,13 +323,13 @@ def test_a_commit_in_on_revoked_is_stored_before_the_partition_is_given_up(click
 
     def on_revoked(partitions):
         consumers[0].commit({P0: 3})
-        assert groups.says_owned() in (None, {("clicks", 0)})
+        assert groups.reported_owned() in (None, {("clicks", 0)})
 
     with consumer_for(clicks, enable_auto_commit=False, on_revoked=on_revoked) as consumer:
         consumers.append(consumer)
         consumer.poll(WAIT)
         groups.assign()
-        poll_until(consumer, lambda: groups.says_owned() == set())
+        poll_until(consumer, lambda: groups.reported_owned() == set())
         assert groups.offset("clicks", 0) == 3
 
 
@@ -340,7 +340,7 @@ def test_nothing_is_given_up_before_its_last_commit_is_resolved(clicks, groups):
         consumer.poll(WAIT)
         groups.lost_commits = 5
         groups.assign()
-        poll_until(consumer, lambda: groups.says_owned() == set())
+        poll_until(consumer, lambda: groups.reported_owned() == set())
         assert len(groups.commits) == 6
         assert groups.lost_commits == 0
         assert consumer.assignment() == []
@@ -497,7 +497,7 @@ def test_what_is_left_of_a_fetch_is_not_lost_where_room_comes_while_nothing_is_t
     with consumer_for(clicks) as consumer:
         records = []
         deadline = time.monotonic() + WAIT
-        while not records or not consumer._fetcher.positions.has_chunks():
+        while not records or not consumer._fetcher.positions.has_completed_fetches():
             if not records:
                 records.extend(consumer.poll(0.02, max_records=5))
             assert time.monotonic() < deadline, "it did not come"

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from headrace.client.config import ConsumerConfig
-from headrace.client.membership import Membership, Phase, Stage, Start
+from headrace.client.membership import InitialPosition, Membership, Phase, Stage
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
     FencedInstanceError,
@@ -51,12 +51,12 @@ def hear(member, revision, epoch, assigned, **topic):
 
 def take_all(member):
     """Do what the application's thread does."""
-    news = member.news()
-    member.told_lost(news.lost)
-    member.told_revoked(news.revoked)
+    events = member.pending_events()
+    member.acknowledge_lost(events.lost)
+    member.acknowledge_revoked(events.revoked)
     for holding in member.to_start():
-        member.started(holding, Start(0))
-    member.told_assigned(member.news().assigned)
+        member.started(holding, InitialPosition(0))
+    member.acknowledge_assigned(member.pending_events().assigned)
 
 
 def owned(member):
@@ -97,31 +97,31 @@ def test_a_short_session_is_heard_of_four_times():
 def test_a_partition_is_read_only_after_its_start_is_known():
     member = member_of_group()
     hear(member, 5, 1, {0: 1})
-    assert not member.news()
+    assert not member.pending_events()
     (holding,) = member.to_start()
     assert (holding.where, holding.revision, holding.assignment_epoch) == (P[0], 5, 1)
-    member.started(holding, Start(7))
-    (ready,) = member.news().assigned
-    assert ready.start == Start(7)
+    member.started(holding, InitialPosition(7))
+    (ready,) = member.pending_events().assigned
+    assert ready.start == InitialPosition(7)
     assert owned(member) == []
-    assert member.told_assigned([ready]) == [holding]
+    assert member.acknowledge_assigned([ready]) == [holding]
     assert owned(member) == [P[0]]
 
 
 def test_what_is_to_be_given_up_is_said_to_be_owned_until_the_application_and_its_commit_are_done():
     member = joined()
     hear(member, 6, 1, {0: 1})
-    assert [holding.where for holding in member.news().revoked] == [P[1]]
+    assert [holding.where for holding in member.pending_events().revoked] == [P[1]]
     assert owned(member) == P[:2]
-    member.told_revoked(member.news().revoked)
+    member.acknowledge_revoked(member.pending_events().revoked)
     assert owned(member) == [P[0]]
     member.release(lambda where: False)
-    assert not member.is_to_speak
-    member.is_asked()
+    assert not member.needs_heartbeat
+    member.request_heartbeat()
     assert said(member.request()) == [0, 1]
     member.heartbeat_answered(answer(6, 1, {0: 1}), sent_ms=20)
     member.release(lambda where: True)
-    assert member.is_to_speak
+    assert member.needs_heartbeat
     request = member.request()
     assert said(request) == [0]
     assert request.max_wait_ms == 0
@@ -130,9 +130,9 @@ def test_what_is_to_be_given_up_is_said_to_be_owned_until_the_application_and_it
 def test_what_the_application_was_never_told_of_is_given_up_without_it():
     member = member_of_group()
     hear(member, 5, 1, {0: 1, 1: 1})
-    member.started(member.to_start()[0], Start(0))
+    member.started(member.to_start()[0], InitialPosition(0))
     hear(member, 6, 2, {})
-    assert not member.news()
+    assert not member.pending_events()
     assert said(member.request()) == []
 
 
@@ -140,7 +140,7 @@ def test_a_revocation_that_nobody_heard_of_is_taken_back():
     member = joined()
     hear(member, 6, 1, {0: 1})
     hear(member, 7, 2, {0: 1, 1: 1})
-    assert not member.news()
+    assert not member.pending_events()
     assert owned(member) == P[:2]
 
 
@@ -148,10 +148,10 @@ def test_a_partition_that_comes_back_while_the_application_is_told_is_started_an
     """on_revoked runs when the group takes it back: the application does stop reading, and is to begin again."""
     member = joined()
     hear(member, 6, 2, {0: 1})
-    revoked = member.news().revoked
+    revoked = member.pending_events().revoked
     assert [holding.where for holding in revoked] == [P[1]]
     hear(member, 7, 3, {0: 1, 1: 1})  # while the application's callback runs
-    member.told_revoked(revoked)
+    member.acknowledge_revoked(revoked)
     assert owned(member) == [P[0]]
     member.release(lambda where: True)
     assert [holding.where for holding in member.to_start()] == [P[1]]
@@ -162,9 +162,9 @@ def test_a_partition_that_comes_back_while_the_application_is_told_is_started_an
 def test_a_partition_that_comes_back_while_it_is_given_up_is_started_anew():
     member = joined()
     hear(member, 6, 1, {0: 1})
-    member.told_revoked(member.news().revoked)
+    member.acknowledge_revoked(member.pending_events().revoked)
     hear(member, 7, 2, {0: 1, 1: 1})
-    assert not member.news()
+    assert not member.pending_events()
     assert not member.to_start()
     member.release(lambda where: True)
     (again,) = member.to_start()
@@ -175,26 +175,26 @@ def test_a_partition_that_comes_back_while_it_is_given_up_is_started_anew():
 def test_a_partition_that_was_free_in_between_is_lost_first():
     member = joined()
     hear(member, 8, 4, {0: 1, 1: 4})
-    assert member.news().lost == (P[1],)
+    assert member.pending_events().lost == (P[1],)
     for holding in member.to_start():
-        member.started(holding, Start(3))
-    assert not member.news().assigned
-    member.told_lost([P[1]])
-    assert [holding.assignment_epoch for holding in member.news().assigned] == [4]
+        member.started(holding, InitialPosition(3))
+    assert not member.pending_events().assigned
+    member.acknowledge_lost([P[1]])
+    assert [holding.assignment_epoch for holding in member.pending_events().assigned] == [4]
 
 
 def test_a_topic_that_was_created_anew_waits_for_the_end_of_the_old_one():
     member = joined([0])
     hear(member, 6, 2, {0: 2}, topic_id=b"u" * 16)
     for holding in member.to_start():
-        member.started(holding, Start(0))
-    news = member.news()
-    assert [holding.topic_id for holding in news.revoked] == [TOPIC]
-    assert not news.assigned
-    member.told_revoked(news.revoked)
-    assert not member.news().assigned
+        member.started(holding, InitialPosition(0))
+    events = member.pending_events()
+    assert [holding.topic_id for holding in events.revoked] == [TOPIC]
+    assert not events.assigned
+    member.acknowledge_revoked(events.revoked)
+    assert not member.pending_events().assigned
     member.release(lambda where: True)
-    assert [holding.topic_id for holding in member.news().assigned] == [b"u" * 16]
+    assert [holding.topic_id for holding in member.pending_events().assigned] == [b"u" * 16]
 
 
 def test_a_coordinator_that_is_behind_takes_nothing_back():
@@ -202,7 +202,7 @@ def test_a_coordinator_that_is_behind_takes_nothing_back():
     hear(member, 4, 1, {})
     assert owned(member) == P[:2]
     assert member.revision == 5
-    assert not member.news()
+    assert not member.pending_events()
 
 
 @pytest.mark.parametrize("error", [UnknownMemberError("over"), FencedMemberEpochError("old")])
@@ -211,16 +211,16 @@ def test_a_fenced_member_loses_everything_and_joins_as_another_one(error):
     hear(member, 6, 1, {0: 1})
     request = member.request()
     member.heartbeat_failed(error, request)
-    assert member.news().lost == (P[0], P[1])
+    assert member.pending_events().lost == (P[0], P[1])
     again = member.request()
     assert again.member_id != request.member_id
     assert (again.member_epoch, again.known_revision) == (0, 0)
     hear(member, 9, 3, {0: 3})
     for holding in member.to_start():
-        member.started(holding, Start(0))
-    assert not member.news().assigned, "not before the application has heard of the loss"
-    member.told_lost(member.news().lost)
-    assert [holding.where for holding in member.news().assigned] == [P[0]]
+        member.started(holding, InitialPosition(0))
+    assert not member.pending_events().assigned, "not before the application has heard of the loss"
+    member.acknowledge_lost(member.pending_events().lost)
+    assert [holding.where for holding in member.pending_events().assigned] == [P[0]]
 
 
 @pytest.mark.parametrize("error", [FencedInstanceError("two"), GroupTooLargeError("many")])
@@ -230,19 +230,19 @@ def test_a_refusal_for_good_is_kept_and_no_more_heartbeats_are_made(error):
     assert member.failure is error
     assert member.phase is Phase.FAILED
     assert member.is_over
-    assert member.news().lost == (P[0], P[1])
+    assert member.pending_events().lost == (P[0], P[1])
 
 
 @pytest.mark.parametrize("error", [TimedOutError("slow"), MetastoreUnavailableError("away")])
 def test_without_an_answer_everything_stays_and_what_was_said_is_said_again(error):
     member = joined()
     hear(member, 6, 1, {0: 1})
-    member.told_revoked(member.news().revoked)
+    member.acknowledge_revoked(member.pending_events().revoked)
     member.release(lambda where: True)
     request = member.request()
     member.heartbeat_failed(error, request)
     assert owned(member) == [P[0]]
-    assert member.is_to_speak
+    assert member.needs_heartbeat
     assert said(member.request()) == said(request) == [0]
 
 
@@ -258,7 +258,7 @@ def test_the_session_counts_from_when_the_answered_heartbeat_was_sent():
 def test_a_commit_that_was_refused_for_another_owner_loses_that_partition_alone():
     member = joined()
     member.lose(P[1], TOPIC, 1)
-    assert member.news().lost == (P[1],)
+    assert member.pending_events().lost == (P[1],)
     assert owned(member) == [P[0]]
     assert said(member.request()) == [0]
 
@@ -396,16 +396,16 @@ class MembersOfOneGroup(RuleBasedStateMachine):
     def a_start_is_found(self, data):
         member = self.pick(data)
         for holding in member.to_start()[:2]:
-            member.started(holding, Start(0))
+            member.started(holding, InitialPosition(0))
 
     @precondition(lambda self: self.members)
     @rule(data=strategies.data())
     def the_application_follows(self, data):
         member = self.pick(data)
-        news = member.news()
-        member.told_lost(news.lost)
-        member.told_revoked(news.revoked)
-        member.told_assigned(news.assigned)
+        events = member.pending_events()
+        member.acknowledge_lost(events.lost)
+        member.acknowledge_revoked(events.revoked)
+        member.acknowledge_assigned(events.assigned)
 
     @precondition(lambda self: self.members)
     @rule(data=strategies.data(), resolved=strategies.sets(strategies.sampled_from(P)))
@@ -427,7 +427,7 @@ class MembersOfOneGroup(RuleBasedStateMachine):
         self.coordinators.round()
         # What it reads until it hears of it is fenced, not prevented: others may read it, too (H66).
         member.heartbeat_failed(UnknownMemberError("over"), member.request())
-        member.told_lost(member.news().lost)
+        member.acknowledge_lost(member.pending_events().lost)
 
     @invariant()
     def nobody_reads_what_another_one_reads(self):
@@ -439,7 +439,7 @@ class MembersOfOneGroup(RuleBasedStateMachine):
         for member in self.members:
             granted = self.coordinators.group.owned_by(member.member_id)
             for holding in member.owned():
-                if holding.where not in member.news().lost:
+                if holding.where not in member.pending_events().lost:
                     key = (holding.topic_id, holding.where.partition)
                     assert granted.get(key) == holding.assignment_epoch
 
@@ -477,13 +477,13 @@ def test_a_late_heartbeat_gives_up_nothing_that_was_granted_after_it():
     for member in (first, second) * 4:
         beat(member)
     assert (owned(first), owned(second)) == ([P[0]], [P[1]])
-    first.is_asked()
+    first.request_heartbeat()
     late = first.request()
     coordinators.round(leaving=[second.member_id])
     beat(first)
     assert owned(first) == P[:2]
     second.lose_all()
-    second.told_lost(second.news().lost)
+    second.acknowledge_lost(second.pending_events().lost)
     beat(second)
     assert not owned(second)
     coordinators.heartbeat(late)

@@ -190,7 +190,7 @@ def test_a_partition_that_is_given_up_is_finished_first(clicks, groups):
                 deadline.wait(0.001)
             assert groups.offset("clicks", 0) <= 0
             goes_on.set()
-            groups.wait_for(lambda: groups.says_owned() == set(), "that it was given up")
+            groups.wait_for(lambda: groups.reported_owned() == set(), "that it was given up")
             consumer.stop()
 
         thread = threading.Thread(target=take_away)

@@ -8,7 +8,7 @@ import pytest
 from headrace import ConfigError, Record, TopicPartition
 from headrace.client.dead_letters import dead_letter
 from headrace.client.offset_tracker import OffsetTracker
-from headrace.client.work_queue import RetryPolicy, Verdict, WorkQueue
+from headrace.client.work_queue import RetryDecision, RetryPolicy, WorkQueue
 from hypothesis import given, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -80,7 +80,7 @@ def test_a_failure_waits_at_the_head_of_its_key_and_holds_up_no_other():
     queue.add(record(1, b"a"), 0)
     queue.add(record(2, b"b"), 0)
     task = queue.take(0)
-    assert queue.failed(task, ValueError("no"), 0) is Verdict.RETRY
+    assert queue.failed(task, ValueError("no"), 0) is RetryDecision.RETRY
     assert queue.take(0).record.offset == 2
     assert queue.take(0) is None
     due = queue.next_due_ms()
@@ -88,10 +88,10 @@ def test_a_failure_waits_at_the_head_of_its_key_and_holds_up_no_other():
     again = queue.take(due)
     assert again is task
     assert again.attempts == 2
-    assert queue.failed(again, ValueError("no"), due) is Verdict.RETRY
+    assert queue.failed(again, ValueError("no"), due) is RetryDecision.RETRY
     last = queue.take(due + 100)
     assert last.attempts == 3
-    assert queue.failed(last, ValueError("no"), due) is Verdict.GIVE_UP
+    assert queue.failed(last, ValueError("no"), due) is RetryDecision.GIVE_UP
     buried = queue.take(due + 200)
     assert buried is task
     assert buried.is_given_up
@@ -107,7 +107,7 @@ def test_a_failure_waits_at_the_head_of_its_key_and_holds_up_no_other():
 def test_what_the_policy_does_not_retry_is_given_up_at_once():
     queue = queue_of(retriable=lambda error: not isinstance(error, KeyError))
     queue.add(record(0), 0)
-    assert queue.failed(queue.take(0), KeyError("x"), 0) is Verdict.GIVE_UP
+    assert queue.failed(queue.take(0), KeyError("x"), 0) is RetryDecision.GIVE_UP
 
 
 def test_a_partition_that_is_given_up_begins_nothing_more_and_is_ready_when_nothing_of_it_runs():

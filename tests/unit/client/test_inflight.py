@@ -1,19 +1,18 @@
-"""The dispatcher: what is sent where and when, as leaders move, answer late or not at all. No I/O, no clock."""
+"""`InFlightRequests`: what is sent where and when, as leaders move, answer late or not at all. No I/O, no clock."""
 
 import random
 
 import pytest
-from headrace.client.inflight import MAX_BATCHES_IN_FLIGHT, Dispatcher
-from headrace.client.pipeline import Answer, PartitionPipeline, SealedBatch
+from headrace.client.cluster_metadata import ClusterMetadata
+from headrace.client.inflight import MAX_BATCHES_IN_FLIGHT, InFlightRequests
+from headrace.client.partition_queue import PartitionQueue, PartitionResponse, SealedBatch
 from headrace.client.receipts import PendingBatch
 from headrace.client.retry import OVERDUE_MS, Backoff
-from headrace.client.routing import RoutingTable
 from headrace.client.sequences import MAX_EPOCH, ProducerStamp
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
 from headrace.wire.encoding import batch_parts
-from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import (
     FencedLeaderEpochError,
     InvalidTimestampError,
@@ -36,6 +35,7 @@ from headrace.wire.errors import (
     to_detail,
 )
 from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import BufferVector
 
 TOPIC_ID = b"1" * 16
 REFUSED = TransportError("connection refused", outcome=Outcome.NOT_APPLIED, retriable=True)
@@ -55,45 +55,49 @@ def metadata(leaders, topic_id=TOPIC_ID):
 
 
 class Sending:
-    """A dispatcher over some partitions, all led by broker 1 in epoch 5, with a clock of its own."""
+    """`InFlightRequests` over some partitions, all led by broker 1 in epoch 5, with a clock of its own."""
 
     def __init__(self, partitions=1, **settings):
-        self.routes = RoutingTable()
+        self.cluster_metadata = ClusterMetadata()
         settings = {"idempotent": True, "max_in_flight_requests": 5, "max_request_bytes": 1 << 20, **settings}
         backoff = Backoff(50, 1000, random.Random(1))
-        self.dispatcher = Dispatcher(self.routes, backoff, request_timeout_ms=30_000, **settings)
+        self.in_flight_requests = InFlightRequests(
+            self.cluster_metadata, backoff, request_timeout_ms=30_000, **settings
+        )
         if settings["idempotent"]:
-            self.dispatcher.set_identity(7, 0)
-        self.pipelines = [PartitionPipeline(TopicPartition("t", n), TOPIC_ID) for n in range(partitions)]
+            self.in_flight_requests.set_identity(7, 0)
+        self.partition_queues = [PartitionQueue(TopicPartition("t", n), TOPIC_ID) for n in range(partitions)]
         self.now_ms = 0
         self.leaders([(1, 5)] * partitions)
 
     def leaders(self, leaders, topic_id=TOPIC_ID):
-        self.routes.update(metadata(leaders, topic_id))
-        return self.dispatcher.metadata_changed()
+        self.cluster_metadata.update(metadata(leaders, topic_id))
+        return self.in_flight_requests.metadata_changed()
 
     def add(self, partition=0, encoded=True, deadline_ms=120_000):
-        pipeline = self.pipelines[partition]
-        self.dispatcher.start_pipeline(pipeline)
-        batch = SealedBatch(pipeline, PendingBatch(pipeline.where, 0, lambda pending: None), 1, 0, deadline_ms)
+        partition_queue = self.partition_queues[partition]
+        self.in_flight_requests.add_partition(partition_queue)
+        batch = SealedBatch(
+            partition_queue, PendingBatch(partition_queue.where, 0, lambda pending: None), 1, 0, deadline_ms
+        )
         if encoded:
-            batch.encoded = [Pieces(batch_parts([b"v"], base_timestamp_ms=0, **batch.stamp._asdict()))]
-        self.dispatcher.add(batch)
+            batch.encoded = [BufferVector(batch_parts([b"v"], base_timestamp_ms=0, **batch.stamp._asdict()))]
+        self.in_flight_requests.add(batch)
         return batch
 
     def send(self):
-        return self.dispatcher.next_requests(self.now_ms)
+        return self.in_flight_requests.next_requests(self.now_ms)
 
     def send_one(self):
         (request,) = self.send()
         return request
 
     def answer(self, request, *errors, offsets=()):
-        answers = [Answer(offsets, error) for error in errors or [None]]
-        return self.dispatcher.answered(request, answers, self.now_ms)
+        answers = [PartitionResponse(offsets, error) for error in errors or [None]]
+        return self.in_flight_requests.answered(request, answers, self.now_ms)
 
     def fail(self, request, error=LOST):
-        return self.dispatcher.failed(request, error, self.now_ms)
+        return self.in_flight_requests.failed(request, error, self.now_ms)
 
     def later(self, milliseconds=2000):
         self.now_ms += milliseconds
@@ -116,7 +120,7 @@ def test_a_newer_leader_is_sent_to_at_once(hinted, error_class):
     assert not sending.answer(sending.send_one(), error_class("moved", leader=hint))
     if not hinted:
         assert not sending.send()
-        assert sending.dispatcher.needs_metadata
+        assert sending.in_flight_requests.needs_metadata
         sending.leaders([(2, 6)])
     request = sending.send_one()
     assert (request.broker_id, request.parts[0].leader_epoch) == (2, 6)
@@ -165,7 +169,7 @@ def test_while_a_leader_is_looked_for_metadata_is_asked_for_at_every_look(error)
     batch = sending.add()
     sending.fail(sending.send_one(), error)
     for _ in range(3):
-        assert sending.dispatcher.needs_metadata
+        assert sending.in_flight_requests.needs_metadata
         sending.leaders([(1, 5)])
         assert not sending.send()
     sending.leaders([(2, 6)])
@@ -181,7 +185,7 @@ def test_a_refused_connection_is_tried_again_and_nothing_is_in_doubt(attempts):
         assert not sending.fail(sending.send_one(), REFUSED)
         sending.later()
     sending.later(30_000)
-    ((ended, _, error),) = sending.dispatcher.expire(sending.now_ms)
+    ((ended, _, error),) = sending.in_flight_requests.expire(sending.now_ms)
     assert ended is batch
     assert error.outcome == Outcome.NOT_APPLIED
     assert f"{attempts} tries failed" in error.message
@@ -193,22 +197,22 @@ def test_a_full_leader_is_no_reason_for_metadata(error):
     sending.add()
     sending.answer(sending.send_one(), error)
     assert not sending.send()
-    assert not sending.dispatcher.needs_metadata
+    assert not sending.in_flight_requests.needs_metadata
     sending.later()
     assert sending.send_one().broker_id == 1
 
 
 @pytest.mark.parametrize(
-    ("error", "doubtful"),
+    ("error", "outcome_unknown"),
     [(NotEnoughReplicasError("one"), False), (NotEnoughReplicasAfterAppendError("one"), True)],
 )
-def test_too_few_replicas_are_waited_for_with_the_same_sequence(error, doubtful):
+def test_too_few_replicas_are_waited_for_with_the_same_sequence(error, outcome_unknown):
     """After the append the outcome is unknown: only the same bytes may go again (PROTOCOL H13, H51)."""
     sending = Sending()
     batch = sending.add()
     before = batch.encoded
     sending.answer(sending.send_one(), error)
-    assert batch.doubtful == doubtful
+    assert batch.outcome_unknown == outcome_unknown
     sending.later()
     request = sending.send_one()
     assert request.parts[0].batches == [batch]
@@ -225,25 +229,25 @@ def test_a_call_that_nobody_answers_is_given_up_for_a_newer_leader():
     batch = sending.add()
     stuck = sending.send_one()
     sending.later(OVERDUE_MS - 1)
-    assert sending.dispatcher.next_event_ms(sending.now_ms) == OVERDUE_MS
-    assert sending.dispatcher.give_up_overdue(sending.now_ms) == ([], [])
-    assert not sending.dispatcher.needs_metadata
+    assert sending.in_flight_requests.next_event_ms(sending.now_ms) == OVERDUE_MS
+    assert sending.in_flight_requests.give_up_overdue(sending.now_ms) == ([], [])
+    assert not sending.in_flight_requests.needs_metadata
     sending.later(1)
-    assert sending.dispatcher.give_up_overdue(sending.now_ms) == ([], [])
-    assert sending.dispatcher.needs_metadata
+    assert sending.in_flight_requests.give_up_overdue(sending.now_ms) == ([], [])
+    assert sending.in_flight_requests.needs_metadata
     sending.leaders([(1, 5)])
-    assert sending.dispatcher.give_up_overdue(sending.now_ms) == ([], [])
-    assert not sending.dispatcher.needs_metadata, "one look a second"
-    assert sending.dispatcher.next_event_ms(sending.now_ms) == 2 * OVERDUE_MS
+    assert sending.in_flight_requests.give_up_overdue(sending.now_ms) == ([], [])
+    assert not sending.in_flight_requests.needs_metadata, "one look a second"
+    assert sending.in_flight_requests.next_event_ms(sending.now_ms) == 2 * OVERDUE_MS
     sending.leaders([(2, 6)])
-    assert sending.dispatcher.give_up_overdue(sending.now_ms) == ([stuck], [])
-    assert batch.doubtful
+    assert sending.in_flight_requests.give_up_overdue(sending.now_ms) == ([stuck], [])
+    assert batch.outcome_unknown
     request = sending.send_one()
     assert (request.broker_id, sequences(request)) == (2, [0])
     assert not sending.answer(stuck, offsets=(0,))
     assert not sending.fail(stuck)
     assert [entry.base_offsets for entry in sending.answer(request, offsets=(3,))] == [(3,)]
-    assert sending.dispatcher.next_event_ms(sending.now_ms) is None
+    assert sending.in_flight_requests.next_event_ms(sending.now_ms) is None
 
 
 def test_a_call_is_not_given_up_before_it_is_overdue():
@@ -252,7 +256,7 @@ def test_a_call_is_not_given_up_before_it_is_overdue():
     sending.add()
     sending.send_one()
     sending.leaders([(2, 6)])
-    assert sending.dispatcher.give_up_overdue(OVERDUE_MS - 1) == ([], [])
+    assert sending.in_flight_requests.give_up_overdue(OVERDUE_MS - 1) == ([], [])
 
 
 def test_one_moved_partition_is_enough_and_the_others_go_again_too():
@@ -262,7 +266,7 @@ def test_one_moved_partition_is_enough_and_the_others_go_again_too():
     stuck = sending.send_one()
     sending.leaders([(2, 6), (1, 5)])
     sending.later(OVERDUE_MS)
-    assert sending.dispatcher.give_up_overdue(sending.now_ms)[0] == [stuck]
+    assert sending.in_flight_requests.give_up_overdue(sending.now_ms)[0] == [stuck]
     assert sending.send_one().broker_id == 2, "the one that stayed waits out the back-off"
     sending.later()
     assert sending.send_one().broker_id == 1
@@ -314,7 +318,7 @@ def test_nothing_overtakes_a_batch_that_is_being_encoded():
     first = sending.add(encoded=False)
     second = sending.add()
     assert not sending.send()
-    first.encoded = [Pieces(batch_parts([b"v"], base_timestamp_ms=0, **first.stamp._asdict()))]
+    first.encoded = [BufferVector(batch_parts([b"v"], base_timestamp_ms=0, **first.stamp._asdict()))]
     assert sending.send_one().parts[0].batches == [first, second]
 
 
@@ -339,14 +343,18 @@ def test_a_landing_makes_room_for_one_request():
 def test_a_success_ends_the_back_off_and_failures_raise_it():
     """Counted a partition: after a success the next failure is a first one."""
     sending = Sending()
-    pipeline = sending.pipelines[0]
+    partition_queue = sending.partition_queues[0]
     sending.add()
     for failures in (1, 2, 3):
         sending.fail(sending.send_one(), LOST)
-        assert (pipeline.failures, pipeline.recovering, pipeline.seeks_leader) == (failures, True, True)
+        assert (partition_queue.failures, partition_queue.recovering, partition_queue.seeks_leader) == (
+            failures,
+            True,
+            True,
+        )
         sending.later()
     sending.answer(sending.send_one(), offsets=(0,))
-    assert (pipeline.failures, pipeline.recovering, pipeline.seeks_leader) == (0, False, False)
+    assert (partition_queue.failures, partition_queue.recovering, partition_queue.seeks_leader) == (0, False, False)
 
 
 def test_a_broker_that_does_not_lead_is_sent_nothing_until_metadata_says_so():
@@ -421,8 +429,8 @@ def test_a_batch_behind_the_refused_one_was_not_looked_at():
     first, refused, behind = (sending.add() for _ in range(3))
     finished = sending.answer(sending.send_one(), InvalidTimestampError("bad"), offsets=(5,))
     assert [(entry.batch, entry.error.outcome) for entry in finished] == [(refused, Outcome.NOT_APPLIED)]
-    assert first.doubtful
-    assert not behind.doubtful
+    assert first.outcome_unknown
+    assert not behind.outcome_unknown
     sending.later()
     assert sending.send_one().parts[0].batches == [first], "an epoch follows only when the doubt is resolved"
 
@@ -431,7 +439,7 @@ def test_an_unknown_outcome_puts_every_batch_from_there_on_in_doubt():
     sending = Sending()
     batches = [sending.add() for _ in range(3)]
     sending.answer(sending.send_one(), TimedOutError("waited"))
-    assert all(batch.doubtful for batch in batches)
+    assert all(batch.outcome_unknown for batch in batches)
 
 
 def test_a_new_epoch_numbers_what_is_left_from_the_start():
@@ -450,14 +458,14 @@ def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for():
     """Nothing is sent before it has come (PROTOCOL H54)."""
     sending = Sending()
     sending.add()
-    sending.pipelines[0].sequences.epoch = MAX_EPOCH
+    sending.partition_queues[0].sequences.epoch = MAX_EPOCH
     sending.answer(sending.send_one(), UnknownProducerError("forgotten"))
     sending.later()
     assert not sending.send()
-    assert sending.dispatcher.needs_producer_id
-    assert not sending.dispatcher.has_identity
-    sending.dispatcher.set_identity(8, 0)
-    assert not sending.dispatcher.needs_producer_id
+    assert sending.in_flight_requests.needs_producer_id
+    assert not sending.in_flight_requests.has_identity
+    sending.in_flight_requests.set_identity(8, 0)
+    assert not sending.in_flight_requests.needs_producer_id
     header = read_header(bytes(sending.send_one().parts[0].batches[0].encoded[0]))
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (8, 0, 0)
 
@@ -498,7 +506,7 @@ def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
     lost = sending.send_one()
     sending.fail(lost)
     sending.answer(first, UnknownProducerError("forgotten"))
-    assert [batch.doubtful for batch in batches] == [False, True]
+    assert [batch.outcome_unknown for batch in batches] == [False, True]
     sending.later()
     request = sending.send_one()
     assert request.parts[0].batches == batches
@@ -511,9 +519,9 @@ def test_a_batch_that_cannot_be_encoded_leaves_no_hole():
     sending = Sending()
     broken = sending.add(encoded=False)
     sending.add()
-    (entry,) = sending.dispatcher.give_up(broken, InvalidTimestampError("cannot"))
+    (entry,) = sending.in_flight_requests.give_up(broken, InvalidTimestampError("cannot"))
     assert entry.batch is broken
-    assert sending.dispatcher.give_up(broken, InvalidTimestampError("cannot")) == []
+    assert sending.in_flight_requests.give_up(broken, InvalidTimestampError("cannot")) == []
     assert sequences(sending.send_one()) == [0]
 
 
@@ -531,19 +539,19 @@ def test_what_is_out_of_time_says_what_it_waited_for(change, obstacle):
     sending = Sending()
     sending.add(deadline_ms=10)
     change(sending)
-    assert sending.dispatcher.expire(9) == []
-    assert sending.dispatcher.next_event_ms(9) == 10
-    ((_, _, error),) = sending.dispatcher.expire(10)
+    assert sending.in_flight_requests.expire(9) == []
+    assert sending.in_flight_requests.next_event_ms(9) == 10
+    ((_, _, error),) = sending.in_flight_requests.expire(10)
     assert obstacle in error.message
 
 
 def test_out_of_time_for_want_of_a_producer_id_says_so():
     sending = Sending(idempotent=False)
-    sending.dispatcher._idempotent = True
+    sending.in_flight_requests._idempotent = True
     sending.add(deadline_ms=10)
     assert not sending.send()
-    assert sending.dispatcher.needs_producer_id
-    ((_, _, error),) = sending.dispatcher.expire(10)
+    assert sending.in_flight_requests.needs_producer_id
+    ((_, _, error),) = sending.in_flight_requests.expire(10)
     assert "no coordinator gave a producer id" in error.message
 
 
@@ -551,8 +559,8 @@ def test_a_retry_is_due_when_its_back_off_ends():
     sending = Sending()
     sending.add()
     sending.answer(sending.send_one(), ThrottledError("slow", retry_after_ms=700))
-    assert sending.dispatcher.next_event_ms(0) == 700
-    assert sending.dispatcher.next_event_ms(700) == 120_000
+    assert sending.in_flight_requests.next_event_ms(0) == 700
+    assert sending.in_flight_requests.next_event_ms(700) == 120_000
 
 
 @pytest.mark.parametrize("created_again", [True, False])
@@ -568,12 +576,12 @@ def test_batches_of_a_topic_that_is_gone_end_and_one_that_flies_does_not(created
     else:
         gone = cluster_pb2.GetMetadataResponse()
         gone.topics.add(name="t", error=to_detail(UnknownTopicError("deleted")))
-        sending.routes.update(gone)
-        finished = sending.dispatcher.metadata_changed()
+        sending.cluster_metadata.update(gone)
+        finished = sending.in_flight_requests.metadata_changed()
     assert [entry.batch for entry in finished] == [queued]
     assert isinstance(finished[0].error, UnknownTopicIdError)
     assert ("created again" in finished[0].error.message) == created_again
-    assert list(sending.dispatcher.unresolved) == [flying, unfinished]
+    assert list(sending.in_flight_requests.unresolved) == [flying, unfinished]
 
 
 @pytest.mark.parametrize("topic_id", [TOPIC_ID, b"2" * 16])
@@ -582,7 +590,7 @@ def test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch(topic_id):
     sending = Sending()
     sending.add()
     sending.answer(sending.send_one(), offsets=(0,))
-    sending.pipelines = [PartitionPipeline(TopicPartition("t", 0), topic_id)]
+    sending.partition_queues = [PartitionQueue(TopicPartition("t", 0), topic_id)]
     sending.leaders([(1, 6)], topic_id=topic_id)
     batches = [sending.add(), sending.add()]
     sending.send_one()
@@ -595,9 +603,9 @@ def test_an_error_that_says_nothing_of_a_topics_life_ends_no_batch():
     sending.add()
     away = cluster_pb2.GetMetadataResponse()
     away.topics.add(name="t", error=to_detail(LeaderNotAvailableError("not yet")))
-    sending.routes.update(away)
-    assert sending.dispatcher.metadata_changed() == []
-    assert sending.dispatcher.waiting_topics() == ["t"]
+    sending.cluster_metadata.update(away)
+    assert sending.in_flight_requests.metadata_changed() == []
+    assert sending.in_flight_requests.waiting_topics() == ["t"]
     assert sending.send()
 
 
@@ -606,13 +614,13 @@ def test_abandoning_ends_all_and_doubts_what_flies():
     flying = sending.add()
     request = sending.send_one()
     queued = sending.add()
-    finished = sending.dispatcher.abandon(InvalidTimestampError("closed"))
+    finished = sending.in_flight_requests.abandon(InvalidTimestampError("closed"))
     assert {entry.batch: entry.error.outcome for entry in finished} == {
         flying: Outcome.UNKNOWN,
         queued: Outcome.NOT_APPLIED,
     }
-    assert not sending.dispatcher.unresolved
+    assert not sending.in_flight_requests.unresolved
     assert not sending.answer(request, offsets=(0,)), "each batch finishes once"
     assert not sending.send()
-    assert sending.dispatcher.waiting_topics() == []
-    assert not sending.pipelines[0].queue
+    assert sending.in_flight_requests.waiting_topics() == []
+    assert not sending.partition_queues[0].queued

@@ -93,15 +93,15 @@ def test_what_fails_is_not_made_good_but_tried_at_the_next_look(caplog, monkeypa
 
 def fail_with(monkeypatch, coordinator, error):
     """Let the coordinator's answer be a typed error."""
-    from headrace.client import cluster_calls
+    from headrace.client import bootstrap_client
 
     class Failure(grpc.RpcError):
         def code(self):
             return grpc.StatusCode.FAILED_PRECONDITION
 
     coordinator.failure = Failure()
-    monkeypatch.setattr(cluster_calls, "from_rpc_error", lambda failure: error)
-    monkeypatch.setattr(cluster_calls, "_try_elsewhere", lambda *arguments: False)
+    monkeypatch.setattr(bootstrap_client, "from_rpc_error", lambda failure: error)
+    monkeypatch.setattr(bootstrap_client, "_try_elsewhere", lambda *arguments: False)
 
 
 def warnings(caplog):
@@ -164,7 +164,7 @@ class Receiver(groups_pb2_grpc.GroupServiceServicer):
 def clicks(fake_cluster, monkeypatch):
     """Two partitions, three batches of ten records in the first; looks follow each other at once."""
     monkeypatch.setattr("headrace.client.fetching.INTERVAL_S", 0.01)
-    monkeypatch.setattr("headrace.client.loop.fetching.INTERVAL_S", 0.01)
+    monkeypatch.setattr("headrace.client.aio.fetching.INTERVAL_S", 0.01)
     fake_cluster.create_topic("clicks", 2)
     for _ in range(3):
         fake_cluster.append("clicks", encode_batch([b"v"] * 10, base_timestamp_ms=1_000))

@@ -240,12 +240,12 @@ def test_the_buffer_is_bounded_and_says_so(fake_cluster):
         with pytest.raises(headrace.BufferFullError) as caught:
             for _ in range(1000):
                 producer.send("t", b"x" * 1000)
-        assert producer._budget.used <= 128 * 1024
+        assert producer._buffer_pool.used <= 128 * 1024
         assert caught.value.retriable
         assert caught.value.outcome == Outcome.NOT_APPLIED
         fake_cluster.hold.set()
         producer.flush(WAIT)
-        assert producer._budget.used == 0
+        assert producer._buffer_pool.used == 0
 
 
 def test_a_record_that_no_batch_can_hold_is_refused_at_once(fake_cluster):
@@ -273,10 +273,10 @@ def test_the_clock_is_not_woken_for_what_an_answer_looks_after(fake_cluster, mon
         fake_cluster.faults.append(held)
         producer.send("t", b"second")
         assert arrived.wait(WAIT)
-        wakes, due_at = [], producer._housekeeper.due_at
-        monkeypatch.setattr(producer._housekeeper, "due_at", wakes.append)
+        wakes, due_at = [], producer._maintenance.due_at
+        monkeypatch.setattr(producer._maintenance, "due_at", wakes.append)
         third = producer.send("t", b"third")
-        monkeypatch.setattr(producer._housekeeper, "due_at", due_at)
+        monkeypatch.setattr(producer._maintenance, "due_at", due_at)
         assert wakes == []
         go_on.set()
         done = threading.Event()

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 from headrace.client import transfer
+from headrace.client.aio.transfer import AsyncTransfers
 from headrace.client.config import ConsumerConfig
 from headrace.client.errors import ClosedError
-from headrace.client.loop.transfer import LoopTransfers
 from headrace.client.transfer import Transfers
 from headrace.v1 import broker_pb2
 from headrace.wire.errors import ThrottledError, to_detail
@@ -92,7 +92,7 @@ class Blocking:
 class Looping:
     def __init__(self, config):
         self.loop = asyncio.new_event_loop()
-        self.transfers = LoopTransfers(config)
+        self.transfers = AsyncTransfers(config)
 
     def fetch(self, address, timeout=SECONDS):
         return self.loop.run_until_complete(self.transfers.fetch(address, REQUEST, timeout))
@@ -221,7 +221,7 @@ def test_a_connection_that_failed_in_the_middle_is_not_kept(client, port, monkey
     def fail(*_):
         raise MemoryError
 
-    for module in ("headrace.client.transfer", "headrace.client.loop.transfer"):
+    for module in ("headrace.client.transfer", "headrace.client.aio.transfer"):
         monkeypatch.setattr(f"{module}.answer_buffer", fail)
     with pytest.raises(MemoryError):
         client.fetch(there.address)

@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from headrace_server.lifecycle import ExitCode, write_ready_file
+from headrace_server.lifecycle import ProcessExitCode, write_ready_file
 
 PRELUDE = """
 import asyncio, sys
@@ -34,7 +34,7 @@ def test_a_signal_stops_in_good_order(number):
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     out, _ = process.communicate(timeout=30)
-    assert process.returncode == ExitCode.OK
+    assert process.returncode == ProcessExitCode.OK
     assert out.endswith("in good order\n")
 
 
@@ -51,7 +51,7 @@ def test_a_stop_that_hangs_is_ended_at_its_deadline():
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    assert process.returncode == ExitCode.STOP_TIMED_OUT
+    assert process.returncode == ProcessExitCode.STOP_TIMED_OUT
 
 
 def test_a_second_signal_does_not_wait():
@@ -67,14 +67,14 @@ def test_a_second_signal_does_not_wait():
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
-    assert process.returncode == ExitCode.FORCED
+    assert process.returncode == ProcessExitCode.FORCED
 
 
 @pytest.mark.parametrize(
     ("raised", "code"),
     [
-        ("InvalidConfigError('no such setting', action='Mend it.')", ExitCode.BAD_SETTINGS),
-        ("ConflictError('somebody else', action='Mend it.')", ExitCode.FAILED),
+        ("InvalidConfigError('no such setting', action='Mend it.')", ProcessExitCode.BAD_SETTINGS),
+        ("ConflictError('somebody else', action='Mend it.')", ProcessExitCode.FAILED),
     ],
 )
 def test_a_typed_error_is_one_line(raised, code):
@@ -97,7 +97,7 @@ def test_a_bug_is_logged_and_fails():
     """Anything unexpected ends the process with a logged traceback and exit code 1."""
     process = start("async def serve(stop): raise ZeroDivisionError")
     out, err = process.communicate(timeout=30)
-    assert process.returncode == ExitCode.FAILED
+    assert process.returncode == ProcessExitCode.FAILED
     assert "ZeroDivisionError" in out + err
 
 

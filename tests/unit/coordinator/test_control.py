@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from headrace_coordinator.core.control import Step, change_partition, is_under_replicated, new_sessions
-from headrace_coordinator.core.election import Session, carry_over, electable, is_session, sessions_of
+from headrace_coordinator.core.election import RegisteredBroker, carry_over, electable, is_session, sessions_of
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, check_shape, check_step, hand_over
 from headrace_server.topic_configs import effective_min_insync_replicas
@@ -18,7 +18,7 @@ from tests.unit.coordinator.partition_states import A, B, C, D, state
 
 def live(*entries, **changed):
     """Sessions of these entries; `stopping` and `drained` name brokers, `suspected` too; `sessions` come on top."""
-    sessions = {entry.broker_id: Session(entry.broker_epoch) for entry in entries}
+    sessions = {entry.broker_id: RegisteredBroker(entry.broker_epoch) for entry in entries}
     for broker_id in changed.get("stopping", ()):
         sessions[broker_id] = dataclasses.replace(sessions[broker_id], stopping=True)
     for broker_id in changed.get("drained", ()):
@@ -67,7 +67,7 @@ def test_the_dead_below_the_minimum_become_eligible():
 
 def test_a_clean_return_is_rewritten_under_a_living_leader():
     """H16: the entry gets the session that resumed it; the leader's epoch stays."""
-    step, after = decide(state(), live(A, C, sessions={2: Session(44, resumes=20, clean=True)}))
+    step, after = decide(state(), live(A, C, sessions={2: RegisteredBroker(44, resumes=20, clean=True)}))
     assert (step, after.in_sync, after.leader_epoch) == (Step.SWEEP, (A, Replica(2, 44), C), 5)
     assert new_sessions(state(), after) == (Replica(2, 44),)
 
@@ -79,7 +79,9 @@ def test_an_election_compares_the_session_of_who_is_to_lead():
     assert new_sessions(state(), after) == (after.leader,)
 
 
-@pytest.mark.parametrize("session", [Session(44), Session(44, resumes=20), Session(44, resumes=30, clean=True)])
+@pytest.mark.parametrize(
+    "session", [RegisteredBroker(44), RegisteredBroker(44, resumes=20), RegisteredBroker(44, resumes=30, clean=True)]
+)
 def test_a_return_in_doubt_is_dropped_and_never_eligible(session):
     """H17: an entry of doubt counts for nothing, although the set falls below the minimum."""
     _, after = decide(state(), live(A, sessions={2: session}))
@@ -89,7 +91,7 @@ def test_a_return_in_doubt_is_dropped_and_never_eligible(session):
 def test_an_eligible_entry_in_doubt_is_dropped_while_the_leader_lives():
     """So that a later clean restart cannot bring it back."""
     before = state(in_sync=(A,), eligible_leaders=(B, C))
-    _, after = decide(before, live(A, C, sessions={2: Session(44, resumes=20)}))
+    _, after = decide(before, live(A, C, sessions={2: RegisteredBroker(44, resumes=20)}))
     assert after.eligible_leaders == (C,)
 
 
@@ -261,9 +263,9 @@ def test_sessions_know_who_stops_who_is_drained_and_who_is_suspected():
         (3, 30, value(draining=True, suspected_brokers=[1])),
     ]
     assert sessions_of(brokers, {2, 9}) == {
-        1: Session(10, 4, True, suspected_by=2),
-        2: Session(20, drained=True),
-        3: Session(30, stopping=True, suspected_by=1),
+        1: RegisteredBroker(10, 4, True, suspected_by=2),
+        2: RegisteredBroker(20, drained=True),
+        3: RegisteredBroker(30, stopping=True, suspected_by=1),
     }
 
 
@@ -294,7 +296,7 @@ def situations(draw):
         st.dictionaries(
             st.sampled_from(replicas),
             st.builds(
-                Session,
+                RegisteredBroker,
                 st.integers(10, 14),
                 st.integers(0, 13),
                 st.booleans(),
@@ -348,7 +350,7 @@ def check_decision(before, sessions, setting, decision):
 @example(
     (
         PartitionState((4, 1), A, 0, (D, A), (), 1, adding=(4,), removing=(1,)),
-        {1: Session(10), 4: Session(40, drained=True)},
+        {1: RegisteredBroker(10), 4: RegisteredBroker(40, drained=True)},
         0,
         True,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from headrace_coordinator.core.election import Session, elect
+from headrace_coordinator.core.election import RegisteredBroker, elect
 from headrace_server.partition_state import PartitionState, Replica, change, check_shape
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from tests.unit.coordinator.partition_states import A, B, C, state
 
 def live(*entries, **changed):
     """Sessions of these entries; `resumed` are sessions by broker id that came after."""
-    sessions = {entry.broker_id: Session(entry.broker_epoch) for entry in entries}
+    sessions = {entry.broker_id: RegisteredBroker(entry.broker_epoch) for entry in entries}
     return sessions | {int(number): session for number, session in changed.get("resumed", {}).items()}
 
 
@@ -89,7 +89,7 @@ def test_never_outside_in_sync_and_eligible():
 @pytest.mark.parametrize("resumes", [10, 4])
 def test_a_clean_resume_counts_and_is_rewritten(resumes):
     """An entry (b,e) whose broker now has session e' counts, rewritten to e', if its storage is unbroken since e."""
-    sessions = live(resumed={1: Session(44, resumes=resumes, clean=True)})
+    sessions = live(resumed={1: RegisteredBroker(44, resumes=resumes, clean=True)})
     after = elect(state(), sessions)
     assert after.leader == Replica(1, 44)
     assert after.leader_epoch == 6
@@ -99,9 +99,9 @@ def test_a_clean_resume_counts_and_is_rewritten(resumes):
 @pytest.mark.parametrize(
     "session",
     [
-        Session(44, resumes=10, clean=False),
-        Session(44, resumes=0, clean=True),
-        Session(44, resumes=11, clean=True),
+        RegisteredBroker(44, resumes=10, clean=False),
+        RegisteredBroker(44, resumes=0, clean=True),
+        RegisteredBroker(44, resumes=11, clean=True),
     ],
     ids=["not clean", "new storage", "broken after the entry's session"],
 )
@@ -116,17 +116,17 @@ def test_otherwise_it_is_dropped_and_not_to_elr(session):
 def test_a_dirty_return_is_dropped_also_while_nobody_can_lead():
     """The entry goes with the first look, so that a later clean restart cannot bring it back."""
     before = state(leader=None, in_sync=(A, B))
-    after = elect(before, live(resumed={1: Session(44, resumes=10, clean=False)}))
+    after = elect(before, live(resumed={1: RegisteredBroker(44, resumes=10, clean=False)}))
     assert after.in_sync == (B,)
     assert after.eligible_leaders == ()
     assert after.leader_epoch == before.leader_epoch
-    assert elect(after, live(resumed={1: Session(55, resumes=44, clean=True)})) is None
+    assert elect(after, live(resumed={1: RegisteredBroker(55, resumes=44, clean=True)})) is None
 
 
 def test_an_eligible_one_that_resumes_leads():
     """The resume rule holds for elr too."""
     before = state(leader=None, in_sync=(), eligible_leaders=(A, B))
-    after = elect(before, live(resumed={2: Session(50, resumes=20, clean=True)}))
+    after = elect(before, live(resumed={2: RegisteredBroker(50, resumes=20, clean=True)}))
     assert after.leader == Replica(2, 50)
     assert after.in_sync == (Replica(2, 50),)
     assert after.eligible_leaders == (A,)
@@ -135,13 +135,13 @@ def test_an_eligible_one_that_resumes_leads():
 def test_the_same_broker_in_a_new_session_is_a_new_leader():
     """lepoch rises also for the same broker with a new session: its leadership of before is void (H16)."""
     sole = state(replicas=(1,), in_sync=(A,), min_insync_replicas=1)
-    after = elect(sole, {1: Session(44, resumes=10, clean=True)})
+    after = elect(sole, {1: RegisteredBroker(44, resumes=10, clean=True)})
     assert (after.leader, after.leader_epoch, after.unclean) == (Replica(1, 44), 6, False)
 
 
 def test_a_draining_broker_leads_only_where_nobody_else_can():
     """H18: draining is a matter of preference among equally entitled ones."""
-    draining = {2: Session(20, drained=True)}
+    draining = {2: RegisteredBroker(20, drained=True)}
     assert elect(state(), live(C, resumed=draining)).leader == C
     assert elect(state(), live(resumed=draining)).leader == B
 
@@ -149,13 +149,13 @@ def test_a_draining_broker_leads_only_where_nobody_else_can():
 def test_a_sole_replica_with_a_cut_end_is_elected_and_marked():
     """Nobody else has the data: what async durability may lose is lost, and the key says so (decision 20)."""
     sole = state(replicas=(1,), in_sync=(A,), min_insync_replicas=1)
-    after = elect(sole, {1: Session(44, resumes=10, clean=False, storage_since=10)})
+    after = elect(sole, {1: RegisteredBroker(44, resumes=10, clean=False, storage_since=10)})
     assert (after.leader, after.unclean, after.leader_epoch) == (Replica(1, 44), True, 6)
 
 
 def test_the_last_entry_of_several_replicas_is_no_sole_replica():
     """Others may hold what it lost: a dirty return is dropped, however few entries are left."""
-    after = elect(state(in_sync=(A,)), {1: Session(44, resumes=10, clean=False)})
+    after = elect(state(in_sync=(A,)), {1: RegisteredBroker(44, resumes=10, clean=False)})
     assert after.leader is None
     assert after.in_sync == ()
 
@@ -163,7 +163,7 @@ def test_the_last_entry_of_several_replicas_is_no_sole_replica():
 def test_a_sole_replica_with_another_directory_is_not_elected():
     """An empty disk under the old id is not the old replica: the partition stays without a leader."""
     sole = state(replicas=(1,), in_sync=(A,), min_insync_replicas=1)
-    after = elect(sole, {1: Session(44, resumes=0, clean=True)})
+    after = elect(sole, {1: RegisteredBroker(44, resumes=0, clean=True)})
     assert after.leader is None
     assert after.in_sync == ()
 
@@ -171,13 +171,13 @@ def test_a_sole_replica_with_another_directory_is_not_elected():
 def test_a_sole_replica_that_withdrew_is_not_elected():
     """Damage below the flushed mark: the broker took itself out, and an administrator must look (H33)."""
     sole = state(replicas=(1,), leader=None, in_sync=(), min_insync_replicas=1)
-    assert elect(sole, {1: Session(44, resumes=10, clean=True)}) is None
+    assert elect(sole, {1: RegisteredBroker(44, resumes=10, clean=True)}) is None
 
 
 def test_a_clean_election_ends_the_mark():
     """`unclean` describes the election of the present leader only."""
     sole = state(replicas=(1,), in_sync=(A,), min_insync_replicas=1, unclean=True)
-    assert not elect(sole, {1: Session(44, resumes=10, clean=True)}).unclean
+    assert not elect(sole, {1: RegisteredBroker(44, resumes=10, clean=True)}).unclean
 
 
 @st.composite
@@ -205,7 +205,7 @@ def situations(draw):
     sessions = draw(
         st.dictionaries(
             st.sampled_from(replicas),
-            st.builds(Session, st.integers(10, 14), st.integers(0, 13), st.booleans(), st.booleans()),
+            st.builds(RegisteredBroker, st.integers(10, 14), st.integers(0, 13), st.booleans(), st.booleans()),
         )
     )
     return found, sessions
@@ -247,7 +247,7 @@ def test_lowering_the_minimum_ends_eligibility():
 
 def test_members_of_a_durable_partition_outlive_a_crash_of_their_machine():
     """What is committed is on their disks: the same directory is enough, however often it crashed meanwhile (I16)."""
-    crashed = {1: Session(44, resumes=43, clean=False, storage_since=10)}
+    crashed = {1: RegisteredBroker(44, resumes=43, clean=False, storage_since=10)}
     before = state(in_sync=(A, B))
     assert elect(before, crashed).leader is None
     after = elect(replace(before, durable=True), crashed)
@@ -257,5 +257,5 @@ def test_members_of_a_durable_partition_outlive_a_crash_of_their_machine():
         False,
         True,
     )
-    other_disk = {1: Session(44, storage_since=0)}
+    other_disk = {1: RegisteredBroker(44, storage_since=0)}
     assert elect(replace(before, durable=True), other_disk).leader is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from headrace.wire.errors import InvalidReplicationFactorError, InvalidRequestError, UnknownBrokerError
 from headrace_coordinator.core.control import change_partition
-from headrace_coordinator.core.election import Session
+from headrace_coordinator.core.election import RegisteredBroker
 from headrace_coordinator.core.reassignment import check_target, plan_cancel, plan_move
 from headrace_server.partition_state import PartitionState, Replica, change, check_shape, check_step, hand_over, join
 from hypothesis import given
@@ -77,7 +77,13 @@ def test_nothing_is_cancelled_where_nothing_moves():
     assert plan_cancel(state()) is None
 
 
-LIVE = {1: Session(10), 3: Session(30), 4: Session(40), 5: Session(50, drained=True), 6: Session(60, stopping=True)}
+LIVE = {
+    1: RegisteredBroker(10),
+    3: RegisteredBroker(30),
+    4: RegisteredBroker(40),
+    5: RegisteredBroker(50, drained=True),
+    6: RegisteredBroker(60, stopping=True),
+}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,7 @@ def test_whatever_is_asked_in_whatever_order_the_last_word_is_reached(order, dat
     """I11 in every write; once all added ones are in sync the replicas are exactly the last target, never too few."""
     size = data.draw(st.integers(1, 4))
     entries = {broker_id: Replica(broker_id, 10 * broker_id) for broker_id in order}
-    live = {broker_id: Session(entry.broker_epoch) for broker_id, entry in entries.items()}
+    live = {broker_id: RegisteredBroker(entry.broker_epoch) for broker_id, entry in entries.items()}
     replicas = tuple(order[:size])
     found = PartitionState(replicas, entries[replicas[0]], 0, tuple(entries[b] for b in replicas), (), min(size, 2))
     target = replicas

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from headrace_devcluster.cluster import LocalCluster
-from headrace_devcluster.demo.failover import Acknowledgements, Failover, silence_end_ns
+from headrace_devcluster.demo.failover import AcknowledgementTimes, Failover, silence_end_ns
 from headrace_devcluster.demo.waiting import StoppedError, wait_until
 from headrace_devcluster.errors import ClusterNotHealthyError
 from rich.console import Console
@@ -39,7 +39,7 @@ def receipt(partition: int, error: Exception | None = None) -> SimpleNamespace:
 
 def test_only_what_was_delivered_is_an_acknowledgement() -> None:
     """A batch that failed is none; each partition has its own times, in order."""
-    acknowledgements = Acknowledgements({"t": 2})
+    acknowledgements = AcknowledgementTimes({"t": 2})
     for done in (receipt(1), receipt(1), receipt(0, RuntimeError("not delivered"))):
         acknowledgements.note(done)  # type: ignore[arg-type]
     times = acknowledgements.times_ns("t", 1)
@@ -51,7 +51,7 @@ def test_only_what_was_delivered_is_an_acknowledgement() -> None:
 def test_a_demo_that_ends_early_kills_nobody() -> None:
     """Stopped before its time, the thread ends without a broker killed, and whoever waits for the kill goes on."""
     stop = threading.Event()
-    failover = Failover(LocalCluster(), ["t"], Acknowledgements({"t": 1}), Console(), lease_ttl_ms=3_000, stop=stop)
+    failover = Failover(LocalCluster(), ["t"], AcknowledgementTimes({"t": 1}), Console(), lease_ttl_ms=3_000, stop=stop)
     failover.start()
     stop.set()
     failover.end()
@@ -63,7 +63,7 @@ def test_a_kill_that_fails_lets_the_sender_go_on() -> None:
     """The sender waits for the kill and not for its success; the error is there for whoever looks."""
     cluster = LocalCluster()
     failover = Failover(
-        cluster, ["t"], Acknowledgements({"t": 1}), Console(), lease_ttl_ms=3_000, stop=threading.Event()
+        cluster, ["t"], AcknowledgementTimes({"t": 1}), Console(), lease_ttl_ms=3_000, stop=threading.Event()
     )
     failover.start()
     failover.strike()

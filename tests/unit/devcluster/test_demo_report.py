@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from headrace_devcluster.demo.failover import FailoverReport, LeaderChange
 from headrace_devcluster.demo.ledger import Ledger
-from headrace_devcluster.demo.report import TopicReport, as_json, compare, show
+from headrace_devcluster.demo.report import DemoTopicReport, as_json, compare, show
 from rich.console import Console
 
 TOPIC = "t"
@@ -28,7 +28,7 @@ def report(
     end_offsets: tuple[int, int] = (3, 2),
     first_offsets: tuple[int, int] = (0, 0),
     replicas: dict[int, list[int]] | None = None,
-) -> TopicReport:
+) -> DemoTopicReport:
     sender, reader = ledgers(read, first_offsets)
     ends = dict(enumerate(end_offsets))
     return compare(

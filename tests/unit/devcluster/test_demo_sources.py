@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 from headrace_devcluster.demo.machine import MachineSampler
-from headrace_devcluster.demo.sources import CHUNK_RECORDS, Load, load_of_lines, load_of_views, log_lines, page_views
+from headrace_devcluster.demo.sources import (
+    CHUNK_RECORDS,
+    DemoLoad,
+    load_of_lines,
+    load_of_views,
+    log_lines,
+    page_views,
+)
 
 
 def test_a_file_gives_exactly_its_lines(tmp_path: Path) -> None:
@@ -47,7 +54,7 @@ def test_page_views_are_skewed_and_ordered_by_user() -> None:
     assert len(users) > 5_000
 
 
-def passed_when_interrupted(load: Load) -> tuple[int, int]:
+def passed_when_interrupted(load: DemoLoad) -> tuple[int, int]:
     """How many values come before the interruption, and how many in all; it must be one."""
     interruptions: list[int] = []
     counts: list[int] = []

@@ -1,9 +1,9 @@
-"""Ranges and offsets as plain functions: splitting, limits, losses, edges, and what a checkpoint keeps."""
+"""Ranges and offsets as plain functions: splitting, limits, losses, bounds, and what a checkpoint keeps."""
 
 import pytest
 from headrace.client.errors import ConfigError
-from headrace.spark.edges import Edge, offsets_edge, time_edge, times_edge, word_edge
 from headrace.spark.ranges import OffsetRange, check_order, limited, split, within_log
+from headrace.spark.starting_offsets import OffsetBound, offsets_bound, time_bound, times_bound, word_bound
 from headrace.spark.stream_offsets import (
     StreamOffsets,
     initial_offset,
@@ -88,21 +88,21 @@ def test_an_edge_is_an_offset_once_the_log_is_known():
     """Words, offsets with their two special ones, and times."""
     earliest, latest = {A0: 3, A1: 4}, {A0: 30, A1: 40}
 
-    def at(edge: Edge, times=None):
-        return [edge.offset(where, earliest, latest, times or {}) for where in (A0, A1)]
+    def at(bound: OffsetBound, times=None):
+        return [bound.offset(where, earliest, latest, times or {}) for where in (A0, A1)]
 
-    assert at(word_edge("earliest", "o")) == [3, 4]
-    assert at(word_edge("latest", "o")) == [30, 40]
-    assert at(offsets_edge({"a": {"0": -2, "1": -1}}, "o")) == [3, 40]
-    assert at(offsets_edge({"a": {"0": 7, "1": 8}}, "o")) == [7, 8]
-    assert at(time_edge(5, "o"), {A0: 11, A1: 12}) == [11, 12]
+    assert at(word_bound("earliest", "o")) == [3, 4]
+    assert at(word_bound("latest", "o")) == [30, 40]
+    assert at(offsets_bound({"a": {"0": -2, "1": -1}}, "o")) == [3, 40]
+    assert at(offsets_bound({"a": {"0": 7, "1": 8}}, "o")) == [7, 8]
+    assert at(time_bound(5, "o"), {A0: 11, A1: 12}) == [11, 12]
 
 
 def test_times_are_looked_up_once_each():
     """Partitions of one time together."""
-    assert time_edge(5, "o").times([A0, A1]) == {5: [A0, A1]}
-    assert times_edge({"a": {"0": 1, "1": 2}}, "o").times([A0, A1]) == {1: [A0], 2: [A1]}
-    assert word_edge("latest", "o").times([A0]) == {}
+    assert time_bound(5, "o").times([A0, A1]) == {5: [A0, A1]}
+    assert times_bound({"a": {"0": 1, "1": 2}}, "o").times([A0, A1]) == {1: [A0], 2: [A1]}
+    assert word_bound("latest", "o").times([A0]) == {}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_times_are_looked_up_once_each():
 def test_a_map_names_all_that_is_read_and_nothing_else(named, says):
     """A partition left out would be read from somewhere by chance."""
     with pytest.raises(ConfigError, match=says):
-        offsets_edge(named, "startingOffsets").check_covers([A0, A1])
+        offsets_bound(named, "startingOffsets").check_covers([A0, A1])
 
 
 # --- a stream's offsets ---

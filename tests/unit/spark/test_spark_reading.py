@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from headrace.client.records import Deserializers, Segment
+from headrace.client.records import DecodedBatch, Deserializers
 from headrace.spark import arrow_columns, range_reader
 from headrace.spark.arrow_columns import MOST_BYTES, MOST_ROWS, ArrowColumns, grouped
 from headrace.spark.errors import DataLossError
@@ -35,8 +35,8 @@ def fake() -> Iterator[FakeCluster]:
 
 def read(fake, start, end, **more):
     settings = {"bootstrap_servers": fake.address, "fetch_max_bytes": 100, "prefetch_bytes": 1}
-    segments = read_range(settings, OffsetRange(T0, start, end), fail_on_data_loss=more.get("fail", True))
-    return [value for segment in segments for value in segment.columns.values()[segment.start : segment.end]]
+    decoded_batches = read_range(settings, OffsetRange(T0, start, end), fail_on_data_loss=more.get("fail", True))
+    return [value for decoded in decoded_batches for value in decoded.columns.values()[decoded.start : decoded.end]]
 
 
 def test_a_range_is_read_whole_and_nothing_beside(fake):
@@ -70,21 +70,21 @@ def test_a_log_that_ends_before_the_range_is_an_error(fake, monkeypatch):
         read(fake, 20, 31)
 
 
-def segment(values, base_offset=0, start=0, **columns):
+def decoded(values, base_offset=0, start=0, **columns):
     encoded = encode_batch(values, base_timestamp_ms=7, **columns)
     decoded = decode_batch(encoded, max_payload_bytes=2**30)
     assert read_header(encoded).record_count == len(values)
-    return Segment(T0, decoded, start, len(values), Deserializers())
+    return DecodedBatch(T0, decoded, start, len(values), Deserializers())
 
 
 def test_batches_are_of_a_size_that_suits_spark():
     """Small ones together, large ones in parts, by rows and by bytes; nothing lost, nothing moved."""
-    small = [segment([b"v"] * 100) for _ in range(90)]
+    small = [decoded([b"v"] * 100) for _ in range(90)]
     assert [sum(each.end - each.start for each in group) for group in grouped(small)] == [4100, 4100, 800]
     assert all(
-        sum(each.end - each.start for each in group) <= MOST_ROWS for group in grouped([segment([b"v"] * 50_000)])
+        sum(each.end - each.start for each in group) <= MOST_ROWS for group in grouped([decoded([b"v"] * 50_000)])
     )
-    uneven = segment([b"x" * 1000] * 900 + [b"y" * (MOST_BYTES // 3)] * 4 + [b"z"] * 9)
+    uneven = decoded([b"x" * 1000] * 900 + [b"y" * (MOST_BYTES // 3)] * 4 + [b"z"] * 9)
     groups = list(grouped([uneven]))
     sizes = [sum(map(arrow_columns._bytes, group)) for group in groups]
     assert max(sizes) <= MOST_BYTES
@@ -101,8 +101,8 @@ def test_columns_have_the_types_that_spark_holds_strictly(names):
     schema = full if names is None else StructType([full[name] for name in names])
     headers = [[("h", b"1")], [], None]
     parts = [
-        segment([b"a", None, b"c"], keys=[b"k", None, b""], headers=headers, timestamps_ms=[1, 2, 3]),
-        segment([b"d"]),
+        decoded([b"a", None, b"c"], keys=[b"k", None, b""], headers=headers, timestamps_ms=[1, 2, 3]),
+        decoded([b"d"]),
     ]
     (batch,) = ArrowColumns(schema, T0).batches(parts)
     assert batch.schema == to_arrow_schema(schema, timezone="UTC")

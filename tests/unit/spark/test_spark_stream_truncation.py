@@ -57,8 +57,8 @@ class Stream:
         end, parts = self.plan(limit)
         found = []
         for part in parts:
-            for segment in read_range(self.settings, part, fail_on_data_loss=True):
-                found += segment.columns.values()[segment.start : segment.end]
+            for decoded in read_range(self.settings, part, fail_on_data_loss=True):
+                found += decoded.columns.values()[decoded.start : decoded.end]
         self.at = end or self.at
         return found
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spark_jobs.load_plan import Loss, TruncatedError, plan_load
+from spark_jobs.load_plan import MissingOffsets, TruncatedError, plan_load
 
 LOGS = st.dictionaries(
     st.integers(0, 5), st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50)), min_size=1
@@ -25,7 +25,7 @@ def test_a_partition_that_is_new_is_loaded_from_its_start():
 def test_what_retention_removed_is_named():
     """Partition, wanted and earliest offset and the count."""
     plan = plan_load({0: 5, 1: 5}, {0: 9, 1: 0}, {0: 20, 1: 5})
-    assert plan.losses == (Loss(0, 5, 9),)
+    assert plan.losses == (MissingOffsets(0, 5, 9),)
     assert str(plan.losses[0]) == "partition 0 begins at offset 9 and the table ends at 5, 4 are gone"
     assert dict(plan.starts) == {0: 9, 1: 5}
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.rpc import let_others_run
 
 from headrace_broker.core.replica import Role
@@ -44,7 +44,7 @@ class _Wanted:
     request: broker_pb2.PartitionFetch
     known_epoch: int
     result: broker_pb2.PartitionFetchResult
-    batches: list[ReadableBuffer]  # the result's, beside it: see Envelope
+    batches: list[ReadableBuffer]  # the result's, beside it: see SplicedMessage
     partition: Partition | None = None
     found: Slice | None = None
     diverged: Diverged | None = None
@@ -91,7 +91,7 @@ class FetchHandler:
 
     async def fetch(
         self, request: broker_pb2.FetchRequest, peer: str, when_done: Callable[[Callable[[], None]], None]
-    ) -> Envelope:
+    ) -> SplicedMessage:
         """Answer one call of `peer` by a FetchResponse; `when_done` takes what to call when the answer has left.
 
         Raises:
@@ -119,7 +119,7 @@ class FetchHandler:
         finally:
             _close_all(wanted)
         self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
-        return Envelope(response, [each.batches for each in wanted])
+        return SplicedMessage(response, [each.batches for each in wanted])
 
     async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
         """Answer one request of `peer` at the transfer port, which sends the files' ranges itself.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from headrace.v1 import broker_pb2
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.caller_turns import next_turn
 from headrace_server.rpc import let_others_run
 
@@ -78,17 +78,17 @@ class ProduceHandler:
         self._context = context
         self._turns = Turns()
 
-    async def produce(self, envelope: Envelope, connection: str) -> broker_pb2.ProduceResponse:
+    async def produce(self, spliced: SplicedMessage, connection: str) -> broker_pb2.ProduceResponse:
         """Answer one ProduceRequest of `connection`; with acks none before its append, which a task of `tasks` does.
 
         Raises:
             InvalidRequestError, BatchTooLargeError: the request as a whole cannot be.
             ThrottledError: no room for its bytes now.
         """
-        request: broker_pb2.ProduceRequest = envelope.message
+        request: broker_pb2.ProduceRequest = spliced.message
         times = _Times(time.perf_counter())
         deadline = asyncio.get_running_loop().time() + self._check(request) / 1000
-        work = self._unpack(envelope, connection)
+        work = self._unpack(spliced, connection)
         self._budget.take(work.size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
             self._tasks.create_task(self._append_unasked(request, work, times))
@@ -120,11 +120,11 @@ class ProduceHandler:
             )
         return request.timeout_ms
 
-    def _unpack(self, envelope: Envelope, connection: str) -> _Work:
+    def _unpack(self, spliced: SplicedMessage, connection: str) -> _Work:
         size_bytes = batches_in_all = partitions = 0
         topics: list[tuple[broker_pb2.TopicProduce, _Parts]] = []
-        in_order = iter(envelope.batches)
-        for topic in envelope.message.topics:
+        in_order = iter(spliced.batches)
+        for topic in spliced.message.topics:
             parts: _Parts = []
             for part in topic.partitions:
                 batches = cast("list[bytes]", next(in_order))  # views where they are large: used as bytes all the same

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, InvalidRequestError
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.calls import abort
 from headrace_server.cluster_secret import make_challenge
 from headrace_server.internal_v1 import replication_pb2
@@ -33,13 +33,13 @@ class ReplicaService:
 
     async def ReplicaFetch(
         self, requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], context: Any
-    ) -> AsyncIterator[Envelope]:
+    ) -> AsyncIterator[SplicedMessage]:
         """See the proto. Ends when the follower goes, falls silent or comes again."""
         try:
             self._check_serving()
             await anext(requests, None)
             challenge = make_challenge()
-            yield Envelope(replication_pb2.ReplicaFetchResponse(challenge=challenge), [])
+            yield SplicedMessage(replication_pb2.ReplicaFetchResponse(challenge=challenge), [])
             async with asyncio.timeout(SILENCE_SECONDS):
                 request = await anext(requests, None)
             if request is None or not request.HasField("follower"):
@@ -52,8 +52,8 @@ class ReplicaService:
         reader = asyncio.create_task(_read(requests, stream))
         try:
             stream.on_message(request)
-            async for envelope in stream.responses():
-                yield envelope
+            async for spliced in stream.responses():
+                yield spliced
         finally:
             self._replication.close_stream(stream)
             await cancel_and_wait(reader)

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 import grpc
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2
-from headrace.wire.envelopes import Envelope, fetch_response_bytes, parse_produce_request
 from headrace.wire.errors import (
     FencedBrokerError,
     HeadraceError,
@@ -22,6 +21,7 @@ from headrace.wire.errors import (
     ShuttingDownError,
     to_detail,
 )
+from headrace.wire.zero_copy import SplicedMessage, fetch_response_bytes, parse_produce_request
 from headrace_server.calls import CALLER
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.places import peer_host
@@ -98,7 +98,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise FencedBrokerError("the broker's lease cannot be trusted now", outcome=outcome)
 
     @unary
-    async def Produce(self, request: Envelope, context: Any) -> broker_pb2.ProduceResponse:
+    async def Produce(self, request: SplicedMessage, context: Any) -> broker_pb2.ProduceResponse:
         """See the proto."""
         self.check_serving()
         started = time.perf_counter()
@@ -108,7 +108,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return response
 
     @unary
-    async def Fetch(self, request: broker_pb2.FetchRequest, context: Any) -> Envelope:
+    async def Fetch(self, request: broker_pb2.FetchRequest, context: Any) -> SplicedMessage:
         """See the proto."""
         self.check_serving()
 
@@ -271,7 +271,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
 
 def register(service: BrokerService, server: grpc.aio.Server) -> None:
-    """Add the service to a server; the two calls that carry batches by envelopes, ahead of the generated handlers."""
+    """Add the service to a server; the two calls that carry batches as `SplicedMessage`s, ahead of the generated
+    handlers.
+    """
     handlers: dict[str, Any] = {
         "Produce": grpc.unary_unary_rpc_method_handler(
             service.Produce,

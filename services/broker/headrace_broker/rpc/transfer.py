@@ -27,7 +27,6 @@ from typing import Any
 
 import structlog
 from headrace.v1 import broker_pb2
-from headrace.wire.envelopes import fetch_response_pieces
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, ThrottledError, to_detail
 from headrace.wire.transfer import (
     ANSWER,
@@ -39,6 +38,7 @@ from headrace.wire.transfer import (
     REQUEST_HEAD,
     WHOLE,
 )
+from headrace.wire.zero_copy import fetch_response_buffers
 from headrace_server.methods import METHODS, TRANSFER_FETCH
 from headrace_server.places import caller, share_of
 from headrace_server.requests import PENALTY_SECONDS, RequestReader
@@ -199,8 +199,8 @@ class TransferServer:
         found: Located | None = None
         try:
             found = self._locate(connection, loop, request)
-            pieces, size = fetch_response_pieces(found.response, found.slices)
-            _send(connection, [ANSWER_HEAD.pack(ANSWER, size), *pieces])
+            buffers, size = fetch_response_buffers(found.response, found.slices)
+            _send(connection, [ANSWER_HEAD.pack(ANSWER, size), *buffers])
             connection.sendall(WHOLE if self._may_stand(found) else DISCARD)
         except HeadraceError as error:
             self._metrics.common.call_errors.labels("TransferFetch", error.code.name).inc()
@@ -247,14 +247,14 @@ def _join(threads: list[threading.Thread]) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _send(connection: socket.socket, pieces: list[Any]) -> None:
+def _send(connection: socket.socket, buffers: list[Any]) -> None:
     """Send bytes and ranges of files, in order; what lies between two ranges goes in one call.
 
     Raises:
         OSError: the reader left or takes nothing, or a file ended before its range did.
     """
     waiting: list[Any] = []
-    for piece in pieces:
+    for piece in buffers:
         if not isinstance(piece, Slice):
             waiting.append(piece)
             continue

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import structlog
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome
 from headrace.wire.ids import Offset
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.partition_state import Replica
 
@@ -180,7 +180,7 @@ class FollowerFetchSession:
 
     # --- answers ---
 
-    async def responses(self) -> AsyncIterator[Envelope]:
+    async def responses(self) -> AsyncIterator[SplicedMessage]:
         """Messages to the follower, an empty one as a sign of life, until `close`."""
         while not self._closed:
             try:
@@ -189,12 +189,12 @@ class FollowerFetchSession:
             except TimeoutError:
                 pass
             self._wake.clear()
-            envelope = await self._respond()
+            spliced = await self._respond()
             if self._ready or self._refused:
                 self._wake.set()
-            yield envelope
+            yield spliced
 
-    async def _respond(self) -> Envelope:
+    async def _respond(self) -> SplicedMessage:
         """Answer what is ready, up to the bytes of one message."""
         response = replication_pb2.ReplicaFetchResponse()
         batches: list[list[ReadableBuffer]] = []
@@ -226,7 +226,7 @@ class FollowerFetchSession:
                 room -= await self._answer(key, waiting, room, add)
         for topic in response.topics:
             batches += parts[topic.topic_id]
-        return Envelope(response, batches)
+        return SplicedMessage(response, batches)
 
     async def _answer(
         self,

@@ -45,7 +45,7 @@ WENT_BACK_ACTION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BrokerSession:
     """A registration that was made."""
 
     broker_epoch: int
@@ -106,7 +106,7 @@ class Registration:
         self._clock = clock
         self._make_renewer = make_renewer
         self._on_lease_change = on_lease_change
-        self.session: Session | None = None
+        self.session: BrokerSession | None = None
         self._writing = asyncio.Lock()
         self._log_interval = LogInterval(clock.monotonic_ms)
         # The epoch of another broker under this id, and since when it is waited for.
@@ -141,7 +141,7 @@ class Registration:
                 clock=self._clock,
             )
             keeper.start()
-            self.session = Session(broker_epoch, keeper)
+            self.session = BrokerSession(broker_epoch, keeper)
             self._written_at = broker_epoch
             self._log_interval.end()
             log.info("registered", broker_epoch=broker_epoch, clean=self._live.clean, resumes=self._live.resumes)

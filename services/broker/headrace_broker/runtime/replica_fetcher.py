@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 import structlog
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.envelopes import Buffers, Envelope
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
@@ -24,6 +23,7 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import REPLICA_NEEDS, check_peer
+from headrace.wire.zero_copy import Buffers, SplicedMessage
 from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.tls import TlsIdentity, open_channel
@@ -164,15 +164,15 @@ class ReplicaFetcher:
         try:
             while not writer.done():
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    envelope = await call.read()
-                if not isinstance(envelope, Envelope):
+                    spliced = await call.read()
+                if not isinstance(spliced, SplicedMessage):
                     break  # The leader ended the stream.
                 heard = True
                 self._on_heartbeat()
                 # The next message comes in while this one is written: one is at hand, never more.
                 if applying is not None:
                     await applying
-                applying = asyncio.create_task(self._apply(envelope.message, envelope.batches))
+                applying = asyncio.create_task(self._apply(spliced.message, spliced.batches))
             return heard
         finally:
             call.cancel()
@@ -184,10 +184,10 @@ class ReplicaFetcher:
         """Answer the leader's challenge; return whether the stream is ready for fetches."""
         await call.write(replication_pb2.ReplicaFetchRequest())
         async with asyncio.timeout(SILENCE_SECONDS):
-            envelope = await call.read()
-        if not isinstance(envelope, Envelope):
+            spliced = await call.read()
+        if not isinstance(spliced, SplicedMessage):
             return False
-        identity = self._identify(envelope.message.challenge)
+        identity = self._identify(spliced.message.challenge)
         if identity is None or call.done():
             return False
         await call.write(replication_pb2.ReplicaFetchRequest(follower=identity))

@@ -24,8 +24,7 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import BrokerId
 from headrace_server.keys import DeletedTopicKey, PartitionKey, TopicKey
-from headrace_server.metadata_view import ClusterView, Topic
-from headrace_server.metadata_view import Partition as PartitionEntry
+from headrace_server.metadata_view import ClusterView, PartitionEntry, Topic
 from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import TopicConfig
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.envelopes import BatchCarrier
 from headrace.wire.errors import HeadraceError, to_detail
+from headrace.wire.zero_copy import BatchCarrier
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.partition_state import Replica
 

@@ -22,7 +22,14 @@ from headrace.wire.ids import TopicId
 from headrace_server.partition_state import Move, PartitionState, Replica, ask_hand_over, change
 from headrace_server.topic_configs import effective_min_insync_replicas
 
-from headrace_coordinator.core.election import Session, by_preference, carry_over, elect, is_session, reluctance
+from headrace_coordinator.core.election import (
+    RegisteredBroker,
+    by_preference,
+    carry_over,
+    elect,
+    is_session,
+    reluctance,
+)
 
 
 class Step(Enum):
@@ -53,7 +60,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionChange:
+class PlannedChange:
     """A partition's key is to be written, computed from the version at `mod_revision`."""
 
     topic_id: TopicId
@@ -79,7 +86,7 @@ def new_sessions(before: PartitionState, after: PartitionState) -> tuple[Replica
 
 def change_partition(
     state: PartitionState,
-    live: Mapping[int, Session],
+    live: Mapping[int, RegisteredBroker],
     min_insync_replicas: int,
     *,
     rebalance: bool = False,
@@ -119,7 +126,7 @@ def is_under_replicated(state: PartitionState) -> bool:
     return not held <= {entry.broker_id for entry in state.in_sync}
 
 
-def sweep(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+def sweep(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
     """Take members whose session is over out of the in-sync set, or write their new session where it has all data.
 
     Who is gone becomes eligible where fewer than `min_insync_replicas` stay; who came back without its data never.
@@ -132,7 +139,7 @@ def sweep(state: PartitionState, live: Mapping[int, Session]) -> PartitionState 
     return change(state, leader=state.leader, in_sync=present, doubtful=doubtful, eligible_leaders=eligible)
 
 
-def leave_stopping(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+def leave_stopping(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
     """Take stopping brokers that do not lead out of the in-sync set, as many as `min_insync_replicas` allows.
 
     The last in replica order go first. All members are live: `sweep` comes before.
@@ -145,7 +152,7 @@ def leave_stopping(state: PartitionState, live: Mapping[int, Session]) -> Partit
     return change(state, leader=state.leader, in_sync=[entry for entry in state.in_sync if entry not in gone])
 
 
-def relieve(state: PartitionState, live: Mapping[int, Session], *, giving_away: bool) -> PartitionState | None:
+def relieve(state: PartitionState, live: Mapping[int, RegisteredBroker], *, giving_away: bool) -> PartitionState | None:
     """Ask the leader to hand over to the in-sync members that bear least, where they bear less than it does.
 
     One that bears more than the leader by now is asked for no more. `giving_away`: the move under way waits for nothing
@@ -183,7 +190,7 @@ def finish_move(state: PartitionState, min_insync_replicas: int) -> PartitionSta
     )
 
 
-def prefer(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+def prefer(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
     """Ask for the first replica to lead, if it is in sync, bears nothing, is suspected by nobody, and nothing moves."""
     first = state.replica_of(state.replicas[0])
     if first is None or first == state.leader or not is_session(first, live):
@@ -197,7 +204,7 @@ def prefer(state: PartitionState, live: Mapping[int, Session]) -> PartitionState
 
 
 def _burden(
-    entry: Replica, state: PartitionState, live: Mapping[int, Session], giving_away: bool
+    entry: Replica, state: PartitionState, live: Mapping[int, RegisteredBroker], giving_away: bool
 ) -> tuple[bool, bool, bool]:
     """Say what speaks against an in-sync member as leader, the weightiest first."""
     session = live[entry.broker_id]

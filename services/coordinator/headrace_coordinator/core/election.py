@@ -16,7 +16,7 @@ from headrace_server.partition_state import PartitionState, Replica, change
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class RegisteredBroker:
     """A broker that is registered now: what the controller needs of `live/{broker_id}` and `drain/{broker_id}`."""
 
     broker_epoch: int
@@ -37,7 +37,7 @@ class Session:
 
 def sessions_of(
     brokers: Iterable[tuple[int, int, metadata_pb2.BrokerLive]], drained: Iterable[int]
-) -> dict[int, Session]:
+) -> dict[int, RegisteredBroker]:
     """Give the sessions by broker id, ascending, of registrations (broker id, broker epoch, value).
 
     `drained` are the brokers that an administrator took out of service. A suspicion counts while who has it lives.
@@ -49,7 +49,7 @@ def sessions_of(
         for suspected in set(live.suspected_brokers) - {broker_id}:
             suspected_by[suspected] = suspected_by.get(suspected, 0) + 1
     return {
-        broker_id: Session(
+        broker_id: RegisteredBroker(
             broker_epoch,
             live.resumes,
             live.clean,
@@ -62,7 +62,7 @@ def sessions_of(
     }
 
 
-def elect(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+def elect(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
     """Say what the partition's key is to become where its leader lives no more; None: it is right as it is.
 
     `live` holds the registered brokers by id. Raises nothing; I11 is asserted on the result.
@@ -92,7 +92,7 @@ def elect(state: PartitionState, live: Mapping[int, Session]) -> PartitionState 
 
 
 def elect_uncleanly(
-    state: PartitionState, live: Mapping[int, Session], broker_id: int | None = None
+    state: PartitionState, live: Mapping[int, RegisteredBroker], broker_id: int | None = None
 ) -> PartitionState | None:
     """Let a replica lead that may lack committed records, because an administrator says so (H21); None: nobody can.
 
@@ -111,14 +111,14 @@ def elect_uncleanly(
     return change(state, leader=leader, in_sync=[leader], doubtful=state.replicas, unclean=True)
 
 
-def electable(state: PartitionState, live: Mapping[int, Session]) -> list[Replica]:
+def electable(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> list[Replica]:
     """Give who is registered of those that hold every committed record, in its present session; who leads is in it."""
     entries, _ = carry_over(state.in_sync + state.eligible_leaders, live, durable=state.durable)
     return [entry for entry in entries if is_session(entry, live)]
 
 
 def carry_over(
-    entries: Sequence[Replica], live: Mapping[int, Session], *, durable: bool
+    entries: Sequence[Replica], live: Mapping[int, RegisteredBroker], *, durable: bool
 ) -> tuple[list[Replica], list[int]]:
     """Rewrite the entries of brokers that came back with all their data to their new session, drop those without.
 
@@ -139,24 +139,24 @@ def carry_over(
     return kept, dropped
 
 
-def is_session(entry: Replica, live: Mapping[int, Session]) -> bool:
+def is_session(entry: Replica, live: Mapping[int, RegisteredBroker]) -> bool:
     """Say whether the entry names the broker's present session."""
     session = live.get(entry.broker_id)
     return session is not None and session.broker_epoch == entry.broker_epoch
 
 
-def reluctance(session: Session) -> int:
+def reluctance(session: RegisteredBroker) -> int:
     """Say how far from leading a broker should be: 0 not at all, 1 taken out of service, 2 about to end."""
     return 2 if session.stopping else int(session.drained)
 
 
-def preferred(state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, Session]) -> Replica:
+def preferred(state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, RegisteredBroker]) -> Replica:
     """Choose one of several equally entitled ones, at least one: the first `by_preference`."""
     return by_preference(state, candidates, live)[0]
 
 
 def by_preference(
-    state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, Session]
+    state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, RegisteredBroker]
 ) -> tuple[Replica, ...]:
     """Order equally entitled ones, all live: by reluctance, then by suspicion, then in replica order."""
     rank = {broker_id: index for index, broker_id in enumerate(state.replicas)}
@@ -168,7 +168,7 @@ def by_preference(
     return tuple(sorted(candidates, key=key))
 
 
-def _sole_replica(state: PartitionState, live: Mapping[int, Session]) -> Replica | None:
+def _sole_replica(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> Replica | None:
     """Find the only replica, back with its directory but without the promise that nothing is missing from its end."""
     entries = state.in_sync + state.eligible_leaders
     if len(state.replicas) != 1 or len(entries) != 1:
@@ -179,11 +179,11 @@ def _sole_replica(state: PartitionState, live: Mapping[int, Session]) -> Replica
     return Replica(entries[0].broker_id, session.broker_epoch)
 
 
-def _is_continued(entry: Replica, session: Session) -> bool:
+def _is_continued(entry: Replica, session: RegisteredBroker) -> bool:
     """Say whether nothing that the entry's session had written is missing, where the session is `clean`."""
     return 0 < session.resumes <= entry.broker_epoch < session.broker_epoch
 
 
-def _is_same_storage(entry: Replica, session: Session) -> bool:
+def _is_same_storage(entry: Replica, session: RegisteredBroker) -> bool:
     """Say whether the session has the data directory that the entry's session had."""
     return 0 < session.storage_since <= entry.broker_epoch < session.broker_epoch

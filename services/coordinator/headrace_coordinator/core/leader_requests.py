@@ -12,10 +12,10 @@ from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import Compare, CreateRevisionIs
 from headrace_server.partition_state import PartitionState, Replica, ask_hand_over
 
-from headrace_coordinator.core.election import Session, elect_uncleanly, electable, is_session, preferred
+from headrace_coordinator.core.election import RegisteredBroker, elect_uncleanly, electable, is_session, preferred
 
 
-def elect_preferred(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+def elect_preferred(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
     """Give the key once the leader is asked to hand over to the preferred one of the in-sync replicas.
 
     None: that one leads, or the leader has been asked.
@@ -32,7 +32,7 @@ def elect_preferred(state: PartitionState, live: Mapping[int, Session]) -> Parti
     return None if leader == state.leader or state.successors == (leader,) else ask_hand_over(state, (leader,))
 
 
-def elect_unclean(state: PartitionState, live: Mapping[int, Session], broker_id: int | None) -> PartitionState:
+def elect_unclean(state: PartitionState, live: Mapping[int, RegisteredBroker], broker_id: int | None) -> PartitionState:
     """Give the key once a replica leads that may lack committed records (H21). `broker_id` None: a live one.
 
     Raises:
@@ -63,7 +63,9 @@ def elect_unclean(state: PartitionState, live: Mapping[int, Session], broker_id:
     return after
 
 
-def nobody_returned(keyspace: Keyspace, state: PartitionState, live: Mapping[int, Session]) -> tuple[Compare, ...]:
+def nobody_returned(
+    keyspace: Keyspace, state: PartitionState, live: Mapping[int, RegisteredBroker]
+) -> tuple[Compare, ...]:
     """Compares that hold while nobody of the in-sync and eligible replicas has registered since `live` was seen."""
     entries = state.in_sync + state.eligible_leaders
     return tuple(

@@ -58,7 +58,7 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationPlan:
     """The partitions of the new generation, topics that the backup lacks, and what a person should know."""
 
     states: Mapping[tuple[bytes, int], PartitionState]
@@ -73,7 +73,7 @@ def plan_partitions(
     inventories: Sequence[Inventory],
     broker_epoch: int,
     now_ms: int,
-) -> Plan:
+) -> GenerationPlan:
     """Decide for every partition of the backup, and for every log that is of none.
 
     Args:
@@ -105,7 +105,7 @@ def plan_partitions(
         for inventory in inventories
         for (topic_id, number), reason in sorted(inventory.damaged.items())
     ]
-    return Plan(decided, recovered, notes)
+    return GenerationPlan(decided, recovered, notes)
 
 
 def empty_group(group: Group, now_ms: int) -> Group:

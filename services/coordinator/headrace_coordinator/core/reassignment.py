@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from headrace.wire.errors import InvalidReplicationFactorError, InvalidRequestError, UnknownBrokerError
 from headrace_server.partition_state import Move, PartitionState, change
 
-from headrace_coordinator.core.election import Session, reluctance
+from headrace_coordinator.core.election import RegisteredBroker, reluctance
 from headrace_coordinator.core.topics import MAX_REPLICATION_FACTOR
 
 
-def check_target(state: PartitionState, target: Sequence[int], live: Mapping[int, Session]) -> None:
+def check_target(state: PartitionState, target: Sequence[int], live: Mapping[int, RegisteredBroker]) -> None:
     """Check where an administrator wants a partition's replicas.
 
     Brokers that hold it already need not live: that is one reason to move.

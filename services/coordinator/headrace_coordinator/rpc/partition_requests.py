@@ -13,12 +13,12 @@ import structlog
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.metadata_view import ClusterView, Partition, Topic
+from headrace_server.metadata_view import ClusterView, PartitionEntry, Topic
 from headrace_server.metastore.api import Compare, CreateRevisionIs
 from headrace_server.partition_state import PartitionState
 from headrace_server.rpc import let_others_run
 
-from headrace_coordinator.core.election import Session
+from headrace_coordinator.core.election import RegisteredBroker
 from headrace_coordinator.core.leader_requests import elect_preferred, elect_unclean, nobody_returned
 from headrace_coordinator.core.reassignment import check_target, plan_cancel, plan_move
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -199,7 +199,7 @@ class PartitionRequests:
         )
 
     def _added_live(
-        self, before: PartitionState, after: PartitionState, live: Mapping[int, Session]
+        self, before: PartitionState, after: PartitionState, live: Mapping[int, RegisteredBroker]
     ) -> tuple[Compare, ...]:
         """Who is added is registered in the session that was checked."""
         return tuple(
@@ -209,13 +209,13 @@ class PartitionRequests:
         )
 
     def _nobody_returned(
-        self, before: PartitionState, after: PartitionState, live: Mapping[int, Session]
+        self, before: PartitionState, after: PartitionState, live: Mapping[int, RegisteredBroker]
     ) -> tuple[Compare, ...]:
         return nobody_returned(self._view.keyspace, before, live)
 
 
 def _reassign(wanted: cluster_pb2.PartitionReassignment, copy_bytes_per_second: int) -> Decide:
-    def decide(state: PartitionState, live: Mapping[int, Session]) -> PartitionState | None:
+    def decide(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
         if wanted.cancel:
             if wanted.replicas:
                 raise InvalidRequestError("a move that is cancelled goes back to where it came from: name no replicas")
@@ -261,7 +261,7 @@ def _asked_elections(
             yield AskedPartition(entry.topic, number, answer, decide, guard)
 
 
-def _stored(partition: Partition) -> StoredPartition:
+def _stored(partition: PartitionEntry) -> StoredPartition:
     return StoredPartition(partition.state, partition.mod_revision)
 
 

@@ -30,7 +30,7 @@ from headrace_server.metastore.api import (
 from headrace_server.partition_state import encode
 from headrace_server.rpc import let_others_run
 
-from headrace_coordinator.core.control import PartitionChange, Step
+from headrace_coordinator.core.control import PlannedChange, Step
 from headrace_coordinator.core.orphans import Orphan
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.deleted_topics import DeletedTopics
@@ -182,7 +182,7 @@ class Controller:
         await asyncio.sleep(RETRY_SECONDS)
 
     async def _write_partition(
-        self, key: str, change: PartitionChange, epoch: int, working: dict[str, asyncio.Task[None]]
+        self, key: str, change: PlannedChange, epoch: int, working: dict[str, asyncio.Task[None]]
     ) -> None:
         """Write one partition's key once. Whatever comes of it, the view is asked again."""
         compares: list[Compare] = [
@@ -245,7 +245,7 @@ class Controller:
         deadline = asyncio.get_running_loop().time() + RETRY_SECONDS
         await wait_until(self._view, lambda: self._view.source.revision >= revision, deadline)
 
-    def _report(self, change: PartitionChange) -> None:
+    def _report(self, change: PlannedChange) -> None:
         before, after = change.before, change.after
         bound = log.bind(
             topic_id=change.topic_id.hex(),

@@ -25,7 +25,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.tls import TlsIdentity, open_channel
 
 from headrace_coordinator.core.assignors import TopicPartition
-from headrace_coordinator.metrics import CoordinatorMetrics, GroupSample, LagRound, PartitionLag, TopicLag
+from headrace_coordinator.metrics import CoordinatorMetrics, GroupSample, LagRound, PartitionLagSample, TopicLag
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 
 log = structlog.get_logger(__name__)
@@ -52,14 +52,16 @@ class _Answers:
     records: dict[tuple[TopicPartition, int], tuple[int, int]] = field(default_factory=dict)
     """By partition and offset asked for: the offset of the first record from there on, and when it was appended."""
 
-    def lag(self, partition: TopicPartition, offset: int, now_ms: int) -> PartitionLag | None:
+    def lag(self, partition: TopicPartition, offset: int, now_ms: int) -> PartitionLagSample | None:
         """How far `offset` is behind; None: not known."""
         end, found = self.ends.get(partition), self.records.get((partition, offset))
         if end is None or found is None:
             return None
         first, appended_ms = found
         behind_ms = max(0, now_ms - appended_ms) if appended_ms >= 0 else 0
-        return PartitionLag(partition[1], offset, max(0, end - first) if appended_ms >= 0 else 0, behind_ms / 1000)
+        return PartitionLagSample(
+            partition[1], offset, max(0, end - first) if appended_ms >= 0 else 0, behind_ms / 1000
+        )
 
 
 class GroupLag:
@@ -105,7 +107,7 @@ class GroupLag:
         now_ms, lags = self._clock.now_ms(), []
         unknown: dict[str, int] = {}
         for (reader, is_group), offsets in readers.items():
-            by_topic: dict[bytes, list[PartitionLag]] = {}
+            by_topic: dict[bytes, list[PartitionLagSample]] = {}
             for partition, offset in sorted(offsets.items()):
                 lag = answers.lag(partition, offset, now_ms)
                 if lag is not None:

@@ -16,8 +16,8 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState
 from headrace_server.rpc import let_others_run
 
-from headrace_coordinator.core.control import PartitionChange, Step, change_partition, is_under_replicated
-from headrace_coordinator.core.election import Session, sessions_of
+from headrace_coordinator.core.control import PlannedChange, Step, change_partition, is_under_replicated
+from headrace_coordinator.core.election import RegisteredBroker, sessions_of
 from headrace_coordinator.metrics import CoordinatorMetrics
 
 log = structlog.get_logger(__name__)
@@ -26,7 +26,7 @@ URGENT = (Step.ELECT, Step.RELIEVE)
 """What somebody waits for: a producer without a leader, a broker that stops."""
 
 
-def registered_sessions(view: ClusterView) -> dict[int, Session]:
+def registered_sessions(view: ClusterView) -> dict[int, RegisteredBroker]:
     """Give the brokers that the view shows, as the pure functions want them."""
     return sessions_of(
         ((broker_id, broker.broker_epoch, broker.live) for broker_id, broker in view.brokers.items()), view.drained
@@ -50,7 +50,7 @@ class PartitionReconciler:
         self._replicas: dict[str, tuple[int, ...]] = {}
         self._held: Counter[int] = Counter()
         self._missing: tuple[int, ...] = ()
-        self.live: dict[int, Session] = {}
+        self.live: dict[int, RegisteredBroker] = {}
         """The registered brokers as of the last look at everything."""
 
     def begin(self) -> None:
@@ -84,7 +84,7 @@ class PartitionReconciler:
                 self._look_at_all = noted = True
         return noted
 
-    def note_again(self, change: PartitionChange, *, written: bool) -> None:
+    def note_again(self, change: PlannedChange, *, written: bool) -> None:
         """Note that a write has ended; `written`: it was made, and the view will show it."""
         key = self._keyspace.partition(change.topic_id, change.partition)
         self._look_at[key] = (change.topic_id, change.partition)
@@ -100,7 +100,7 @@ class PartitionReconciler:
             for number in range(topic.partitions)
         )
 
-    async def changes(self) -> list[tuple[str, PartitionChange]]:
+    async def changes(self) -> list[tuple[str, PlannedChange]]:
         """Say, by key, what the partitions to be looked at are to become; those without a leader come first.
 
         A partition whose last write the view does not show yet waits until it does. Others have the event loop in
@@ -109,7 +109,7 @@ class PartitionReconciler:
         if self._look_at_all:
             self._look_at_everything()
         looked_at, self._look_at = self._look_at, {}
-        found: list[tuple[str, PartitionChange]] = []
+        found: list[tuple[str, PlannedChange]] = []
         for index, (key, (topic_id, number)) in enumerate(looked_at.items()):
             await let_others_run(index)
             if (change := self._change(key, topic_id, number)) is not None:
@@ -121,7 +121,7 @@ class PartitionReconciler:
         self._look_for_missing()
         return found
 
-    def _change(self, key: str, topic_id: TopicId, number: int) -> PartitionChange | None:
+    def _change(self, key: str, topic_id: TopicId, number: int) -> PlannedChange | None:
         """Say what one partition is to become, and keep what the gauges count."""
         topic = self._view.topic_by_id(topic_id)
         partition = self._view.partition(topic_id, number)
@@ -143,7 +143,7 @@ class PartitionReconciler:
         if decision is None:
             self._rebalance.pop(key, None)
             return None
-        return PartitionChange(topic_id, number, partition.mod_revision, state, decision.after, decision.step)
+        return PlannedChange(topic_id, number, partition.mod_revision, state, decision.after, decision.step)
 
     def _look_at_everything(self) -> None:
         """Take the brokers anew and note every partition, by topic name and number."""

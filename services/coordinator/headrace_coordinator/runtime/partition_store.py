@@ -17,7 +17,7 @@ from headrace_server.partition_state import PartitionState, decode, encode
 from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.core.control import new_sessions
-from headrace_coordinator.core.election import Session
+from headrace_coordinator.core.election import RegisteredBroker
 from headrace_coordinator.core.topic_writes import Write
 from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver, WriteTracker
 from headrace_coordinator.runtime.partition_reconciler import registered_sessions
@@ -43,9 +43,9 @@ class ChangedPartition:
     """There was nothing to change, and no write of ours had changed it."""
 
 
-Decide = Callable[[PartitionState, Mapping[int, Session]], PartitionState | None]
+Decide = Callable[[PartitionState, Mapping[int, RegisteredBroker]], PartitionState | None]
 """Gives the new state, or None where there is nothing to change, or raises what the administrator is told."""
-Guard = Callable[[PartitionState, PartitionState, Mapping[int, Session]], tuple[Compare, ...]]
+Guard = Callable[[PartitionState, PartitionState, Mapping[int, RegisteredBroker]], tuple[Compare, ...]]
 """Gives the compares, beyond those of every write, that a decision (before, after, live) rests on."""
 
 

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.demo import offline
-from headrace_devcluster.demo.failover import Acknowledgements, Failover, FailoverReport, all_in_sync
+from headrace_devcluster.demo.failover import AcknowledgementTimes, Failover, FailoverReport, all_in_sync
 from headrace_devcluster.demo.feeding import ACTIVITY, BUFFER_BYTES, METRICS, TOPICS, MetricsFeed, feed
-from headrace_devcluster.demo.following import Follower
+from headrace_devcluster.demo.following import TopicFollower
 from headrace_devcluster.demo.ledger import Ledger
-from headrace_devcluster.demo.report import TopicReport, as_json, compare, show
-from headrace_devcluster.demo.sources import Chunk, Load, load_of_lines, load_of_views
+from headrace_devcluster.demo.report import DemoTopicReport, as_json, compare, show
+from headrace_devcluster.demo.sources import Chunk, DemoLoad, load_of_lines, load_of_views
 from headrace_devcluster.demo.waiting import wait_until
 
 RECORDS = 1_000_000
@@ -97,23 +97,23 @@ def _load(cluster: LocalCluster, table: Path, questions: offline.Questions, cons
 
 
 def run_demo(
-    cluster: LocalCluster, load: Load, console: Console, *, kill: bool
-) -> tuple[list[TopicReport], FailoverReport | None]:
+    cluster: LocalCluster, load: DemoLoad, console: Console, *, kill: bool
+) -> tuple[list[DemoTopicReport], FailoverReport | None]:
     """Make the topics, send, follow, kill, compare, on a cluster that runs and does not have these topics.
 
     Raises:
         HeadraceError: something did not work at all; what is merely wrong is in the reports.
     """
     stop = threading.Event()
-    acknowledgements = Acknowledgements(TOPICS)
+    acknowledgements = AcknowledgementTimes(TOPICS)
     failover = None
     if kill:
         failover = Failover(cluster, list(TOPICS), acknowledgements, console, lease_ttl_ms=LEASE_TTL_MS, stop=stop)
     servers = cluster.bootstrap_servers
     with headrace.Admin(bootstrap_servers=servers) as admin:
         _create_topics(admin, len(cluster.brokers), stop)
-        followers = [Follower(f"reader {n + 1}", servers, TOPICS, stop) for n in range(READERS)]
-        threads: list[Follower | Failover] = [*followers, *([failover] if failover else [])]
+        followers = [TopicFollower(f"reader {n + 1}", servers, TOPICS, stop) for n in range(READERS)]
+        threads: list[TopicFollower | Failover] = [*followers, *([failover] if failover else [])]
         for thread in threads:
             thread.start()
         try:
@@ -149,7 +149,7 @@ def run_demo(
     return reports, failover.report if failover else None
 
 
-def _raise_first_error(threads: Sequence[Follower | Failover]) -> None:
+def _raise_first_error(threads: Sequence[TopicFollower | Failover]) -> None:
     for thread in threads:
         if thread.error is not None:
             raise thread.error
@@ -183,7 +183,7 @@ def _send_all(
     bootstrap_servers: str,
     chunks: Iterator[Chunk],
     sent: Ledger,
-    acknowledgements: Acknowledgements,
+    acknowledgements: AcknowledgementTimes,
     stop: threading.Event,
 ) -> tuple[dict[str, int], MetricsFeed]:
     """Send both topics; answers when (ns) the last record of each was acknowledged."""
@@ -212,7 +212,7 @@ def _report(
     *,
     acknowledged_ns: int,
     key_bytes: int,
-) -> TopicReport:
+) -> DemoTopicReport:
     logs = admin.describe_logs(topic)
     leaders = [log for log in logs if log.is_leader]
     return compare(
@@ -248,7 +248,7 @@ def _explain(console: Console, source: str, brokers: int, *, kill: bool) -> None
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _show_progress(console: Console, sent: Ledger, followers: Sequence[Follower], stop: threading.Event) -> None:
+def _show_progress(console: Console, sent: Ledger, followers: Sequence[TopicFollower], stop: threading.Event) -> None:
     shown = ""
     while not stop.wait(PROGRESS_SECONDS):
         read = ", ".join(f"{follower.ledger.records():,}" for follower in followers)

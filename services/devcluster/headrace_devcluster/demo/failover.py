@@ -64,7 +64,7 @@ class FailoverReport:
         return max(spans, default=None)
 
 
-class Acknowledgements:
+class AcknowledgementTimes:
     """When what was sent to each partition was acknowledged. Written by the producer's threads, read by any."""
 
     def __init__(self, topics: Mapping[str, int]) -> None:
@@ -102,7 +102,7 @@ class Failover(threading.Thread):
         self,
         cluster: LocalCluster,
         topics: Sequence[str],
-        acknowledgements: Acknowledgements,
+        acknowledgements: AcknowledgementTimes,
         console: Console,
         *,
         lease_ttl_ms: int,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import headrace
 
-from headrace_devcluster.demo.failover import Acknowledgements
+from headrace_devcluster.demo.failover import AcknowledgementTimes
 from headrace_devcluster.demo.ledger import Ledger
 from headrace_devcluster.demo.machine import MachineSampler
 from headrace_devcluster.demo.sources import Chunk
@@ -28,7 +28,7 @@ FLUSH_TIMEOUT_SECONDS = 60.0
 class MetricsFeed(threading.Thread):
     """Samples the machine and sends each sample by `send`, keyed by kind, until `finish`."""
 
-    def __init__(self, producer: headrace.Producer, acknowledgements: Acknowledgements) -> None:
+    def __init__(self, producer: headrace.Producer, acknowledgements: AcknowledgementTimes) -> None:
         super().__init__(name="machine metrics", daemon=True)
         self.error: BaseException | None = None
         self.key_bytes = 0
@@ -79,7 +79,7 @@ def feed(
     producer: headrace.Producer,
     chunks: Iterator[Chunk],
     ledger: Ledger,
-    acknowledgements: Acknowledgements,
+    acknowledgements: AcknowledgementTimes,
     stop: threading.Event,
 ) -> int:
     """Send all chunks by `send_many`, each part to its partition; returns when (ns) the last one was acknowledged.

@@ -15,7 +15,7 @@ STALL_SECONDS = 30.0
 """Without a record for so long after the last one was sent, what is missing counts as lost."""
 
 
-class Follower(threading.Thread):
+class TopicFollower(threading.Thread):
     """One independent reader. `ledger` may be read once the thread has ended."""
 
     def __init__(self, name: str, bootstrap_servers: str, topics: dict[str, int], stop: threading.Event) -> None:

@@ -15,7 +15,7 @@ from headrace_devcluster.demo.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class TopicReport:
+class DemoTopicReport:
     """One topic's figures and findings."""
 
     topic: str
@@ -49,7 +49,7 @@ def compare(
     stored_bytes: int,
     key_bytes: int = 0,
     replica_end_offsets: Mapping[int, Sequence[int]] | None = None,
-) -> TopicReport:
+) -> DemoTopicReport:
     """Check one topic. `end_offsets`: partition -> records that its leader gives to readers; `replica_end_offsets`:
     partition -> records in the log of each replica, the leader among them.
     """
@@ -87,7 +87,7 @@ def compare(
     read_seconds = max([(reader.last_ns(topic) - sent.started_ns) / 1e9 for reader in readers] + [1e-9])
     p50, p99 = _latencies_ms(topic, sent, readers)
     value_bytes = sum(part.value_bytes for part in sent.topic(topic))
-    return TopicReport(
+    return DemoTopicReport(
         topic=topic,
         partitions=len(sent.topic(topic)),
         replicas=min(map(len, replicas.values())),
@@ -106,7 +106,7 @@ def compare(
 
 
 def as_json(
-    reports: Sequence[TopicReport],
+    reports: Sequence[DemoTopicReport],
     failover: FailoverReport | None,
     *,
     cluster: str,
@@ -125,7 +125,7 @@ def as_json(
     }
 
 
-def show(reports: Sequence[TopicReport], failover: FailoverReport | None, console: Console) -> None:
+def show(reports: Sequence[DemoTopicReport], failover: FailoverReport | None, console: Console) -> None:
     """Print the table, figures downward and topics across, and the verdict."""
     table = Table("", *(report.topic for report in reports), title="What went through")
     for column in table.columns[1:]:
@@ -159,7 +159,7 @@ def show(reports: Sequence[TopicReport], failover: FailoverReport | None, consol
         )
 
 
-def _without_leader(failover: FailoverReport, report: TopicReport) -> str:
+def _without_leader(failover: FailoverReport, report: DemoTopicReport) -> str:
     seconds = failover.longest_seconds_without_leader(report.topic)
     return "none" if seconds is None else f"{seconds:.2f} s"
 

@@ -1,7 +1,7 @@
 """User activity: the lines of a file, or page views made up with the skew that real ones have.
 
 Both give chunks of `(partition, values)`: what belongs together (a user, a client address) goes to one partition, so
-that its order is kept. A `Load` knows in advance how much there is, so that something can happen in its middle.
+that its order is kept. A `DemoLoad` knows in advance how much there is, so that something can happen in its middle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Chunk = list[tuple[int, list[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DemoLoad:
     """What is to be sent."""
 
     description: str
@@ -57,7 +57,7 @@ class Load:
             interrupt()
 
 
-def load_of_lines(path: Path, partitions: int) -> Load:
+def load_of_lines(path: Path, partitions: int) -> DemoLoad:
     """The lines of a file.
 
     Raises:
@@ -67,12 +67,12 @@ def load_of_lines(path: Path, partitions: int) -> Load:
     def measure(values: list[bytes]) -> int:
         return sum(map(len, values)) + len(values)
 
-    return Load(f"the lines of {path}", log_lines(path, partitions), path.stat().st_size, measure)
+    return DemoLoad(f"the lines of {path}", log_lines(path, partitions), path.stat().st_size, measure)
 
 
-def load_of_views(records: int, partitions: int, seed: int) -> Load:
+def load_of_views(records: int, partitions: int, seed: int) -> DemoLoad:
     """Made-up page views."""
-    return Load(f"{records:,} made-up page views", page_views(records, partitions, seed), records, len)
+    return DemoLoad(f"{records:,} made-up page views", page_views(records, partitions, seed), records, len)
 
 
 _SECTIONS = (b"news", b"jobs", b"people", b"search", b"help")

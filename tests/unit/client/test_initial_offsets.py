@@ -1,12 +1,12 @@
-"""Where a member starts in a partition: never before what it or anybody else has committed."""
+"""Where a member begins in a partition: never before what it or anybody else has committed."""
 
 from __future__ import annotations
 
 import pytest
 from headrace import OffsetAndMetadata, TopicPartition
 from headrace.client.config import ConsumerConfig
-from headrace.client.group_starts import GroupStarts
-from headrace.client.membership import Holding, Start
+from headrace.client.initial_offsets import InitialOffsets
+from headrace.client.membership import InitialPosition, OwnedPartition
 from headrace.client.steps import drive
 from headrace.v1 import groups_pb2
 
@@ -41,22 +41,22 @@ class Coordinator:
 
 @pytest.mark.parametrize(
     ("assignment_epoch", "start"),
-    [(3, Start(40, 5, "", is_committed=True)), (4, Start(10, 2, "m", is_committed=True))],
+    [(3, InitialPosition(40, 5, "", is_committed=True)), (4, InitialPosition(10, 2, "m", is_committed=True))],
 )
 def test_what_comes_back_in_the_same_term_starts_at_our_own_commit(assignment_epoch, start):
     """A coordinator whose view has the assignment may still lack a commit that another one has acknowledged to us."""
-    starts = GroupStarts(ConsumerConfig(group_id="g"), admin=None)
-    starts.remember(Holding(P0, TOPIC, 3, 7), OffsetAndMetadata(40, 5))
-    holding = Holding(P0, TOPIC, assignment_epoch, 9)
+    initial_offsets = InitialOffsets(ConsumerConfig(group_id="g"), admin=None)
+    initial_offsets.remember(OwnedPartition(P0, TOPIC, 3, 7), OffsetAndMetadata(40, 5))
+    holding = OwnedPartition(P0, TOPIC, assignment_epoch, 9)
     coordinator = Coordinator(10)
-    assert drive(starts.find(coordinator, [holding]), coordinator.answer) == [(holding, start)]
+    assert drive(initial_offsets.find(coordinator, [holding]), coordinator.answer) == [(holding, start)]
 
 
 def test_what_was_remembered_counts_once():
-    starts = GroupStarts(ConsumerConfig(group_id="g"), admin=None)
-    holding = Holding(P0, TOPIC, 3, 7)
-    starts.remember(holding, OffsetAndMetadata(40))
+    initial_offsets = InitialOffsets(ConsumerConfig(group_id="g"), admin=None)
+    holding = OwnedPartition(P0, TOPIC, 3, 7)
+    initial_offsets.remember(holding, OffsetAndMetadata(40))
     coordinator = Coordinator(50)
     for offset in (40, 50):
-        ((_, start),) = drive(starts.find(coordinator, [holding]), coordinator.answer)
+        ((_, start),) = drive(initial_offsets.find(coordinator, [holding]), coordinator.answer)
         assert start.offset == offset

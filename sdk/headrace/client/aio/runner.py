@@ -8,24 +8,24 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.aio.producer import Producer
 from headrace.client.clock import monotonic_ms
 from headrace.client.dead_letters import producer_settings
 from headrace.client.errors import HandlerTimeoutError, WakeupError
-from headrace.client.loop.producer import Producer
+from headrace.client.handler_pool import TURN_S, HandlerPool, RunOptions, RunSummary
 from headrace.client.records import Record
-from headrace.client.run_core import TURN_S, RunCore, RunOptions, RunSummary
 from headrace.client.runner import SIGNALS
 from headrace.client.work_queue import Task
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from headrace.client.loop.consumer import Consumer
+    from headrace.client.aio.consumer import Consumer
 
 log = logging.getLogger("headrace.consumer")
 
 
-class LoopRunner:
+class AsyncRunner:
     """One run of one consumer; its loop alone touches it."""
 
     def __init__(self, consumer: "Consumer", handler: Callable[[Record], Awaitable[Any]], options: RunOptions) -> None:
@@ -35,46 +35,48 @@ class LoopRunner:
         self._held_back: set[TopicPartition] = set()
         self._producer: Producer | None = None
         core = consumer._core
-        self.core = RunCore(options, core._config, core._in_group(), wake_workers=self._wake, nudge=core._fetcher.nudge)
+        self.pool = HandlerPool(
+            options, core._config, core._in_group(), wake_workers=self._wake, wake=core._fetcher.wake
+        )
 
     def stop(self) -> None:
         """End the run soon."""
-        self.core.stop()
+        self.pool.stop()
 
     async def run(self) -> RunSummary:
         """Read and handle until `stop`, a signal, or an error. Cancelled, it cancels the handlers at work."""
-        core, consumer = self.core, self._consumer
-        if core.options.dead_letter is not None:
+        pool, consumer = self.pool, self._consumer
+        if pool.options.dead_letter is not None:
             self._producer = Producer(**producer_settings(consumer._core._config))
         workers: list[asyncio.Task[None]] = []
         try:
             with self._signals():
-                await consumer._run(core.begin())
-                workers += [asyncio.create_task(self._serve()) for _ in range(core.options.concurrency)]
+                await consumer._run(pool.begin())
+                workers += [asyncio.create_task(self._serve()) for _ in range(pool.options.concurrency)]
                 try:
-                    while not core.stops:
-                        core.take(await consumer.poll(TURN_S, core.room()))
+                    while not pool.stops:
+                        pool.take(await consumer.poll(TURN_S, pool.room()))
                         self._turn()
                 except WakeupError:
-                    core.stop()
+                    pool.stop()
                 except Exception as error:
-                    core.fail(error)
+                    pool.fail(error)
                 await self._drain()
         finally:
             for worker in workers:
                 worker.cancel()
             if workers:
                 await asyncio.wait(workers)
-            summary: RunSummary = await consumer._run(core.finish())
+            summary: RunSummary = await consumer._run(pool.finish())
             if self._producer is not None:
                 with contextlib.suppress(HeadraceError):  # What failed was told where it was sent.
                     await self._producer.close()
-        if core.error is not None:
-            raise core.error
+        if pool.error is not None:
+            raise pool.error
         return summary
 
     def _turn(self) -> None:
-        full, free = self.core.turn()
+        full, free = self.pool.turn()
         assigned = set(self._consumer.assignment())
         self._held_back &= assigned
         hold = (assigned & set(full)) - self._held_back
@@ -85,10 +87,10 @@ class LoopRunner:
 
     async def _drain(self) -> None:
         """Let handlers finish, within bounds."""
-        self.core.queue.revoke_all()
+        self.pool.queue.revoke_all()
         try:
-            async with asyncio.timeout(self.core.options.drain_timeout_ms / 1000):
-                while not self.core.drained():
+            async with asyncio.timeout(self.pool.options.drain_timeout_ms / 1000):
+                while not self.pool.drained():
                     await self._wait(None)
         except TimeoutError:
             log.warning("handlers are at work still, and are cancelled")
@@ -116,52 +118,52 @@ class LoopRunner:
     async def _serve(self) -> None:
         while True:
             now = monotonic_ms()
-            task = self.core.queue.take(now)
+            task = self.pool.queue.take(now)
             if task is None:
-                due_ms = self.core.queue.next_due_ms()
+                due_ms = self.pool.queue.next_due_ms()
                 await self._wait(None if due_ms is None else max(1, due_ms - now) / 1000)
             elif task.is_given_up:
-                await self._bury(task)
+                await self._send_to_dead_letter_topic(task)
             else:
                 await self._handle(task)
 
     async def _handle(self, task: Task) -> None:
-        limit_ms = self.core.options.handler_timeout_ms
+        limit_ms = self.pool.options.handler_timeout_ms
         limit = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
         try:
             async with limit:
-                result = self._handler(self.core.record_of(task))
+                result = self._handler(self.pool.record_of(task))
                 if inspect.isawaitable(result):
                     await result
         except asyncio.CancelledError:
-            self.core.handler_failed(task, asyncio.CancelledError())
+            self.pool.handler_failed(task, asyncio.CancelledError())
             raise
         except Exception as error:
             is_late = limit_ms is not None and limit.expired()
-            self.core.handler_failed(task, HandlerTimeoutError(limit_ms or 0) if is_late else error)
+            self.pool.handler_failed(task, HandlerTimeoutError(limit_ms or 0) if is_late else error)
         else:
-            self.core.succeeded(task)
+            self.pool.succeeded(task)
 
-    async def _bury(self, task: Task) -> None:
-        topic = self.core.options.dead_letter
+    async def _send_to_dead_letter_topic(self, task: Task) -> None:
+        topic = self.pool.options.dead_letter
         if topic is None or self._producer is None:
-            self.core.letter_failed(task)  # The run is ending because of it.
+            self.pool.letter_failed(task)  # The run is ending because of it.
             return
-        letter = self.core.letter(task)
+        letter = self.pool.letter(task)
         try:
             await self._producer.send_and_wait(topic, letter.value, letter.key, headers=letter.headers)
         except HeadraceError as error:
             log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
-            self.core.letter_failed(task)
+            self.pool.letter_failed(task)
         except BaseException:
-            self.core.letter_failed(task)
+            self.pool.letter_failed(task)
             raise
         else:
-            self.core.succeeded(task)
+            self.pool.succeeded(task)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        if not self.core.options.handle_signals or threading.current_thread() is not threading.main_thread():
+        if not self.pool.options.handle_signals or threading.current_thread() is not threading.main_thread():
             yield
             return
         loop = asyncio.get_running_loop()

@@ -15,15 +15,21 @@ from collections import deque
 from typing import NamedTuple
 
 from headrace.client.call_counts import CallCounts
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.config import FetchConfig
 from headrace.client.errors import LogTruncationError
 from headrace.client.fetch_plan import FetchPlan, Wanted, fetch_plan
-from headrace.client.read_position import ANY_EPOCH, NO_EPOCH, Chunk, Damage, Divergence, ReadPosition
+from headrace.client.partition_fetch_state import (
+    ANY_EPOCH,
+    NO_EPOCH,
+    CompletedFetch,
+    Damage,
+    Divergence,
+    PartitionFetchState,
+)
 from headrace.client.retry import Backoff, Overdue
-from headrace.client.routing import RoutingTable
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
@@ -34,6 +40,7 @@ from headrace.wire.errors import (
     from_detail,
 )
 from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import SplicedMessage
 
 FETCHES_PER_BROKER = 8
 """Fetches in flight to one broker at most."""
@@ -47,13 +54,13 @@ MAX_THROTTLE_MS = 60_000
 """No broker makes a reader wait for longer."""
 
 
-class Positions:
+class SubscriptionState:
     """The partitions that a consumer or reader reads. See the module for who may call it."""
 
     def __init__(self, config: FetchConfig, backoff: Backoff) -> None:
         self._config = config
         self._backoff = backoff
-        self._partitions: dict[TopicPartition, ReadPosition] = {}
+        self._partitions: dict[TopicPartition, PartitionFetchState] = {}
         self._turn: deque[TopicPartition] = deque()
         self._ready: deque[TopicPartition] = deque()
         self._problems: deque[tuple[TopicPartition, HeadraceError]] = deque()
@@ -87,7 +94,7 @@ class Positions:
         """
         self.drop(where)
         self._generation += 1
-        partition = ReadPosition(where, offset, offset, end_offset, self._generation, self._generation, topic_id)
+        partition = PartitionFetchState(where, offset, offset, end_offset, self._generation, self._generation, topic_id)
         partition.epoch = partition.fetch_epoch = leader_epoch
         self._partitions[where] = partition
         self._turn.append(where)
@@ -182,12 +189,12 @@ class Positions:
 
     # --- fetching ---
 
-    def plan(self, routes: RoutingTable, now_ms: int) -> list[FetchPlan]:
+    def plan(self, cluster_metadata: ClusterMetadata, now_ms: int) -> list[FetchPlan]:
         """Say which fetches to start now; their partitions are in flight from here on."""
         if self.buffered_bytes >= self._config.prefetch_bytes:
             return []
         share = self._share()
-        enough = PARTITIONS_BEHIND * FETCHES_BEHIND * routes.broker_count()
+        enough = PARTITIONS_BEHIND * FETCHES_BEHIND * cluster_metadata.broker_count()
         behind = seen = 0
         by_target: dict[tuple[int, bool], tuple[str, list[_Candidate]]] = {}
         for where in self._turn:
@@ -197,7 +204,7 @@ class Positions:
             partition = self._partitions[where]
             if not partition.is_wanted(share):
                 continue
-            target = self._target(partition, routes, now_ms)
+            target = self._target(partition, cluster_metadata, now_ms)
             if target is None or self._in_flight.get(target[0], 0) >= FETCHES_PER_BROKER:
                 continue
             broker_id, address, epoch, from_leader = target
@@ -218,13 +225,13 @@ class Positions:
                     address,
                     [candidate.take_off() for candidate in chosen],
                     names_rack=names_rack,
-                    transfer_address=routes.transfer_address(broker_id),
+                    transfer_address=cluster_metadata.transfer_address(broker_id),
                 )
                 self._flying[plan] = Overdue(now_ms, self._config.fetch_wait_ms)
                 plans.append(plan)
         return plans
 
-    def give_up_overdue(self, routes: RoutingTable, now_ms: int) -> bool:
+    def give_up_overdue(self, cluster_metadata: ClusterMetadata, now_ms: int) -> bool:
         """Give up fetches that nobody answers, of a nearer replica or where there is a newer leader; see `pop`.
 
         For the others metadata is to be read. What a fetch that was given up brings later is dropped.
@@ -233,12 +240,12 @@ class Positions:
         for plan, overdue in list(self._flying.items()):
             if not overdue.is_due(now_ms):
                 continue
-            if all(part.from_leader and not _has_newer_leader(part, routes) for part in plan.partitions):
+            if all(part.from_leader and not _has_newer_leader(part, cluster_metadata) for part in plan.partitions):
                 if overdue.takes_look(now_ms):
                     self.stale_topics.update(part.where.topic for part in plan.partitions)
                 continue
             error = TimedOutError(f"broker {plan.broker_id} does not answer")
-            news = self.take_failure(plan, error, routes, now_ms) or news
+            news = self.take_failure(plan, error, cluster_metadata, now_ms) or news
         return news
 
     def next_retry_ms(self, now_ms: int) -> int | None:
@@ -252,7 +259,9 @@ class Positions:
         waits = [self._partitions[where].retry_at_ms - now_ms for where in self._waiting]
         return min(waits, default=None)
 
-    def take_answer(self, plan: FetchPlan, answer: Envelope, routes: RoutingTable, now_ms: int) -> bool:
+    def take_answer(
+        self, plan: FetchPlan, answer: SplicedMessage, cluster_metadata: ClusterMetadata, now_ms: int
+    ) -> bool:
         """Take in what a fetch brought, a FetchResponse; whether there is something for the application."""
         if not self._end_flight(plan):
             return False
@@ -269,7 +278,9 @@ class Positions:
                 if part is None or partition is None or partition.generation != part.generation:
                     continue
                 if result.HasField("error"):
-                    news = self._take_error(partition, part, from_detail(result.error), routes, now_ms) or news
+                    news = (
+                        self._take_error(partition, part, from_detail(result.error), cluster_metadata, now_ms) or news
+                    )
                 elif result.HasField("diverged"):
                     news = self._take_diverged(partition, part, result.diverged, now_ms) or news
                 else:
@@ -278,7 +289,9 @@ class Positions:
                         self._hold_off(partition, part, now_ms + min(answer.message.throttle_ms, MAX_THROTTLE_MS))
         return news
 
-    def take_failure(self, plan: FetchPlan, error: HeadraceError, routes: RoutingTable, now_ms: int) -> bool:
+    def take_failure(
+        self, plan: FetchPlan, error: HeadraceError, cluster_metadata: ClusterMetadata, now_ms: int
+    ) -> bool:
         """Take in that a fetch failed as a whole; whether there is something for the application."""
         if not self._end_flight(plan):
             return False
@@ -287,8 +300,8 @@ class Positions:
             partition = self._partitions.get(part.where)
             if partition is not None and partition.generation == part.generation:
                 if error.retriable and part.from_leader:
-                    routes.forget_leader(part.where, part.leader_epoch)
-                news = self._take_error(partition, part, error, routes, now_ms) or news
+                    cluster_metadata.forget_leader(part.where, part.leader_epoch)
+                news = self._take_error(partition, part, error, cluster_metadata, now_ms) or news
         return news
 
     def resets(self) -> list[TopicPartition]:
@@ -305,24 +318,24 @@ class Positions:
                 found.append(where)
         return found
 
-    def found_damage(self, chunk: Chunk, error: CorruptBatchError, now_ms: int) -> bool:
+    def found_damage(self, completed: CompletedFetch, error: CorruptBatchError, now_ms: int) -> bool:
         """Note that the batch at the position failed its checksum; whether it is asked for again.
 
         Otherwise the error is the application's; when that goes on unchanged, the batch is asked for anew. The broker
         that sent it is told, and may refuse it from then on or resign.
         """
-        partition = self._partitions.get(chunk.where)
-        if partition is None or partition.generation != chunk.generation:
+        partition = self._partitions.get(completed.where)
+        if partition is None or partition.generation != completed.generation:
             return True
         if error.written_so:  # All replicas have it so: it is not asked for again, and no broker looks for damage.
             partition.damage = None
             self._rewind(partition)
             return False
-        damage = partition.damage = partition.damage or Damage(chunk.broker_id, error, now_ms)
-        damage.came_from(chunk.broker_id)
+        damage = partition.damage = partition.damage or Damage(completed.broker_id, error, now_ms)
+        damage.came_from(completed.broker_id)
         self._rewind(partition)
         if damage.is_hopeless(now_ms):
-            if partition.near.broker_id != chunk.broker_id:
+            if partition.near.broker_id != completed.broker_id:
                 partition.damage = None
                 return False
             partition.near.refused(now_ms)
@@ -339,8 +352,8 @@ class Positions:
 
     # --- handing out ---
 
-    def pop(self, now_ms: int) -> Chunk | None:
-        """Give the next chunk, partitions in turn; None: there is nothing now.
+    def pop(self, now_ms: int) -> CompletedFetch | None:
+        """Give the next completed fetch, partitions in turn; None: there is nothing now.
 
         Raises:
             HeadraceError: an error of a partition; the others go on with the next call.
@@ -352,40 +365,40 @@ class Positions:
         while self._ready:
             partition = self._partitions[self._ready.popleft()]
             partition.is_ready = False
-            if partition.chunks:
+            if partition.completed_fetches:
                 return self._take_out(partition)
         return None
 
-    def _take_out(self, partition: ReadPosition) -> Chunk:
-        """Give a partition's first chunk; there is one."""
+    def _take_out(self, partition: PartitionFetchState) -> CompletedFetch:
+        """Give a partition's first completed fetch; there is one."""
         was_full = self._is_full(partition)
-        chunk = partition.chunks.popleft()
-        partition.buffered_bytes -= chunk.inflated_bytes
-        self.buffered_bytes -= chunk.inflated_bytes
-        if partition.chunks:
+        completed = partition.completed_fetches.popleft()
+        partition.buffered_bytes -= completed.inflated_bytes
+        self.buffered_bytes -= completed.inflated_bytes
+        if partition.completed_fetches:
             self._make_ready(partition)
         self.has_news |= was_full and not self._is_full(partition)
-        return chunk
+        return completed
 
-    def _is_full(self, partition: ReadPosition) -> bool:
-        """Whether nothing more of a partition is fetched until something is handed out."""
+    def _is_full(self, partition: PartitionFetchState) -> bool:
+        """Whether nothing more of a partition is fetched until something is delivered."""
         return self.buffered_bytes >= self._config.prefetch_bytes or partition.buffered_bytes >= self._share()
 
     def _share(self) -> int:
         """How many bytes of one partition may be here."""
         return max(self._config.partition_fetch_max_bytes, self._config.prefetch_bytes // max(1, len(self._turn)))
 
-    def _make_ready(self, partition: ReadPosition) -> None:
-        """Let a partition with chunks have its turn; once, however many it has."""
+    def _make_ready(self, partition: PartitionFetchState) -> None:
+        """Let a partition with completed fetches have its turn; once, however many it has."""
         if not partition.is_ready:
             partition.is_ready = True
             self._ready.append(partition.where)
 
-    def has_chunks(self) -> bool:
-        """Whether `pop` would give a chunk, and no error."""
+    def has_completed_fetches(self) -> bool:
+        """Whether `pop` would give a completed fetch, and no error."""
         if self._problems or any(self._is_truncation_due(where) for where in self._diverged):
             return False
-        return any(self._partitions[where].chunks for where in self._ready)
+        return any(self._partitions[where].completed_fetches for where in self._ready)
 
     def _is_truncation_due(self, where: TopicPartition) -> bool:
         partition = self._partitions.get(where)
@@ -412,19 +425,21 @@ class Positions:
 
     # --- inside ---
 
-    def _target(self, partition: ReadPosition, routes: RoutingTable, now_ms: int) -> tuple[int, str, int, bool] | None:
+    def _target(
+        self, partition: PartitionFetchState, cluster_metadata: ClusterMetadata, now_ms: int
+    ) -> tuple[int, str, int, bool] | None:
         """Whom to ask: broker id, address, the leader epoch to name, whether it leads; None: nobody now."""
-        route = routes.topic(partition.where.topic)
-        leader = routes.leader(partition.where)
+        topic_leaders = cluster_metadata.topic(partition.where.topic)
+        leader = cluster_metadata.leader(partition.where)
         if partition.is_waiting(NO_EPOCH if leader is None else leader[2], now_ms):
             if partition.seeks_leader or leader is None:
                 self.stale_topics.add(partition.where.topic)
             return None
-        if route is not None and partition.was_replaced(route.topic_id, route.answer):
+        if topic_leaders is not None and partition.was_replaced(topic_leaders.topic_id, topic_leaders.answer):
             partition.needs_reset = True
             self._lost[partition.where] = None
             return None
-        if leader is None or route is None or partition.topic_id != route.topic_id:
+        if leader is None or topic_leaders is None or partition.topic_id != topic_leaders.topic_id:
             self.stale_topics.add(partition.where.topic)
             return None
         broker_id, address, epoch = leader
@@ -435,7 +450,7 @@ class Positions:
         if near.broker_id == broker_id:
             near.leave()  # It leads by now.
         if near.is_read(now_ms):
-            near_address = routes.address(near.broker_id)
+            near_address = cluster_metadata.address(near.broker_id)
             if near_address:
                 return near.broker_id, near_address, epoch, False
             near.refused(now_ms)
@@ -454,7 +469,7 @@ class Positions:
 
     def _take_data(
         self,
-        partition: ReadPosition,
+        partition: PartitionFetchState,
         plan: FetchPlan,
         part: Wanted,
         result: broker_pb2.PartitionFetchResult,
@@ -474,7 +489,9 @@ class Positions:
         self._make_ready(partition)
         return True
 
-    def _take_diverged(self, partition: ReadPosition, part: Wanted, diverged: broker_pb2.EpochEnd, now_ms: int) -> bool:
+    def _take_diverged(
+        self, partition: PartitionFetchState, part: Wanted, diverged: broker_pb2.EpochEnd, now_ms: int
+    ) -> bool:
         if not part.from_leader:
             partition.near.refused(now_ms)
             return False
@@ -497,7 +514,12 @@ class Positions:
                 self.fail(where, error, now_ms)
 
     def _take_error(
-        self, partition: ReadPosition, part: Wanted, error: HeadraceError, routes: RoutingTable, now_ms: int
+        self,
+        partition: PartitionFetchState,
+        part: Wanted,
+        error: HeadraceError,
+        cluster_metadata: ClusterMetadata,
+        now_ms: int,
     ) -> bool:
         near = partition.near
         self.counts.errors[error.code] += 1
@@ -522,7 +544,7 @@ class Positions:
             self.fail(partition.where, error, now_ms)
             return True
         self.counts.retries += 1
-        learned = error.leader is not None and routes.learn_leader(partition.where, error.leader)
+        learned = error.leader is not None and cluster_metadata.learn_leader(partition.where, error.leader)
         if not learned:
             self.stale_topics.add(partition.where.topic)
         self._wait(partition, part.leader_epoch, now_ms, at_least_ms=error.retry_after_ms)
@@ -530,7 +552,7 @@ class Positions:
         return False
 
     def _wait(
-        self, partition: ReadPosition, leader_epoch: int, now_ms: int, *, failures: int = 0, at_least_ms: int = 0
+        self, partition: PartitionFetchState, leader_epoch: int, now_ms: int, *, failures: int = 0, at_least_ms: int = 0
     ) -> None:
         """Let a partition wait; a leader of an epoch over `leader_epoch` (-1: none) is tried at once."""
         partition.failures = failures or partition.failures + 1
@@ -539,13 +561,13 @@ class Positions:
         self._waiting[partition.where] = None
         self.has_news = True
 
-    def _hold_off(self, partition: ReadPosition, part: Wanted, until_ms: int) -> None:
+    def _hold_off(self, partition: PartitionFetchState, part: Wanted, until_ms: int) -> None:
         """Let a partition wait here that found no place to wait at the broker; a newer leader is asked at once."""
         partition.failed_epoch, partition.retry_at_ms = part.leader_epoch, until_ms
         self._waiting[partition.where] = None
         self.has_news = True
 
-    def _rewind(self, partition: ReadPosition) -> None:
+    def _rewind(self, partition: PartitionFetchState) -> None:
         """Drop what was fetched and begin again at the position, in a new generation."""
         self.buffered_bytes -= partition.buffered_bytes
         self._generation += 1
@@ -556,7 +578,7 @@ class Positions:
 class _Candidate(NamedTuple):
     """A partition that a fetch may ask for."""
 
-    partition: ReadPosition
+    partition: PartitionFetchState
     leader_epoch: int
     from_leader: bool
 
@@ -588,6 +610,6 @@ def _fetches_of(candidates: list[_Candidate]) -> list[list[_Candidate]]:
     return [fetch for fetch in (*fetches, idle) if fetch]
 
 
-def _has_newer_leader(part: Wanted, routes: RoutingTable) -> bool:
-    leader = routes.leader(part.where)
+def _has_newer_leader(part: Wanted, cluster_metadata: ClusterMetadata) -> bool:
+    leader = cluster_metadata.leader(part.where)
     return leader is not None and leader[2] > part.leader_epoch

@@ -7,12 +7,12 @@ async with headrace.aio.Reader("clicks", start=timedelta(hours=-1)) as reader:
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from headrace.client.aio.fetching import AsyncFetcher
 from headrace.client.call_counts import CallStats
 from headrace.client.errors import ConfigError
-from headrace.client.loop.fetching import LoopFetcher
-from headrace.client.reader import Edge
+from headrace.client.reader import OffsetPoint
 from headrace.client.reader import Reader as BlockingReader
-from headrace.client.records import Record, RecordBatch, Segment
+from headrace.client.records import DecodedBatch, Record, RecordBatch
 from headrace.wire.ids import TopicPartition
 
 
@@ -23,8 +23,8 @@ class Reader:
         self,
         topic: str,
         *,
-        start: Edge | Mapping[int, Edge] = "earliest",
-        end: Edge | Mapping[int, Edge] = "current",
+        start: OffsetPoint | Mapping[int, OffsetPoint] = "earliest",
+        end: OffsetPoint | Mapping[int, OffsetPoint] = "current",
         last: int | None = None,
         partitions: Sequence[int] | None = None,
         **settings: Any,
@@ -42,7 +42,7 @@ class Reader:
         """Connect and fix where to start and to end in each partition.
 
         Raises:
-            ConfigError: a bad edge.
+            ConfigError: a bad offset point.
             NoBrokersAvailableError: no address answered.
             UnknownTopicError, UnknownPartitionError: there is none such.
         """
@@ -71,14 +71,14 @@ class Reader:
         Raises:
             TimedOutError: nothing came for `timeout` seconds (None: wait without end).
         """
-        while (segments := await self._next(timeout)) is not None:
-            yield RecordBatch(segments)
+        while (decoded_batches := await self._next(timeout)) is not None:
+            yield RecordBatch(decoded_batches)
 
     async def read(self, timeout: float | None = None) -> RecordBatch:
         """Give all records that are left, as one batch; they are all in memory then."""
-        found: list[Segment] = []
-        while (segments := await self._next(timeout)) is not None:
-            found.extend(segments)
+        found: list[DecodedBatch] = []
+        while (decoded_batches := await self._next(timeout)) is not None:
+            found.extend(decoded_batches)
         return RecordBatch(found)
 
     async def to_arrow(self, timeout: float | None = None) -> Any:
@@ -105,20 +105,24 @@ class Reader:
         """End fetching and close the connections; what waits raises ClosedError. Again: nothing."""
         await self._core.engine.shut()
 
-    async def _next(self, timeout: float | None) -> list[Segment] | None:
+    async def _next(self, timeout: float | None) -> list[DecodedBatch] | None:
         if not self._is_open:
             raise ConfigError("this Reader is not open", action="Write `async with Reader(...) as reader:`.")
-        segments: list[Segment] | None = await self._core.engine.run(self._core._next_segments(timeout))
-        return segments
+        decoded_batches: list[DecodedBatch] | None = await self._core.engine.run(
+            self._core._next_decoded_batches(timeout)
+        )
+        return decoded_batches
 
 
 class _Core(BlockingReader):
     """The blocking reader over the loop's engine; only its steps are used."""
 
-    def __init__(self, settings: Mapping[str, Any], start: Edge | Mapping[int, Edge], last: int | None) -> None:
-        self._set_up(settings, start, last, LoopFetcher)
+    def __init__(
+        self, settings: Mapping[str, Any], start: OffsetPoint | Mapping[int, OffsetPoint], last: int | None
+    ) -> None:
+        self._set_up(settings, start, last, AsyncFetcher)
 
     @property
-    def engine(self) -> LoopFetcher:
-        assert isinstance(self._fetcher, LoopFetcher)
+    def engine(self) -> AsyncFetcher:
+        assert isinstance(self._fetcher, AsyncFetcher)
         return self._fetcher

@@ -9,18 +9,18 @@ from headrace.client.config import ClientConfig
 from headrace.client.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.errors import ClosedError
 from headrace.client.request_ids import operation_metadata
-from headrace.client.security import Certificates, ChannelSecurity, Options, credentials_of
+from headrace.client.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.client.steps import Call, Pause
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
-from headrace.wire.envelopes import parse_fetch_response
+from headrace.wire.zero_copy import parse_fetch_response
 
 
-class LoopEndpoint:
+class AsyncEndpoint:
     """One address: its channel and its stubs, as `headrace.client.connection.Endpoint` has them."""
 
     __slots__ = ("address", "broker", "certificates", "channel", "cluster", "fetch", "groups", "process", "produce")
 
-    def __init__(self, address: str, certificates: Certificates | None, options: Options) -> None:
+    def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
         """`certificates`: speak TLS with these; None: plain text."""
         self.address = address
         self.certificates = certificates
@@ -42,7 +42,7 @@ class LoopEndpoint:
         )
 
 
-class LoopConnections:
+class AsyncConnections:
     """The channels of one client. Owned by the client, closed with it."""
 
     def __init__(self, what: str, config: ClientConfig) -> None:
@@ -54,12 +54,12 @@ class LoopConnections:
         self._what = what
         self._security = ChannelSecurity(config)
         self._options = self._security.options(CHANNEL_OPTIONS)
-        self._endpoints: dict[str, LoopEndpoint] = {}
-        self._retired: dict[str, LoopEndpoint] = {}
+        self._endpoints: dict[str, AsyncEndpoint] = {}
+        self._retired: dict[str, AsyncEndpoint] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
         self._closed = asyncio.Event()
 
-    def endpoint(self, address: str) -> LoopEndpoint:
+    def endpoint(self, address: str) -> AsyncEndpoint:
         """Give the endpoint of an address, made when first asked for.
 
         Raises:
@@ -71,10 +71,10 @@ class LoopConnections:
         if found is None or found.certificates is not certificates:
             if found is not None:
                 self._retire(found)
-            found = self._endpoints[address] = LoopEndpoint(address, certificates, self._options)
+            found = self._endpoints[address] = AsyncEndpoint(address, certificates, self._options)
         return found
 
-    def _retire(self, endpoint: LoopEndpoint) -> None:
+    def _retire(self, endpoint: AsyncEndpoint) -> None:
         """Let calls in flight end on it; whichever was retired before it has none left."""
         before = self._retired.get(endpoint.address)
         if before is not None:

@@ -14,7 +14,7 @@ MAX_TIME_MS = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class OffsetBound:
     """One end of what is read: a word for all partitions, a time for all, or a number for each."""
 
     option: str
@@ -73,22 +73,22 @@ class Edge:
         return earliest[where] if word == EARLIEST else latest[where]
 
 
-def word_edge(word: str, option: str) -> Edge:
+def word_bound(word: str, option: str) -> OffsetBound:
     """Make one for `earliest` or `latest`."""
-    return Edge(option, word=word)
+    return OffsetBound(option, word=word)
 
 
-def time_edge(time_ms: int, option: str) -> Edge:
+def time_bound(time_ms: int, option: str) -> OffsetBound:
     """Make one for a time in ms since 1970.
 
     Raises:
         ConfigError: that is no time.
     """
     _check_time(time_ms, option)
-    return Edge(option, time_ms=time_ms)
+    return OffsetBound(option, time_ms=time_ms)
 
 
-def offsets_edge(given: Mapping[str, Any], option: str) -> Edge:
+def offsets_bound(given: Mapping[str, Any], option: str) -> OffsetBound:
     """Make one from `{topic: {partition: offset}}`.
 
     Raises:
@@ -98,10 +98,10 @@ def offsets_edge(given: Mapping[str, Any], option: str) -> Edge:
     for where, offset in offsets.items():
         if offset < -2:
             raise ConfigError(f"{option}: {offset} for {where} is no offset; -2 is the earliest, -1 the latest")
-    return Edge(option, offsets=offsets)
+    return OffsetBound(option, offsets=offsets)
 
 
-def times_edge(given: Mapping[str, Any], option: str) -> Edge:
+def times_bound(given: Mapping[str, Any], option: str) -> OffsetBound:
     """Make one from `{topic: {partition: ms since 1970}}`.
 
     Raises:
@@ -110,7 +110,7 @@ def times_edge(given: Mapping[str, Any], option: str) -> Edge:
     times = _numbers(given, option, "a time in ms since 1970")
     for time_ms in times.values():
         _check_time(time_ms, option)
-    return Edge(option, times_ms=times)
+    return OffsetBound(option, times_ms=times)
 
 
 def _check_time(time_ms: int, option: str) -> None:

@@ -16,15 +16,15 @@ from headrace.client.config import AdminConfig, build
 from headrace.client.epoch_ends import record_epochs, truncation_points
 from headrace.client.errors import ConfigError, NoBrokersAvailableError
 from headrace.client.steps import Steps
-from headrace.spark.edges import EARLIEST, LATEST, Edge
 from headrace.spark.options import SERVERS, Subscription
+from headrace.spark.starting_offsets import EARLIEST, LATEST, OffsetBound
 from headrace.wire.errors import UnknownTopicError, UnknownTopicIdError
 from headrace.wire.ids import TopicPartition
 
 _ADMIN_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
 
 
-class ClusterView:
+class SubscribedCluster:
     """The cluster as far as a subscription goes."""
 
     def __init__(self, settings: Mapping[str, Any], subscription: Subscription) -> None:
@@ -93,30 +93,30 @@ class ClusterView:
             topics = self.admin.describe_topics()
         return {topic.name: topic.topic_id.hex() for topic in topics if topic.name in names}
 
-    def at_times(self, edge: Edge, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the times that an edge names."""
+    def at_times(self, bound: OffsetBound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Look up the times that a bound names."""
         found: dict[TopicPartition, int] = {}
-        for time_ms, wanted in edge.times(partitions).items():
+        for time_ms, wanted in bound.times(partitions).items():
             found.update(self.offsets(wanted, time_ms))
         return found
 
     def edge_offsets(
         self,
-        edge: Edge,
+        bound: OffsetBound,
         partitions: list[TopicPartition],
         earliest: Mapping[TopicPartition, int],
         latest: Mapping[TopicPartition, int],
     ) -> dict[TopicPartition, int]:
-        """Give an edge's offset in each partition.
+        """Return a bound's offset in each partition.
 
         Raises:
             ConfigError: it does not name every partition, or names others.
         """
-        edge.check_covers(partitions)
-        at_times = self.at_times(edge, partitions)
-        return {where: edge.offset(where, earliest, latest, at_times) for where in partitions}
+        bound.check_covers(partitions)
+        at_times = self.at_times(bound, partitions)
+        return {where: bound.offset(where, earliest, latest, at_times) for where in partitions}
 
-    def edges(self, partitions: list[TopicPartition]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    def bounds(self, partitions: list[TopicPartition]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Look up where every log starts and ends."""
         return self.offsets(partitions, EARLIEST), self.offsets(partitions, LATEST)
 

@@ -1,7 +1,7 @@
 """Produce and Fetch messages whose batches stay where they are: the same bytes as the generated code, fewer copies.
 
 protobuf copies a `bytes` field when it parses a message and again when the field is read, and twice more when one is
-written. For the messages that carry batches, an `Envelope` keeps the rest of the message as protobuf and the
+written. For the messages that carry batches, a `SplicedMessage` keeps the rest of the message as protobuf and the
 batches beside it: parsed, they are views into the bytes that came; written, they are joined once. Nothing on the wire
 differs: clients and servers with generated code do not notice.
 
@@ -49,7 +49,7 @@ class Sized(Protocol):
         """Give their bytes."""
 
 
-class Pieces:
+class BufferVector:
     """A batch whose bytes lie in several buffers, one behind the other: they are joined when a message is written."""
 
     __slots__ = ("parts", "size_bytes")
@@ -65,7 +65,7 @@ class Pieces:
         return b"".join(self.parts)
 
 
-class Envelope:
+class SplicedMessage:
     """A message without its batches, and the batches: a list a partition, in the message's order."""
 
     __slots__ = ("batches", "message")
@@ -87,7 +87,7 @@ class _Fields:
 
 
 class BatchCarrier:
-    """Reads and writes one message type that carries batches, as envelopes."""
+    """Reads and writes one message type that carries batches, as `SplicedMessage`s."""
 
     def __init__(self, message_type: Any) -> None:
         """`message_type` has its batches in the field `topics.partitions.batches`."""
@@ -98,7 +98,7 @@ class BatchCarrier:
         self._is_repeated = not isinstance(message_type().topics.add().partitions.add().batches, bytes)
         self._path = (topics.number, partitions.number, batches.number)
 
-    def parse(self, data: ReadableBuffer, fields: _Fields | None = None) -> Envelope:
+    def parse(self, data: ReadableBuffer, fields: _Fields | None = None) -> SplicedMessage:
         """Parse a message; the batches of a partition are as many buffers as the field has values.
 
         `fields` bounds how many are looked at before protobuf parses all; `None`: as of an answer.
@@ -109,7 +109,7 @@ class BatchCarrier:
         if len(data) >= SMALL_BYTES:
             lifted = _lift_all(data, self._path, fields or _Fields(MAX_FIELDS_OF_ANSWER))
             if lifted is not None:
-                return Envelope(self._message_type.FromString(lifted[0]), lifted[1])
+                return SplicedMessage(self._message_type.FromString(lifted[0]), lifted[1])
         message = self._message_type.FromString(bytes(data))
         batches: list[Buffers] = []
         if fields is not None:
@@ -118,9 +118,9 @@ class BatchCarrier:
             for part in topic.partitions:
                 batches.append(list(part.batches) if self._is_repeated else [part.batches])
                 part.ClearField("batches")
-        return Envelope(message, batches)
+        return SplicedMessage(message, batches)
 
-    def parse_untrusted(self, data: ReadableBuffer) -> Envelope:
+    def parse_untrusted(self, data: ReadableBuffer) -> SplicedMessage:
         """Parse a message of a stranger, at a cost that is bounded by its batches' bytes.
 
         Raises:
@@ -142,14 +142,14 @@ class BatchCarrier:
                 f"the request has {len(rest)} bytes besides its batches, more than {MAX_REST_BYTES}",
                 action="Send fewer records in one request, or send them as batches.",
             )
-        return Envelope(self._message_type.FromString(rest), lifted)
+        return SplicedMessage(self._message_type.FromString(rest), lifted)
 
-    def write(self, envelope: Envelope) -> bytes:
+    def write(self, spliced: SplicedMessage) -> bytes:
         """Write a message."""
-        return self.write_with(envelope.message, envelope.batches)
+        return self.write_with(spliced.message, spliced.batches)
 
-    def write_with(self, message: Any, batches: Sequence[Sequence[ReadableBuffer | Pieces]]) -> bytes:
-        """Write a message that is not in an envelope."""
+    def write_with(self, message: Any, batches: Sequence[Sequence[ReadableBuffer | BufferVector]]) -> bytes:
+        """Write a message that is not in a `SplicedMessage`."""
         if self._is_repeated and _are_small(batches):
             parts = [part for topic in message.topics for part in topic.partitions]
             for part, found in zip(parts, batches, strict=True):
@@ -161,9 +161,9 @@ class BatchCarrier:
         if not any(len(each) for found in batches for each in found):
             whole: bytes = message.SerializeToString()
             return whole
-        return b"".join(self.pieces(message, batches)[0])
+        return b"".join(self.buffers(message, batches)[0])
 
-    def pieces(self, message: Any, batches: Sequence[Sequence[Any]]) -> tuple[list[Any], int]:
+    def buffers(self, message: Any, batches: Sequence[Sequence[Any]]) -> tuple[list[Any], int]:
         """Give what makes up a message, in order, and its size in bytes; `batches` need a length and nothing else."""
         return _embed(memoryview(message.SerializeToString()), self._path, iter(batches))
 
@@ -172,7 +172,7 @@ _PRODUCE = BatchCarrier(broker_pb2.ProduceRequest)
 _FETCH = BatchCarrier(broker_pb2.FetchResponse)
 
 
-def parse_produce_request(data: bytes) -> Envelope:
+def parse_produce_request(data: bytes) -> SplicedMessage:
     """Parse a ProduceRequest.
 
     Raises:
@@ -182,34 +182,34 @@ def parse_produce_request(data: bytes) -> Envelope:
     return _PRODUCE.parse_untrusted(data)
 
 
-def parse_fetch_response(data: ReadableBuffer) -> Envelope:
+def parse_fetch_response(data: ReadableBuffer) -> SplicedMessage:
     """Parse a FetchResponse; each partition has one buffer, empty where there is nothing.
 
     Raises:
         google.protobuf.message.DecodeError: it is none.
     """
-    envelope = _FETCH.parse(data)
-    envelope.batches = [found[-1:] or [b""] for found in envelope.batches]
-    return envelope
+    spliced = _FETCH.parse(data)
+    spliced.batches = [found[-1:] or [b""] for found in spliced.batches]
+    return spliced
 
 
 def produce_request_bytes(
-    message: broker_pb2.ProduceRequest, batches: Sequence[Sequence[ReadableBuffer | Pieces]]
+    message: broker_pb2.ProduceRequest, batches: Sequence[Sequence[ReadableBuffer | BufferVector]]
 ) -> bytes:
     """Write a ProduceRequest with these batches, a list a partition."""
     return _PRODUCE.write_with(message, batches)
 
 
-def fetch_response_bytes(envelope: Envelope) -> bytes:
+def fetch_response_bytes(spliced: SplicedMessage) -> bytes:
     """Write a FetchResponse."""
-    return _FETCH.write(envelope)
+    return _FETCH.write(spliced)
 
 
-def fetch_response_pieces(
+def fetch_response_buffers(
     message: broker_pb2.FetchResponse, batches: Sequence[Sequence[Sized]]
 ) -> tuple[list[Any], int]:
     """Give the bytes of a FetchResponse and, in their places, what stands for its batches; and the size in bytes."""
-    return _FETCH.pieces(message, batches)
+    return _FETCH.buffers(message, batches)
 
 
 def _check_parts(topics: Any) -> None:
@@ -232,7 +232,7 @@ def _too_many_fields() -> InvalidRequestError:
     )
 
 
-def _are_small(batches: Sequence[Sequence[ReadableBuffer | Pieces]]) -> bool:
+def _are_small(batches: Sequence[Sequence[ReadableBuffer | BufferVector]]) -> bool:
     count = sum(map(len, batches))
     return count >= _LOOKED_AT and sum(len(each) for found in batches for each in found) < count * SMALL_BATCH_BYTES
 
@@ -247,8 +247,8 @@ def _lift_all(data: ReadableBuffer, path: tuple[int, ...], fields: _Fields) -> t
 
 
 def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers], fields: _Fields) -> list[ReadableBuffer]:
-    """The pieces of one message without the fields at `path`, which go to `lifted`."""
-    pieces: list[ReadableBuffer] = []
+    """The buffers of one message without the fields at `path`, which go to `lifted`."""
+    buffers: list[ReadableBuffer] = []
     position = kept = 0
     while position < len(view):
         fields.left -= 1
@@ -261,7 +261,7 @@ def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers], fields
             size, position = _read_varint(view, position)
             end = position + size
             if tag >> 3 == path[0]:
-                pieces.append(view[kept:start])
+                buffers.append(view[kept:start])
                 kept = end
                 if len(path) == 1:
                     lifted[-1].append(view[position:end])
@@ -275,7 +275,7 @@ def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers], fields
                     if len(path) == 2:
                         lifted.append([])
                     inner = b"".join(_lift(view[position:end], path[1:], lifted, fields))
-                    pieces += (view[start : start + _varint_bytes(tag)], _varint(len(inner)), inner)
+                    buffers += (view[start : start + _varint_bytes(tag)], _varint(len(inner)), inner)
             position = end
         elif kind == _VARINT:
             _, position = _read_varint(view, position)
@@ -285,23 +285,23 @@ def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers], fields
             raise ValueError(f"wire type {kind}")
         if position > len(view):
             raise ValueError("a field goes past the end")
-    pieces.append(view[kept:])
-    return pieces
+    buffers.append(view[kept:])
+    return buffers
 
 
 def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Sequence[Any]]) -> tuple[list[Any], int]:
-    """The pieces of one message with the batches in their places, and their size."""
+    """The buffers of one message with the batches in their places, and their size."""
     if len(path) == 1:
-        pieces: list[Any] = [view]
+        buffers: list[Any] = [view]
         size = len(view)
         tag = _varint(path[0] << 3 | _LENGTH)
         for batch in next(batches):
             if len(batch):
                 head = tag + _varint(len(batch))
-                pieces += (head, *batch.parts) if isinstance(batch, Pieces) else (head, batch)
+                buffers += (head, *batch.parts) if isinstance(batch, BufferVector) else (head, batch)
                 size += len(head) + len(batch)
-        return pieces, size
-    pieces, size = [], 0
+        return buffers, size
+    buffers, size = [], 0
     position = 0
     while position < len(view):
         start = position
@@ -313,7 +313,7 @@ def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Sequence[A
             if tag_number >> 3 == path[0]:
                 inner, inner_size = _embed(view[position:end], path[1:], batches)
                 head = bytes(view[start : start + _varint_bytes(tag_number)]) + _varint(inner_size)
-                pieces += (head, *inner)
+                buffers += (head, *inner)
                 size += len(head) + inner_size
                 position = end
                 continue
@@ -322,9 +322,9 @@ def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Sequence[A
             _, position = _read_varint(view, position)
         else:
             position += 4 if kind == _FIXED32 else 8
-        pieces.append(view[start:position])
+        buffers.append(view[start:position])
         size += position - start
-    return pieces, size
+    return buffers, size
 
 
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:

@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from headrace.client.aio.fetching import AsyncFetcher
+from headrace.client.aio.group_session import AsyncGroupSession
+from headrace.client.aio.runner import AsyncRunner
 from headrace.client.call_counts import CallStats
 from headrace.client.consumer import Consumer as BlockingConsumer
 from headrace.client.consumer_health import ConsumerHealth
 from headrace.client.errors import ConfigError
 from headrace.client.group_member import CLOSE_TIMEOUT_S
 from headrace.client.group_offsets import CommitCallback, OffsetAndMetadata
-from headrace.client.loop.fetching import LoopFetcher
-from headrace.client.loop.group_session import LoopGroupSession
-from headrace.client.loop.runner import LoopRunner
+from headrace.client.handler_pool import RunOptions, RunSummary
 from headrace.client.records import Record, RecordBatch
-from headrace.client.run_core import RunOptions, RunSummary
 from headrace.client.steps import Steps, drive_async
 from headrace.wire.ids import TopicPartition
 
@@ -40,7 +40,7 @@ class Consumer:
         self._records: Iterator[Record] = iter(())
         self._is_open = False
         self._reads = False
-        self._runner: LoopRunner | None = None
+        self._runner: AsyncRunner | None = None
 
     async def __aenter__(self) -> "Consumer":
         """Connect, and find where to start.
@@ -151,7 +151,7 @@ class Consumer:
         Options, result and errors are those of `headrace.Consumer.run`; a handler that takes longer than
         handler_timeout_ms is cancelled, and its record tried again.
         """
-        runner = self._runner = LoopRunner(self, handler, RunOptions.of(options))
+        runner = self._runner = AsyncRunner(self, handler, RunOptions.of(options))
         try:
             return await runner.run()
         finally:
@@ -246,21 +246,21 @@ class _Core(BlockingConsumer):
     """The blocking consumer over the loop's engine; only its steps and what does not wait are used."""
 
     def __init__(self, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
-        self._set_up(topics, settings, LoopFetcher, self._make_session)
+        self._set_up(topics, settings, AsyncFetcher, self._make_session)
 
-    def _make_session(self, *arguments: Any, perform: Any, **rest: Any) -> LoopGroupSession:
+    def _make_session(self, *arguments: Any, perform: Any, **rest: Any) -> AsyncGroupSession:
         engine = self.engine
-        return LoopGroupSession(*arguments, perform=engine.perform_async, answer=engine.answer, **rest)
+        return AsyncGroupSession(*arguments, perform=engine.perform_async, answer=engine.answer, **rest)
 
     @property
-    def session(self) -> LoopGroupSession | None:
+    def session(self) -> AsyncGroupSession | None:
         """The session with the group, if there is one."""
         if self._group is None:
             return None
-        assert isinstance(self._group.session, LoopGroupSession)
+        assert isinstance(self._group.session, AsyncGroupSession)
         return self._group.session
 
     @property
-    def engine(self) -> LoopFetcher:
-        assert isinstance(self._fetcher, LoopFetcher)
+    def engine(self) -> AsyncFetcher:
+        assert isinstance(self._fetcher, AsyncFetcher)
         return self._fetcher

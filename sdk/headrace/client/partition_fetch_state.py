@@ -1,4 +1,4 @@
-"""One partition that is read: where it stands, what was fetched, whom to ask. Pure; owned by `Positions`.
+"""One partition that is read: where it stands, what was fetched, whom to ask. Pure; owned by `SubscriptionState`.
 
 Two leader epochs go with the two offsets. `epoch` is that of the last batch that the application has received a record
 of, `fetch_epoch` that of the last batch fetched: a fetch names it, and a broker whose log has other data there says so
@@ -32,7 +32,7 @@ DAMAGE_PATIENCE_MS = 30_000
 """So long is a sound copy of a damaged batch waited for while brokers refuse to serve it."""
 
 
-class Chunk(NamedTuple):
+class CompletedFetch(NamedTuple):
     """Whole batches of one partition, as a broker sent them."""
 
     where: TopicPartition
@@ -137,8 +137,8 @@ class Damage:
 
 
 @dataclass(slots=True, eq=False)
-class ReadPosition:
-    """What is known of a partition that is read. Changed by `Positions` alone."""
+class PartitionFetchState:
+    """What is known of a partition that is read. Changed by `SubscriptionState` alone."""
 
     where: TopicPartition
     position: int
@@ -167,7 +167,7 @@ class ReadPosition:
     divergence: Divergence | None = None
     damage: Damage | None = None
     near: NearReplica = field(default_factory=NearReplica)
-    chunks: deque[Chunk] = field(default_factory=deque)
+    completed_fetches: deque[CompletedFetch] = field(default_factory=deque)
     buffered_bytes: int = 0
     failures: int = 0
     retry_at_ms: int = 0
@@ -271,7 +271,9 @@ class ReadPosition:
         inflated_bytes = max(inflated_bytes, len(data))
         if end > offset:
             self.fetch_offset, self.fetch_epoch = end, epoch
-        self.chunks.append(Chunk(self.where, self.generation, offset, self.end_offset, data, broker_id, inflated_bytes))
+        self.completed_fetches.append(
+            CompletedFetch(self.where, self.generation, offset, self.end_offset, data, broker_id, inflated_bytes)
+        )
         self.buffered_bytes += inflated_bytes
         return inflated_bytes
 
@@ -279,7 +281,7 @@ class ReadPosition:
         """Drop what was fetched and begin again at the position, in a new generation."""
         self.generation = generation
         self.buffered_bytes = 0
-        self.chunks.clear()
+        self.completed_fetches.clear()
         self.in_flight = self.needs_reset = False
         self.divergence = None
         self.fetch_offset, self.fetch_epoch = self.position, self.epoch

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from headrace.client.admin_steps import AdminSteps
-from headrace.client.cluster_calls import error_of_call
+from headrace.client.bootstrap_client import error_of_call
 from headrace.client.config import ConsumerConfig
 from headrace.client.errors import ClosedError
-from headrace.client.group_calls import CoordinatorChoice
+from headrace.client.group_calls import CoordinatorSelector
 from headrace.client.group_offsets import OffsetAndMetadata
-from headrace.client.membership import Holding, Start
+from headrace.client.membership import InitialPosition, OwnedPartition
 from headrace.client.offset_resets import LOOK_UP_TIMEOUT_S
 from headrace.client.steps import Steps
 from headrace.v1 import groups_pb2
@@ -26,7 +26,7 @@ from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 FETCH_TIMEOUT_S = 5.0
 
 
-class GroupStarts:
+class InitialOffsets:
     """Owned by one session, whose loop drives it."""
 
     def __init__(self, config: ConsumerConfig, admin: AdminSteps) -> None:
@@ -36,12 +36,14 @@ class GroupStarts:
         self.problem: HeadraceError | None = None
         """Why a partition has no start; the application takes it."""
 
-    def remember(self, holding: Holding, committed: OffsetAndMetadata) -> None:
+    def remember(self, holding: OwnedPartition, committed: OffsetAndMetadata) -> None:
         """Note what was committed of a partition that is given up: in the same term it may be assigned again."""
         key = holding.topic_id, holding.where.partition
         self._remembered[key] = holding.assignment_epoch, committed
 
-    def find(self, choice: CoordinatorChoice, holdings: Sequence[Holding]) -> Steps[list[tuple[Holding, Start]]]:
+    def find(
+        self, selector: CoordinatorSelector, holdings: Sequence[OwnedPartition]
+    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]]]:
         """Look up starts; partitions whose start cannot be found now are left out.
 
         Raises:
@@ -59,19 +61,19 @@ class GroupStarts:
                 topics[topic_id] = request.topics.add(topic_id=topic_id, name=holding.where.topic)
             topics[topic_id].partitions.append(number)
         try:
-            answer = yield (yield from choice.call("FetchOffsets", request, FETCH_TIMEOUT_S))
+            answer = yield (yield from selector.call("FetchOffsets", request, FETCH_TIMEOUT_S))
         except ClosedError:
             raise
         except (grpc.RpcError, HeadraceError) as failed:
             error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
             if not error.retriable:
                 self.problem = error
-            choice.failed()
+            selector.failed()
             return []
-        choice.answered()
-        found: list[tuple[Holding, Start]] = []
-        missing: list[Holding] = []
-        added: list[Holding] = []
+        selector.answered()
+        found: list[tuple[OwnedPartition, InitialPosition]] = []
+        missing: list[OwnedPartition] = []
+        added: list[OwnedPartition] = []
         for topic in answer.topics:
             for stored in topic.partitions:
                 holding = by_key[topic.topic_id, stored.partition]
@@ -85,19 +87,21 @@ class GroupStarts:
         found += yield from self._reset(added, "earliest" if at == "latest" else at)
         return found
 
-    def _newest(self, holding: Holding, stored: groups_pb2.PartitionOffset) -> Start | None:
+    def _newest(self, holding: OwnedPartition, stored: groups_pb2.PartitionOffset) -> InitialPosition | None:
         """The stored offset, or what this member committed itself in the same term, which it knows to be stored."""
         start = None
         if stored.offset >= 0:
-            start = Start(stored.offset, stored.leader_epoch, stored.metadata, is_committed=True)
+            start = InitialPosition(stored.offset, stored.leader_epoch, stored.metadata, is_committed=True)
         epoch, own = self._remembered.pop((holding.topic_id, holding.where.partition), (-1, None))
         if own is not None and epoch == holding.assignment_epoch:
-            return Start(own.offset, own.leader_epoch, own.metadata, is_committed=True)
+            return InitialPosition(own.offset, own.leader_epoch, own.metadata, is_committed=True)
         return start
 
-    def _reset(self, holdings: Iterable[Holding], at: str) -> Steps[list[tuple[Holding, Start]]]:
+    def _reset(
+        self, holdings: Iterable[OwnedPartition], at: str
+    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]]]:
         """Look up where the log starts or ends, a topic at a time, and partition by partition where that fails."""
-        by_topic: dict[str, list[Holding]] = {}
+        by_topic: dict[str, list[OwnedPartition]] = {}
         for holding in holdings:
             by_topic.setdefault(holding.where.topic, []).append(holding)
         if by_topic and at == "error":
@@ -107,7 +111,7 @@ class GroupStarts:
                 action="Commit one with `headrace group reset`, or set auto_offset_reset.",
             )
             return []
-        found: list[tuple[Holding, Start]] = []
+        found: list[tuple[OwnedPartition, InitialPosition]] = []
         for some in by_topic.values():
             whole = yield from self._look_up(some, at)
             if whole is None and len(some) > 1:
@@ -117,7 +121,9 @@ class GroupStarts:
                 found += whole or []
         return found
 
-    def _look_up(self, holdings: Sequence[Holding], at: str) -> Steps[list[tuple[Holding, Start]] | None]:
+    def _look_up(
+        self, holdings: Sequence[OwnedPartition], at: str
+    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]] | None]:
         timeout = min(self._config.request_timeout_ms / 1000, LOOK_UP_TIMEOUT_S)
         try:
             _, answers = yield from self._admin.find_offsets(
@@ -131,4 +137,4 @@ class GroupStarts:
             raise
         except HeadraceError:
             return None  # Asked again; a topic that was deleted is taken away meanwhile.
-        return [(holding, Start(answers[holding.where].offset)) for holding in holdings]
+        return [(holding, InitialPosition(answers[holding.where].offset)) for holding in holdings]

@@ -1,19 +1,19 @@
-"""Envelopes and the generated code read and write the same bytes."""
+"""`zero_copy` and the generated code read and write the same bytes."""
 
 import time
 
 import pytest
 from google.protobuf.message import DecodeError
 from headrace.v1 import broker_pb2, errors_pb2, topics_pb2
-from headrace.wire import envelopes
-from headrace.wire.envelopes import (
-    Envelope,
+from headrace.wire import zero_copy
+from headrace.wire.errors import InvalidRequestError
+from headrace.wire.zero_copy import (
+    SplicedMessage,
     fetch_response_bytes,
     parse_fetch_response,
     parse_produce_request,
     produce_request_bytes,
 )
-from headrace.wire.errors import InvalidRequestError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ names = st.text(max_size=20)
 @pytest.fixture(autouse=True)
 def no_message_is_small(monkeypatch):
     """The way of large messages is taken by small ones too."""
-    monkeypatch.setattr(envelopes, "SMALL_BYTES", 0)
+    monkeypatch.setattr(zero_copy, "SMALL_BYTES", 0)
 
 
 @st.composite
@@ -71,25 +71,25 @@ def parts_of(message):
 @given(produce_requests())
 def test_a_produce_request_is_read_and_written_alike(message):
     """Parsing takes the batches out and nothing else; writing gives a message that protobuf reads as the original."""
-    envelope = parse_produce_request(message.SerializeToString())
-    assert [[bytes(batch) for batch in found] for found in envelope.batches] == [
+    spliced = parse_produce_request(message.SerializeToString())
+    assert [[bytes(batch) for batch in found] for found in spliced.batches] == [
         list(part.batches) for part in parts_of(message)
     ]
-    assert broker_pb2.ProduceRequest.FromString(produce_request_bytes(envelope.message, envelope.batches)) == message
+    assert broker_pb2.ProduceRequest.FromString(produce_request_bytes(spliced.message, spliced.batches)) == message
     for part in parts_of(message):
         part.ClearField("batches")
-    assert envelope.message == message
+    assert spliced.message == message
 
 
 @given(fetch_responses())
 def test_a_fetch_response_is_read_and_written_alike(message):
     """As for a produce request; every partition has one buffer, perhaps an empty one."""
-    envelope = parse_fetch_response(message.SerializeToString())
-    assert [bytes(found[0]) for found in envelope.batches] == [part.batches for part in parts_of(message)]
-    assert broker_pb2.FetchResponse.FromString(fetch_response_bytes(envelope)) == message
+    spliced = parse_fetch_response(message.SerializeToString())
+    assert [bytes(found[0]) for found in spliced.batches] == [part.batches for part in parts_of(message)]
+    assert broker_pb2.FetchResponse.FromString(fetch_response_bytes(spliced)) == message
     for part in parts_of(message):
         part.ClearField("batches")
-    assert envelope.message == message
+    assert spliced.message == message
 
 
 @given(st.binary(max_size=200))
@@ -105,8 +105,8 @@ def test_nonsense_is_refused_by_protobuf_or_read_as_protobuf_reads_it(data):
             with pytest.raises(DecodeError):
                 parse(data)
             continue
-        envelope = parse(data)
-        assert len(envelope.batches) == len(parts_of(expected))
+        spliced = parse(data)
+        assert len(spliced.batches) == len(parts_of(expected))
 
 
 @given(st.data())
@@ -125,14 +125,14 @@ def test_large_batches_are_not_copied():
     batch = bytes(100_000)
     part = broker_pb2.PartitionFetchResult(partition=1)
     message = broker_pb2.FetchResponse(topics=[broker_pb2.TopicFetchResult(partitions=[part])])
-    data = fetch_response_bytes(Envelope(message, [[batch]]))
+    data = fetch_response_bytes(SplicedMessage(message, [[batch]]))
     (found,) = parse_fetch_response(data).batches[0]
     assert isinstance(found, memoryview)
     assert found.obj is data
     assert found == batch
 
 
-@pytest.mark.parametrize("size", [envelopes.SMALL_BATCH_BYTES // 2, envelopes.SMALL_BATCH_BYTES * 2])
+@pytest.mark.parametrize("size", [zero_copy.SMALL_BATCH_BYTES // 2, zero_copy.SMALL_BATCH_BYTES * 2])
 def test_many_batches_are_read_and_written_alike(size):
     """Small ones by protobuf, which copies them, larger ones in place."""
     batches = [bytes([number]) * size for number in range(40)]
@@ -141,10 +141,10 @@ def test_many_batches_are_read_and_written_alike(size):
     data = produce_request_bytes(message, [batches])
     parsed = broker_pb2.ProduceRequest.FromString(data)
     assert list(parsed.topics[0].partitions[0].batches) == batches
-    envelope = parse_produce_request(data)
-    assert envelope.batches == [batches]
-    assert isinstance(envelope.batches[0][0], bytes) == (size < envelopes.SMALL_BATCH_BYTES)
-    assert produce_request_bytes(envelope.message, envelope.batches) == data
+    spliced = parse_produce_request(data)
+    assert spliced.batches == [batches]
+    assert isinstance(spliced.batches[0][0], bytes) == (size < zero_copy.SMALL_BATCH_BYTES)
+    assert produce_request_bytes(spliced.message, spliced.batches) == data
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_an_untrusted_request_is_parsed_as_a_trusted_one(batch_bytes):
     message = broker_pb2.ProduceRequest(client_id="c")
     part = message.topics.add().partitions.add(partition=3)
     part.batches.extend(bytes([number]) * batch_bytes for number in range(12))
-    envelope = parse_produce_request(message.SerializeToString())
-    assert [bytes(batch) for batch in envelope.batches[0]] == list(part.batches)
-    assert envelope.message.topics[0].partitions[0].partition == 3
+    spliced = parse_produce_request(message.SerializeToString())
+    assert [bytes(batch) for batch in spliced.batches[0]] == list(part.batches)
+    assert spliced.message.topics[0].partitions[0].partition == 3
 
 
 def test_what_is_looked_at_of_an_answer_is_bounded(monkeypatch):
@@ -191,17 +191,17 @@ def test_what_is_looked_at_of_an_answer_is_bounded(monkeypatch):
     for number in range(100):
         topic.partitions.add(partition=number, batches=b"b%d" % number)
     data, looked_at = message.SerializeToString(), []
-    read_varint = envelopes._read_varint
+    read_varint = zero_copy._read_varint
 
     def count(view, position):
         looked_at.append(position)
         return read_varint(view, position)
 
-    monkeypatch.setattr(envelopes, "_read_varint", count)
+    monkeypatch.setattr(zero_copy, "_read_varint", count)
     whole = parse_fetch_response(data)
     assert len(looked_at) > 300
     looked_at.clear()
-    monkeypatch.setattr(envelopes, "MAX_FIELDS_OF_ANSWER", 50)
+    monkeypatch.setattr(zero_copy, "MAX_FIELDS_OF_ANSWER", 50)
     bounded = parse_fetch_response(data)
     assert len(looked_at) <= 2 * 50
     assert bounded.message == whole.message

@@ -2,9 +2,9 @@
 
 import grpc
 import pytest
-from headrace.client import cluster_calls
+from headrace.client import bootstrap_client
 from headrace.client.admin_rpc import by_name
-from headrace.client.cluster_calls import METADATA_PROBE_S, ClusterCalls, error_of_call
+from headrace.client.bootstrap_client import METADATA_PROBE_S, BootstrapClient, error_of_call
 from headrace.client.config import ClientConfig
 from headrace.client.errors import NoBrokersAvailableError
 from headrace.client.steps import drive
@@ -43,8 +43,8 @@ class Servers:
         self.answers = {f"{name}:1": answer for name, answer in answers.items()}
         self.asked = []
         self.now = 0.0
-        monkeypatch.setattr(cluster_calls.time, "monotonic", lambda: self.now)
-        self.calls = ClusterCalls(ClientConfig(bootstrap_servers=tuple(self.answers)))
+        monkeypatch.setattr(bootstrap_client.time, "monotonic", lambda: self.now)
+        self.calls = BootstrapClient(ClientConfig(bootstrap_servers=tuple(self.answers)))
 
     def perform(self, step):
         self.asked.append((step.address, round(step.timeout, 3)))

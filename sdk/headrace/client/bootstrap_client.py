@@ -48,7 +48,7 @@ class _OlderAnswerError(Exception):
     """A server answered with metadata that is older than what the client has seen, or with another cluster's."""
 
 
-class ClusterCalls:
+class BootstrapClient:
     """Knows the servers of a cluster. Owned by one client, which drives its steps; any thread."""
 
     def __init__(self, config: ClientConfig) -> None:

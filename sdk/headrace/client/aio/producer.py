@@ -16,23 +16,23 @@ from typing import Any, cast
 import grpc
 
 from headrace.client.accumulator import Headers, record_cost
+from headrace.client.aio.audit_publisher import AsyncAuditPublisher
+from headrace.client.aio.connection import AsyncConnections
 from headrace.client.audit_publisher import AuditPublisher, publisher_settings
 from headrace.client.call_counts import CallStats
 from headrace.client.config import ProducerConfig, build
-from headrace.client.delivery import ProducerStats
 from headrace.client.errors import BufferFullError, ClosedError, ConfigError
-from headrace.client.housekeeping import Housekeeper, refresh_delay_ms
-from headrace.client.loop.audit_publisher import LoopAuditPublisher
-from headrace.client.loop.connection import LoopConnections
-from headrace.client.pipeline import Finished, Request
+from headrace.client.partition_queue import Finished, Request
 from headrace.client.produce_rpc import GRACE_MS, produce_request
 from headrace.client.producer import Producer as BlockingProducer
-from headrace.client.producer import TakeMemory, _live
+from headrace.client.producer import ReserveMemory, _live
+from headrace.client.producer_maintenance import ProducerMaintenance, refresh_delay_ms
 from headrace.client.receipts import PendingBatch
 from headrace.client.receipts import Receipt as BatchReceipt
 from headrace.client.records import RecordMetadata
 from headrace.client.request_ids import metadata_of
 from headrace.client.retry import Backoff
+from headrace.client.sender import ProducerStats
 from headrace.client.serializers import serialize
 from headrace.client.steps import drive_async
 from headrace.wire.errors import HeadraceError, Outcome, TimedOutError
@@ -221,11 +221,11 @@ class _Core(BlockingProducer):
         super().__init__(**settings)
         _live.discard(self)  # What is done at exit for producers that were left open would block, with no loop to wait.
         self._loop = asyncio.get_running_loop()
-        self._channels = LoopConnections("Producer", self._config)
-        self._keeper = LoopHousekeeper(self)
-        self._housekeeper = cast(Housekeeper, self._keeper)
+        self._channels = AsyncConnections("Producer", self._config)
+        self._async_maintenance = AsyncProducerMaintenance(self)
+        self._maintenance = cast(ProducerMaintenance, self._async_maintenance)
         if self._audit is not None:
-            self._claims = LoopAuditPublisher(
+            self._claims = AsyncAuditPublisher(
                 self._config, self._audit, lambda: Producer(**publisher_settings(self._config))
             )
             self._publisher = cast(AuditPublisher, self._claims)
@@ -262,22 +262,22 @@ class _Core(BlockingProducer):
 
     async def perform(self, step: Any) -> Any:
         """Do one step."""
-        if isinstance(step, TakeMemory):
+        if isinstance(step, ReserveMemory):
             return await self.take_memory(*step)
         return await self._channels.perform(step)
 
     async def take_memory(self, amount: int, deadline: float) -> None:
-        """Take bytes from the budget, waiting until `deadline`. They are the caller's when this returns."""
-        if not self._budget.take(amount):
+        """Take bytes from the buffer pool, waiting until `deadline`. They are the caller's when this returns."""
+        if not self._buffer_pool.acquire(amount):
             self._seal_all()
-            while not self._budget.take(amount):
+            while not self._buffer_pool.acquire(amount):
                 self._check_usable()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise BufferFullError(self._config.buffer_memory, self._config.max_block_ms)
                 await self._room(left)
         if self._closed:
-            self._budget.give_back(amount)
+            self._buffer_pool.release(amount)
             raise ClosedError("Producer")
 
     async def _room(self, seconds: float) -> None:
@@ -295,7 +295,7 @@ class _Core(BlockingProducer):
     async def flush_all(self, timeout: float | None) -> None:
         self._check_usable(closed_is_fine=True)
         self._seal_all()
-        waiting = list(self._dispatcher.unresolved)
+        waiting = list(self._in_flight_requests.unresolved)
         try:
             async with asyncio.timeout(timeout):
                 for batch in waiting:
@@ -319,7 +319,7 @@ class _Core(BlockingProducer):
             await self.flush_all(timeout)
         finally:
             self._give_up(ClosedError("Producer"))
-            self._keeper.close()
+            self._async_maintenance.close()
             if self._audit is not None:
                 await self._claims.close_all(timeout)
             self._ended.set()
@@ -373,8 +373,8 @@ class _Core(BlockingProducer):
         return self._seal_due()
 
 
-class LoopHousekeeper:
-    """A producer's timer and its one task, with the methods of `Housekeeper`. Owned by it, ended by `close`."""
+class AsyncProducerMaintenance:
+    """A producer's timer and its one task, with the methods of `ProducerMaintenance`. Owned by it, ended by `close`."""
 
     def __init__(self, core: _Core) -> None:
         self._core = core
@@ -451,7 +451,7 @@ async def _until_done(batch: PendingBatch) -> None:
         return
     waiter = asyncio.get_running_loop().create_future()
     batch.call_when_done(_waker(waiter))
-    batch.expedite()
+    batch.flush_now()
     await waiter
 
 

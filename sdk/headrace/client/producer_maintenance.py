@@ -24,7 +24,7 @@ IDLE_LOOK_MS = 1_000
 _log = logging.getLogger("headrace.client")
 
 
-class Housekeeper:
+class ProducerMaintenance:
     """Runs `seal_due` when something is due and `refresh` when something is wanted. Any thread."""
 
     def __init__(
@@ -91,32 +91,32 @@ class Housekeeper:
         return not self._stopped.is_set()
 
 
-def _run_clock(keeper: Housekeeper) -> None:
+def _run_clock(maintenance: ProducerMaintenance) -> None:
     """Between two looks `_wakes_ms` says until when it sleeps; whoever lowers it sets the event too."""
     seconds = 0.0
-    while keeper._wait(keeper._tick, seconds):
-        seal_due = keeper._seal_due()
+    while maintenance._wait(maintenance._tick, seconds):
+        seal_due = maintenance._seal_due()
         if seal_due is None:
             return
         now_ms = monotonic_ms()
-        keeper._wakes_ms = now_ms + IDLE_LOOK_MS
+        maintenance._wakes_ms = now_ms + IDLE_LOOK_MS
         try:
             due_ms = seal_due()
         except Exception:
             _log.exception("sealing failed")
             due_ms = None
         del seal_due
-        if due_ms is not None and due_ms < keeper._wakes_ms:
-            keeper._wakes_ms = max(due_ms, now_ms + 1)
-        seconds = max(0.0, keeper._wakes_ms / 1000 - time.monotonic())
+        if due_ms is not None and due_ms < maintenance._wakes_ms:
+            maintenance._wakes_ms = max(due_ms, now_ms + 1)
+        seconds = max(0.0, maintenance._wakes_ms / 1000 - time.monotonic())
 
 
-def _run_refresh(keeper: Housekeeper) -> None:
+def _run_refresh(maintenance: ProducerMaintenance) -> None:
     """Refresh when something is wanted, and before metadata grows too old; never twice within a short while."""
-    seconds = keeper._config.metadata_max_age_ms / 1000
+    seconds = maintenance._config.metadata_max_age_ms / 1000
     failures = 0
-    while keeper._wait(keeper._wanted, seconds):
-        refresh = keeper._refresh()
+    while maintenance._wait(maintenance._wanted, seconds):
+        refresh = maintenance._refresh()
         if refresh is None:
             return
         satisfied = False
@@ -132,8 +132,8 @@ def _run_refresh(keeper: Housekeeper) -> None:
             failures += 1
             _log.exception("reading metadata failed")
         del refresh
-        keeper._stopped.wait(refresh_delay_ms(keeper._backoff, failures) / 1000)
-        seconds = keeper._config.metadata_max_age_ms / 1000 if satisfied else 0.0
+        maintenance._stopped.wait(refresh_delay_ms(maintenance._backoff, failures) / 1000)
+        seconds = maintenance._config.metadata_max_age_ms / 1000 if satisfied else 0.0
 
 
 def refresh_delay_ms(backoff: Backoff, failures: int) -> int:

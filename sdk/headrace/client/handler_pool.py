@@ -2,7 +2,7 @@
 
 Every record is handled at least once. Up to where a partition may be committed the tracker says: never past a record
 that a handler is at, or that waits. A partition that is to be given up is finished first: nothing more of it is begun,
-and what runs has `drain_timeout_ms`. Nothing of a partition is begun before `run_trials` has let it go.
+and what runs has `drain_timeout_ms`. Nothing of a partition is begun before `poison_records` has let it go.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from headrace.client.clock import monotonic_ms
 from headrace.client.config import ConsumerConfig
 from headrace.client.config_text import nearest
 from headrace.client.dead_letters import DeadLetter, dead_letter
+from headrace.client.decoding import deserializers_of
 from headrace.client.errors import ConfigError, HandlerError
 from headrace.client.group_loops import AwaitCommit
 from headrace.client.group_member import GroupMember
 from headrace.client.group_offsets import OffsetAndMetadata
-from headrace.client.membership import Holding, Start
-from headrace.client.records import Deserializers, Record, RecordBatch, Segment
-from headrace.client.run_trials import PREFIX, Trials
-from headrace.client.segments import deserializers_of
+from headrace.client.membership import InitialPosition, OwnedPartition
+from headrace.client.poison_records import PREFIX, PoisonRecordDetector
+from headrace.client.records import DecodedBatch, Deserializers, Record, RecordBatch
 from headrace.client.serializers import deserialize
 from headrace.client.steps import Steps
-from headrace.client.work_queue import RetryPolicy, Task, Verdict, WorkQueue
+from headrace.client.work_queue import RetryDecision, RetryPolicy, Task, WorkQueue
 from headrace.wire.errors import HeadraceError, NotOwnerError, UnknownMemberError
 from headrace.wire.ids import TopicPartition
 
@@ -88,7 +88,7 @@ class RunSummary:
     """Records of which the handler may have seen some that will be handled again: begun, and not below a commit."""
 
 
-class RunCore:
+class HandlerPool:
     """Owned by one run. `lock` guards the queue and the counts; the workers and the reading thread take it."""
 
     def __init__(
@@ -98,7 +98,7 @@ class RunCore:
         group: GroupMember,
         *,
         wake_workers: Callable[[], None],
-        nudge: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         if not config.enable_auto_commit:
             raise ConfigError("run commits what is finished by itself", action="Leave enable_auto_commit on.")
@@ -106,14 +106,16 @@ class RunCore:
         self._config = config
         self._group = group
         self._wake_workers = wake_workers
-        self._nudge = nudge
+        self._wake = wake
         self._deserializers = deserializers_of(config)
         self._started_ms = monotonic_ms()
         self._revoking: dict[TopicPartition, int] = {}
         self._was_full = False
         self.lock = threading.RLock()
         self.queue = WorkQueue(options.ordering, options.retry, random.Random())
-        self._trials = Trials(self.queue, attempts=options.retry.attempts, watch_ms=2 * config.auto_commit_interval_ms)
+        self._poison_records = PoisonRecordDetector(
+            self.queue, attempts=options.retry.attempts, watch_ms=2 * config.auto_commit_interval_ms
+        )
         self.handled = self.failed = self.dead_letters = 0
         self.stops = False
         self.error: BaseException | None = None
@@ -121,13 +123,13 @@ class RunCore:
 
     # --- the reading thread: `group_member.Work` ---
 
-    def opened(self, where: TopicPartition, start: Start) -> None:
+    def opened(self, where: TopicPartition, start: InitialPosition) -> None:
         """See `Work`."""
         with self.lock:
             self.queue.open(where, start.offset, start.leader_epoch, is_held=True)
-            self._trials.opened(where, start.metadata)
+            self._poison_records.opened(where, start.metadata)
 
-    def may_give_up(self, holdings: list[Holding]) -> list[Holding]:
+    def may_give_up(self, holdings: list[OwnedPartition]) -> list[OwnedPartition]:
         """See `Work`; what runs for too long is given up all the same, and handled again by the next owner."""
         ready = []
         now = monotonic_ms()
@@ -145,7 +147,7 @@ class RunCore:
         with self.lock:
             self._revoking.pop(where, None)
             self.queue.close(where)
-            self._trials.closed(where)
+            self._poison_records.closed(where)
             self._advance()
 
     def is_full(self) -> bool:
@@ -161,42 +163,42 @@ class RunCore:
     def take(self, batch: RecordBatch) -> None:
         """Queue what was read."""
         with self.lock:
-            for segment in batch.segments:
-                raw = Segment(segment.source, segment.columns, segment.start, segment.end, Deserializers())
+            for decoded in batch.decoded_batches:
+                raw = DecodedBatch(decoded.source, decoded.columns, decoded.start, decoded.end, Deserializers())
                 for record in raw.records(iter(raw.offsets())):
-                    self.queue.add(record, segment.leader_epoch)
+                    self.queue.add(record, decoded.leader_epoch)
             self._advance()
-        if batch.segments:
+        if batch.decoded_batches:
             self._wake_workers()
 
     def turn(self) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """Look after what is due; gives the partitions that are to be paused, and those that may go on."""
         with self.lock:
             if self._revoking:
-                self._group.nudge()
+                self._group.wake()
             self._advance()
             spans = {where: self.queue.span(where) for where in self.queue.partitions()}
         most = self.options.window_records
         return [w for w, n in spans.items() if n >= most], [w for w, n in spans.items() if n <= most // 2]
 
-    # --- trials ---
+    # --- poison records ---
 
     def _advance(self) -> None:
         """Let go of what is held back what may be begun, and store what says so first. Under the lock."""
-        was_searching = self._trials.is_searching
-        for where, value in self._trials.step(monotonic_ms()):
+        was_searching = self._poison_records.is_searching
+        for where, value in self._poison_records.step(monotonic_ms()):
             self._store(where, value)
         if was_searching:
             self._wake_workers()
 
     def _store(self, where: TopicPartition, value: OffsetAndMetadata) -> None:
-        term = self._trials.term(where)
+        term = self._poison_records.term(where)
 
         def resolved(_: object, error: HeadraceError | None) -> None:
             if isinstance(error, NotOwnerError | UnknownMemberError):
                 return  # It is not ours any more.
             with self.lock:
-                self._trials.stored(where, monotonic_ms(), term=term)
+                self._poison_records.stored(where, monotonic_ms(), term=term)
                 self._advance()
             self._wake_workers()
 
@@ -206,7 +208,7 @@ class RunCore:
     def _leave_in_order(self, where: TopicPartition) -> None:
         """Take away the mark of a partition whose term ends, whatever ends it but the end of this process."""
         tracker = self.queue.tracker(where)
-        if tracker is None or (self._trials.leaves_mark(where) and self.options.dead_letter is not None):
+        if tracker is None or (self._poison_records.leaves_mark(where) and self.options.dead_letter is not None):
             return
         session, value = self._group.session, OffsetAndMetadata(tracker.position, tracker.leader_epoch)
         with session.lock:
@@ -238,10 +240,10 @@ class RunCore:
             else:
                 self.handled += 1
             if self.queue.succeeded(task):
-                tracker, text = task.tracker, self._trials.text(task.where)
+                tracker, text = task.tracker, self._poison_records.text(task.where)
                 self._group.finish(task.where, OffsetAndMetadata(tracker.position, tracker.leader_epoch, text))
             if not task.tracker.is_over:
-                self._trials.finished(task.where, task.record.offset)
+                self._poison_records.finished(task.where, task.record.offset)
             self._after(task)
 
     def handler_failed(self, task: Task, error: BaseException, *, is_final: bool = False) -> None:
@@ -249,7 +251,7 @@ class RunCore:
         with self.lock:
             self.failed += 1
             verdict = self.queue.failed(task, error, monotonic_ms(), is_final=is_final)
-            if verdict is Verdict.GIVE_UP:
+            if verdict is RetryDecision.GIVE_UP:
                 self._given_up(task)
             self._after(task)
 
@@ -280,16 +282,16 @@ class RunCore:
     def stop(self) -> None:
         """End the run: what runs is finished, what waits is left."""
         self.stops = True
-        self._nudge()
+        self._wake()
         self._wake_workers()
 
     def _after(self, task: Task) -> None:
         if self._was_full and self.queue.size <= self.options.buffer_records // 2:
             self._was_full = False
-            self._nudge()
+            self._wake()
         if task.where in self._revoking:
-            self._group.nudge()
-        if self._trials.is_searching:
+            self._group.wake()
+        if self._poison_records.is_searching:
             self._advance()
         self._wake_workers()
 
@@ -297,7 +299,7 @@ class RunCore:
 
     def begin(self) -> Steps[None]:
         """Take over the partitions that the consumer reads already."""
-        self._group.ask()
+        self._group.on_poll_begin()
         with self._group.session.lock:
             self._group.work = self
             owned = [holding.where for holding in self._group.membership.owned()]
@@ -305,7 +307,7 @@ class RunCore:
         for where, position in self._group.positions(owned).items():
             known = stored[where]
             metadata = known.metadata if known is not None and known.offset == position.offset else ""
-            self.opened(where, Start(position.offset, position.leader_epoch, metadata))
+            self.opened(where, InitialPosition(position.offset, position.leader_epoch, metadata))
         yield from ()
 
     def drained(self) -> bool:

@@ -8,7 +8,14 @@ import pytest
 from headrace import Record, TopicPartition
 from headrace.client.errors import ProcessEndedError
 from headrace.client.group_offsets import OffsetAndMetadata
-from headrace.client.run_trials import MARK_WAIT_MS, TRIAL_MS, TRIAL_RECORDS, Care, Mark, Trials
+from headrace.client.poison_records import (
+    ISOLATE_MS,
+    ISOLATE_RECORDS,
+    MARK_WAIT_MS,
+    Mode,
+    PoisonRecordDetector,
+    ProgressMarker,
+)
 from headrace.client.work_queue import RetryPolicy, WorkQueue
 
 WATCH_MS = 1_000
@@ -40,12 +47,12 @@ class Group:
     def live(self, *, workers=4, commit_every=50, steps=20_000, ordering="key", marks_are_stored=True):
         """One process, until everything is committed, or a handler ends it."""
         queue = WorkQueue(ordering, RetryPolicy(attempts=self.attempts), self.chance)
-        trials = Trials(queue, attempts=self.attempts, watch_ms=WATCH_MS)
+        detector = PoisonRecordDetector(queue, attempts=self.attempts, watch_ms=WATCH_MS)
         progress, on_their_way, at_work = {}, [], []
         for where, n in self.partitions.items():
             start = self.stored[where]
             queue.open(where, start.offset, is_held=True)
-            trials.opened(where, start.metadata)
+            detector.opened(where, start.metadata)
             for offset in range(start.offset, n):
                 key = None if self.chance.random() < 0.2 else b"%d" % self.chance.randrange(5)
                 queue.add(Record(where.topic, where.partition, offset, 1, key, b"v", ()), 0)
@@ -53,15 +60,15 @@ class Group:
             self.now_ms += 1
             if self.is_done():
                 return True
-            for where, value in trials.step(self.now_ms):
-                on_their_way.append((where, value, trials.term(where)))
+            for where, value in detector.step(self.now_ms):
+                on_their_way.append((where, value, detector.term(where)))
             if on_their_way and self.chance.random() < 0.5:
                 where, value, term = on_their_way.pop(0)
                 if marks_are_stored:
                     self.stored[where] = value
                     progress.pop(where, None)
                     self.marks += 1
-                    trials.stored(where, self.now_ms, term=term)
+                    detector.stored(where, self.now_ms, term=term)
             if step % commit_every == commit_every - 1 or not queue.size:
                 self.stored.update(progress)
                 progress.clear()
@@ -80,9 +87,9 @@ class Group:
                 else:
                     self.handled[where].append(offset)
                 moved = queue.succeeded(task)
-                trials.finished(where, offset)
+                detector.finished(where, offset)
                 if moved:
-                    progress[where] = OffsetAndMetadata(task.tracker.position, 0, trials.text(where))
+                    progress[where] = OffsetAndMetadata(task.tracker.position, 0, detector.text(where))
         raise AssertionError("it comes to no end")
 
     def lives(self, most=100, **how):
@@ -131,39 +138,39 @@ def test_a_life_that_ends_by_itself_costs_one_mark_a_partition():
 def test_a_process_that_was_ended_once_is_followed_by_one_that_works_as_always():
     """A mark of one that ended: the next one only commits more often, and its watch is over after a while."""
     group = Group({P0: 3_000})
-    group.stored[P0] = OffsetAndMetadata(0, 0, Mark(Care.PLAIN).text)
+    group.stored[P0] = OffsetAndMetadata(0, 0, ProgressMarker(Mode.NORMAL).text)
     assert group.live(workers=8)
-    assert Mark.of(group.stored[P0].metadata).care is None
+    assert ProgressMarker.of(group.stored[P0].metadata).mode is None
     assert group.marks < 1_500
 
 
 def test_a_trial_that_finds_nothing_is_over_after_so_many_records():
     """What ended the processes before was not a record: everything goes on as always."""
-    group = Group({P0: 3 * TRIAL_RECORDS})
-    group.stored[P0] = OffsetAndMetadata(0, 0, Mark(Care.WATCHED).text)
+    group = Group({P0: 3 * ISOLATE_RECORDS})
+    group.stored[P0] = OffsetAndMetadata(0, 0, ProgressMarker(Mode.WATCH).text)
     assert group.live(workers=8, steps=100_000)
     assert group.letters == []
-    assert TRIAL_RECORDS < group.marks < TRIAL_RECORDS + 10
+    assert ISOLATE_RECORDS < group.marks < ISOLATE_RECORDS + 10
 
 
 def test_a_trial_is_over_after_a_minute():
     """Slow handlers are not held to one at a time for long."""
     queue = WorkQueue("key", RetryPolicy(), random.Random(1))
-    trials = Trials(queue, attempts=5, watch_ms=WATCH_MS)
+    detector = PoisonRecordDetector(queue, attempts=5, watch_ms=WATCH_MS)
     queue.open(P0, 0, is_held=True)
-    trials.opened(P0, Mark(Care.WATCHED).text)
+    detector.opened(P0, ProgressMarker(Mode.WATCH).text)
     for offset in range(3):
         queue.add(Record("t", 0, offset, 1, None, b"v", ()), 0)
-    assert [value.metadata for _, value in trials.step(0)] == ["headrace.run alone=1 offset=0"]
-    trials.stored(P0, 0, term=trials.term(P0))
+    assert [value.metadata for _, value in detector.step(0)] == ["headrace.run alone=1 offset=0"]
+    detector.stored(P0, 0, term=detector.term(P0))
     task = queue.take(0)
     assert queue.take(0) is None
     queue.succeeded(task)
-    trials.finished(P0, 0)
-    assert [value.metadata for _, value in trials.step(TRIAL_MS)] == [""]
-    assert queue.take(TRIAL_MS) is None
-    trials.stored(P0, TRIAL_MS, term=trials.term(P0))
-    assert trials.step(TRIAL_MS) == []
+    detector.finished(P0, 0)
+    assert [value.metadata for _, value in detector.step(ISOLATE_MS)] == [""]
+    assert queue.take(ISOLATE_MS) is None
+    detector.stored(P0, ISOLATE_MS, term=detector.term(P0))
+    assert detector.step(ISOLATE_MS) == []
     assert [queue.take(0).record.offset, queue.take(0).record.offset] == [1, 2]
 
 
@@ -177,36 +184,44 @@ def test_without_etcd_work_goes_on_after_a_while():
 
 
 def test_a_mark_of_another_record_condemns_none():
-    """Retention may have taken the record that was on trial: the one that comes first now is another one."""
+    """Retention may have taken the record that was isolated: the one that comes first now is another one."""
     group = Group({P0: 20}, attempts=3)
-    group.stored[P0] = OffsetAndMetadata(5, 0, Mark(Care.ALONE, 9, 4).text)
+    group.stored[P0] = OffsetAndMetadata(5, 0, ProgressMarker(Mode.ISOLATE, 9, 4).text)
     assert group.live()
     assert group.letters == []
 
 
 def test_an_answer_of_an_earlier_term_lets_nothing_go():
     queue = WorkQueue("key", RetryPolicy(), random.Random(1))
-    trials = Trials(queue, attempts=5, watch_ms=WATCH_MS)
+    detector = PoisonRecordDetector(queue, attempts=5, watch_ms=WATCH_MS)
     terms = []
     for _ in range(2):
         queue.open(P0, 0, is_held=True)
-        trials.opened(P0, "")
+        detector.opened(P0, "")
         queue.add(Record("t", 0, 0, 1, None, b"v", ()), 0)
-        assert len(trials.step(0)) == 1
-        terms.append(trials.term(P0))
-    trials.stored(P0, 0, term=terms[0])
+        assert len(detector.step(0)) == 1
+        terms.append(detector.term(P0))
+    detector.stored(P0, 0, term=terms[0])
     assert queue.take(0) is None
-    trials.stored(P0, 0, term=terms[1])
+    detector.stored(P0, 0, term=terms[1])
     assert queue.take(0).record.offset == 0
 
 
-@pytest.mark.parametrize("mark", [Mark(), Mark(Care.PLAIN), Mark(Care.WATCHED), Mark(Care.ALONE, 2, 1 << 60)])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        ProgressMarker(),
+        ProgressMarker(Mode.NORMAL),
+        ProgressMarker(Mode.WATCH),
+        ProgressMarker(Mode.ISOLATE, 2, 1 << 60),
+    ],
+)
 def test_a_mark_is_read_as_it_was_written(mark):
-    assert Mark.of(mark.text) == mark
+    assert ProgressMarker.of(mark.text) == mark
 
 
 @pytest.mark.parametrize(
     "metadata", ["", "x", "headrace.run", "headrace.run alone=-1 offset=2", "headrace.run alone=1"]
 )
 def test_metadata_of_others_is_no_mark(metadata):
-    assert Mark.of(metadata) == Mark()
+    assert ProgressMarker.of(metadata) == ProgressMarker()

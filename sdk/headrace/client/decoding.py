@@ -6,8 +6,8 @@ Used by the thread that the application reads with. Every checksum is looked at 
 from collections.abc import Iterator
 
 from headrace.client.config import FetchConfig
-from headrace.client.read_position import Chunk
-from headrace.client.records import Deserializers, Segment
+from headrace.client.partition_fetch_state import CompletedFetch
+from headrace.client.records import DecodedBatch, Deserializers
 from headrace.client.serializers import resolve_deserializer
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches, read_header
 from headrace.wire.columns import Columns, decode_batch
@@ -16,8 +16,8 @@ from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, Unsuppor
 
 MAX_BATCH_BYTES = 2**31 - 1
 MAX_RECORDS = 2**31 - 1
-SEGMENT_RECORDS = 100_000
-"""A batch of more is cut: objects are made of the records of one segment at a time."""
+DECODED_BATCH_RECORDS = 100_000
+"""A batch of more is cut: objects are made of the records of one decoded batch at a time."""
 
 
 def deserializers_of(config: FetchConfig) -> Deserializers:
@@ -28,17 +28,19 @@ def deserializers_of(config: FetchConfig) -> Deserializers:
     )
 
 
-def segments_of(chunk: Chunk, deserializers: Deserializers, max_payload_bytes: int) -> Iterator[Segment]:
-    """Give a chunk's batches as segments, from the chunk's offset up to its end offset; none is empty.
+def decoded_batches_of(
+    completed: CompletedFetch, deserializers: Deserializers, max_payload_bytes: int
+) -> Iterator[DecodedBatch]:
+    """Return what was fetched as decoded batches, from its offset up to its end offset; none is empty.
 
-    One batch is inflated at a time, when its first segment is asked for; of many records it becomes several segments.
+    One batch is inflated at a time, when its first decoded batch is asked for; of many records it becomes several.
 
     Raises:
-        CorruptBatchError: names partition and offset, with the next good offset; the segments before it came.
+        CorruptBatchError: names partition and offset, with the next good offset; the decoded batches before it came.
         UnsupportedCodecError: the codec's package is not installed here.
     """
-    offset = chunk.offset
-    batches = iter_batches(chunk.data)
+    offset = completed.offset
+    batches = iter_batches(completed.data)
     position = 0
     while True:
         try:
@@ -47,19 +49,19 @@ def segments_of(chunk: Chunk, deserializers: Deserializers, max_payload_bytes: i
         except StopIteration:
             return
         except CorruptBatchError as error:
-            raise _at(chunk, offset, position, error) from error
+            raise _at(completed, offset, position, error) from error
         except UnsupportedCodecError as error:
             raise UnsupportedCodecError(
-                f"{chunk.where} at offset {offset}: {error.message}",
+                f"{completed.where} at offset {offset}: {error.message}",
                 action=f"{error.action} The topic setting allowed_codecs says what producers may use.",
             ) from error
         position += header.batch_bytes
         start = max(0, offset - header.base_offset)
         end = header.record_count
-        if chunk.end_offset is not None:
-            end = min(end, chunk.end_offset - header.base_offset)
-        for first in range(start, end, SEGMENT_RECORDS):
-            yield Segment(chunk.where, columns, first, min(end, first + SEGMENT_RECORDS), deserializers)
+        if completed.end_offset is not None:
+            end = min(end, completed.end_offset - header.base_offset)
+        for first in range(start, end, DECODED_BATCH_RECORDS):
+            yield DecodedBatch(completed.where, columns, first, min(end, first + DECODED_BATCH_RECORDS), deserializers)
         offset = max(offset, header.end_offset)
 
 
@@ -81,10 +83,10 @@ def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
     return decode_batch(batch, max_payload_bytes=max_payload_bytes)
 
 
-def _at(chunk: Chunk, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:
+def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:
     """Say where the damage is, what to do about it, and where a reader may go on."""
     next_offset, written_so = error.next_offset, error.next_offset > offset
-    following = _header_after(chunk.data, position)
+    following = _header_after(completed.data, position)
     if not written_so:
         next_offset = following.base_offset if following is not None else -1
     if not written_so:
@@ -95,13 +97,13 @@ def _at(chunk: Chunk, offset: int, position: int, error: CorruptBatchError) -> C
         cause = "It was written so, and every replica has it: its records cannot be read."
     go_on = f"Seek to {next_offset}" if next_offset > offset else "Seek to an offset behind it"
     found = CorruptBatchError(
-        f"{chunk.where} at offset {offset}: {error.message}",
+        f"{completed.where} at offset {offset}: {error.message}",
         base_offset=error.base_offset,
         next_offset=next_offset,
         action=f"{cause} {go_on} to go on behind it, or set on_corrupt_batch.",
     )
-    size = None if following is None and not written_so else read_header(chunk.data, position).batch_bytes
-    found.batch = bytes(memoryview(chunk.data)[position : None if size is None else position + size])
+    size = None if following is None and not written_so else read_header(completed.data, position).batch_bytes
+    found.batch = bytes(memoryview(completed.data)[position : None if size is None else position + size])
     found.offset, found.written_so = offset, written_so
     return found
 

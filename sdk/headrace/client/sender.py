@@ -2,7 +2,7 @@
 
 `_enqueue` gives a batch its place and its sequence, `_encode` makes its bytes, `_dispatch` starts the calls that may
 start, `_landed` takes an answer in, `_finish` completes batches and gives their memory back. What may start and what an
-answer means is decided by the `Dispatcher`; here are the calls, the lock and the counters. Any thread.
+answer means is decided by `InFlightRequests`; here are the calls, the lock and the counters. Any thread.
 """
 
 import logging
@@ -13,31 +13,31 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from headrace.client.accumulator import Budget, Swapped
+from headrace.client.accumulator import BufferPool, ClosedBatch
 from headrace.client.audit import AuditLedger
 from headrace.client.audit_publisher import AuditPublisher
+from headrace.client.bootstrap_client import error_of_call
 from headrace.client.bulk import EncodePart
 from headrace.client.call_counts import CallStats
 from headrace.client.clock import monotonic_ms
-from headrace.client.cluster_calls import error_of_call
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.config import ProducerConfig
 from headrace.client.connection import Connections
 from headrace.client.errors import ClosedError, DeliveryError
-from headrace.client.housekeeping import Housekeeper
-from headrace.client.inflight import Dispatcher
-from headrace.client.pipeline import Finished, PartitionPipeline, Request, SealedBatch
+from headrace.client.inflight import InFlightRequests
+from headrace.client.partition_queue import Finished, PartitionQueue, Request, SealedBatch
 from headrace.client.produce_rpc import GRACE_MS, answers_of, produce_request
+from headrace.client.producer_maintenance import ProducerMaintenance
 from headrace.client.receipts import PendingBatch
 from headrace.client.request_ids import metadata_of
 from headrace.client.retry import OVERDUE_MS, Backoff
-from headrace.client.routing import RoutingTable
 from headrace.client.sequences import ProducerStamp
 from headrace.wire.compression import Codec, compress
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import batch_parts
-from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, TimedOutError, TransportError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import BufferVector
 
 _log = logging.getLogger("headrace.client")
 
@@ -56,7 +56,7 @@ class ProducerStats(NamedTuple):
     inflight_requests: int
 
 
-class Delivery:
+class Sender:
     """The part of a producer that does not know of records any more. `Producer` is the other one."""
 
     _publisher: AuditPublisher
@@ -70,13 +70,13 @@ class Delivery:
         self._config = config
         self._codec = Codec[config.compression_type.upper()]
         compress(self._codec, b"", config.compression_level)
-        self._budget = Budget(config.buffer_memory)
+        self._buffer_pool = BufferPool(config.buffer_memory)
         self._connections = Connections("Producer", config)
         self._random = random.Random()
-        self._routes = RoutingTable()
+        self._cluster_metadata = ClusterMetadata()
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self._random)
-        self._dispatcher = Dispatcher(
-            self._routes,
+        self._in_flight_requests = InFlightRequests(
+            self._cluster_metadata,
             self._backoff,
             idempotent=config.idempotent,
             max_in_flight_requests=config.max_in_flight_requests,
@@ -91,7 +91,7 @@ class Delivery:
         self._calls: dict[Request, Any] = {}
         self._dispatching = False
         self._dispatch_again = False
-        self._housekeeper = Housekeeper(config, self._backoff, self._seal_due, self._refresh)
+        self._maintenance = ProducerMaintenance(config, self._backoff, self._seal_due, self._refresh)
         self._audit: AuditLedger | None = None
 
     def _seal_due(self) -> int | None:
@@ -104,31 +104,33 @@ class Delivery:
 
     def stats(self) -> ProducerStats:
         """Give what was sent and what is on its way; cheap, any thread."""
-        return self._counted._replace(buffered_bytes=self._budget.used, inflight_requests=len(self._calls))
+        return self._counted._replace(buffered_bytes=self._buffer_pool.used, inflight_requests=len(self._calls))
 
     def calls(self) -> CallStats:
         """Give how its produce calls went; cheap, any thread."""
-        return self._dispatcher.counts.stats()
+        return self._in_flight_requests.counts.stats()
 
     def continue_from(self, where: TopicPartition, sequence: int) -> None:
         """Begin a partition that has had no record yet with this sequence: so many records of this `producer_id` and
         `producer_epoch` are stored there, as far as the caller knows. Refused by the leader where there are more.
         """
         with self._lock:
-            self._dispatcher.continue_from(where, sequence)
+            self._in_flight_requests.continue_from(where, sequence)
 
-    def _enqueue(self, pipeline: PartitionPipeline, pending: PendingBatch, records: int, charged: int) -> SealedBatch:
+    def _enqueue(
+        self, partition_queue: PartitionQueue, pending: PendingBatch, records: int, reserved_bytes: int
+    ) -> SealedBatch:
         """Give a batch its place and its sequence. Under the buffer's lock."""
         with self._lock:
-            self._dispatcher.start_pipeline(pipeline)
+            self._in_flight_requests.add_partition(partition_queue)
             deadline_ms = monotonic_ms() + self._config.delivery_timeout_ms
-            batch = SealedBatch(pipeline, pending, records, charged, deadline_ms)
-            self._dispatcher.add(batch)
+            batch = SealedBatch(partition_queue, pending, records, reserved_bytes, deadline_ms)
+            self._in_flight_requests.add(batch)
         if self._audit is not None and self._audit.sealed(pending, records):
             self._publisher.wake()
         return batch
 
-    def _encode_sealed(self, sealed: tuple[SealedBatch, Swapped]) -> None:
+    def _encode_sealed(self, sealed: tuple[SealedBatch, ClosedBatch]) -> None:
         """Encode what was an open batch."""
         batch, records = sealed
 
@@ -154,7 +156,7 @@ class Delivery:
         step = batch.pending.batch_records
         try:
             batch.encoded = [
-                Pieces(encode(start + first, start + min(first + step, batch.records), batch.stamp.behind(first)))
+                BufferVector(encode(start + first, start + min(first + step, batch.records), batch.stamp.behind(first)))
                 for first in range(0, batch.records, step)
             ]
         except BaseException as error:
@@ -162,7 +164,7 @@ class Delivery:
                 error if isinstance(error, HeadraceError) else InternalError(repr(error), outcome=Outcome.NOT_APPLIED)
             )
             with self._lock:
-                finished = self._dispatcher.give_up(batch, typed)
+                finished = self._in_flight_requests.give_up(batch, typed)
             self._finish(finished)
             if not isinstance(error, HeadraceError):
                 raise
@@ -184,12 +186,12 @@ class Delivery:
                     self._dispatching = False
                     return
                 self._dispatch_again = False
-                requests = self._dispatcher.next_requests(monotonic_ms())
-                wanted = self._dispatcher.needs_metadata or self._dispatcher.needs_producer_id
+                requests = self._in_flight_requests.next_requests(monotonic_ms())
+                wanted = self._in_flight_requests.needs_metadata or self._in_flight_requests.needs_producer_id
             if wanted:
-                self._housekeeper.refresh_wanted()
+                self._maintenance.refresh_wanted()
             if requests:
-                self._housekeeper.due_at(monotonic_ms() + OVERDUE_MS)
+                self._maintenance.due_at(monotonic_ms() + OVERDUE_MS)
             for request in requests:
                 request.started_seconds = time.monotonic()
                 self._call(request)
@@ -231,19 +233,21 @@ class Delivery:
     def _resolve(self, request: Request, response: Any, error: HeadraceError | None) -> None:
         now_ms, seconds = monotonic_ms(), time.monotonic() - request.started_seconds
         with self._lock:
-            self._dispatcher.counts.took(seconds)
+            self._in_flight_requests.counts.took(seconds)
             if error is not None:
                 error.request_id = error.request_id or request.request_id
-                finished = self._dispatcher.failed(request, error, now_ms)
+                finished = self._in_flight_requests.failed(request, error, now_ms)
             else:
-                finished = self._dispatcher.answered(request, answers_of(request, response, self._config), now_ms)
+                finished = self._in_flight_requests.answered(
+                    request, answers_of(request, response, self._config), now_ms
+                )
         self._finish(finished)
-        self._housekeeper.due_at(self._seal_due())
+        self._maintenance.due_at(self._seal_due())
 
     def _finish(self, finished: list[Finished]) -> None:
         """Complete batches and give their memory back."""
         for batch, base_offsets, error in finished:
-            self._budget.give_back(batch.charged)
+            self._buffer_pool.release(batch.reserved_bytes)
             batch.encoded = None
             if self._audit is not None:
                 self._audit.finished(batch.pending, batch.records, error)
@@ -251,7 +255,7 @@ class Delivery:
                 with self._lock:
                     self._failed_records += batch.records
                     if len(self._failures) < KEPT_FAILURES:
-                        self._failures.append((batch.pipeline.where, batch.records, error))
+                        self._failures.append((batch.partition_queue.where, batch.records, error))
             batch.pending.complete(base_offsets, error)
         if finished:
             self._count(finished)
@@ -273,9 +277,9 @@ class Delivery:
         Gives when to look again, in monotonic ms.
         """
         with self._lock:
-            given_up, finished = self._dispatcher.give_up_overdue(now_ms)
-            finished += self._dispatcher.expire(now_ms)
-            event_ms = self._dispatcher.next_event_ms(now_ms)
+            given_up, finished = self._in_flight_requests.give_up_overdue(now_ms)
+            finished += self._in_flight_requests.expire(now_ms)
+            event_ms = self._in_flight_requests.next_event_ms(now_ms)
             calls = [self._calls[request] for request in given_up if request in self._calls]
         self._finish(finished)
         for call in calls:
@@ -292,7 +296,7 @@ class Delivery:
     def _give_up(self, error: HeadraceError) -> None:
         """End what is left, and cancel the calls that still fly."""
         with self._lock:
-            finished = self._dispatcher.abandon(error)
+            finished = self._in_flight_requests.abandon(error)
         self._finish(finished)
         for call in list(self._calls.values()):
             call.cancel()

@@ -37,9 +37,9 @@ from headrace.client.admin_rpc import (
     TopicDescription,
 )
 from headrace.client.admin_steps import AdminSteps
-from headrace.client.cluster_calls import ClusterCalls
+from headrace.client.aio.connection import AsyncConnections
+from headrace.client.bootstrap_client import BootstrapClient
 from headrace.client.config import AdminConfig, build
-from headrace.client.loop.connection import LoopConnections
 from headrace.client.steps import Steps, drive_async
 from headrace.wire.errors import from_rpc_error
 from headrace.wire.ids import TopicPartition
@@ -60,8 +60,8 @@ class Admin:
             ConfigError: an unknown setting or a value out of range.
         """
         config = build(AdminConfig, settings)
-        self._connections = LoopConnections("Admin", config)
-        calls = ClusterCalls(config)
+        self._connections = AsyncConnections("Admin", config)
+        calls = BootstrapClient(config)
         self._steps = AdminSteps(config, calls)
         self._groups = AdminGroupSteps(config, calls, self._steps)
         self._processes = ProcessSteps(config, calls)

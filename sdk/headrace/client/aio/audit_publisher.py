@@ -12,10 +12,10 @@ from headrace.client.config import ProducerConfig
 from headrace.wire.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.client.loop.producer import Producer
+    from headrace.client.aio.producer import Producer
 
 
-class LoopAuditPublisher:
+class AsyncAuditPublisher:
     """As `AuditPublisher`, on one event loop."""
 
     def __init__(self, config: ProducerConfig, ledger: AuditLedger, make_producer: Callable[[], "Producer"]) -> None:

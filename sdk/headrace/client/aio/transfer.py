@@ -14,19 +14,19 @@ from headrace.client.transfer import (
     request_frame,
 )
 from headrace.v1 import broker_pb2
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import HeadraceError
 from headrace.wire.transfer import ANSWER_HEAD, PREFACE
+from headrace.wire.zero_copy import SplicedMessage
 
 
-class LoopTransfers:
+class AsyncTransfers:
     """The connections of one client. Owned by its fetcher, whose tasks are over when it is closed."""
 
     def __init__(self, config: FetchConfig) -> None:
         self._ports = TransferPorts(config)
         self._idle: dict[str, list[socket.socket]] = {}
 
-    async def fetch(self, address: str, request: broker_pb2.FetchRequest, timeout: float) -> Envelope | None:
+    async def fetch(self, address: str, request: broker_pb2.FetchRequest, timeout: float) -> SplicedMessage | None:
         """Fetch from a transfer port; None: not over this one, ask over gRPC.
 
         Raises:
@@ -95,7 +95,7 @@ async def _connect(address: str) -> socket.socket:
     return connection
 
 
-async def _exchange(connection: socket.socket, request: broker_pb2.FetchRequest) -> Envelope:
+async def _exchange(connection: socket.socket, request: broker_pb2.FetchRequest) -> SplicedMessage:
     await asyncio.get_running_loop().sock_sendall(connection, request_frame(request))
     head = bytearray(ANSWER_HEAD.size)
     await _receive(connection, memoryview(head))

@@ -11,37 +11,51 @@ from typing import NamedTuple
 from headrace.client.receipts import PendingBatch
 from headrace.client.request_ids import new_request_id
 from headrace.client.sequences import ProducerStamp, SequenceState, restamp
-from headrace.wire.envelopes import Pieces
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import BufferVector
 
 
 class SealedBatch:
-    """Records that travel together: one batch, or a run of them where `batch_records` cuts. Owned by its pipeline."""
+    """Records that travel together: one batch, or a run of them where `batch_records` cuts. Owned by its queue."""
 
     __slots__ = (
-        "charged", "count", "deadline_ms", "doubtful", "encoded", "numbered", "pending", "pipeline", "records",
-        "serial", "stamp",
-    )  # fmt: skip
+        "count",
+        "deadline_ms",
+        "encoded",
+        "numbered",
+        "outcome_unknown",
+        "partition_queue",
+        "pending",
+        "records",
+        "reserved_bytes",
+        "serial",
+        "stamp",
+    )
 
     def __init__(
-        self, pipeline: "PartitionPipeline", pending: PendingBatch, records: int, charged: int, deadline_ms: int
+        self,
+        partition_queue: "PartitionQueue",
+        pending: PendingBatch,
+        records: int,
+        reserved_bytes: int,
+        deadline_ms: int,
     ) -> None:
-        self.pipeline = pipeline
+        self.partition_queue = partition_queue
         self.pending = pending
         self.records = records
         self.count = len(range(0, records, pending.batch_records))
         """Batches that it is cut into."""
-        self.charged = charged
-        """Bytes of the producer's budget."""
+        self.reserved_bytes = reserved_bytes
+        """Bytes of the producer's buffer pool."""
         self.deadline_ms = deadline_ms
-        self.serial = pipeline.next_serial()
-        self.stamp: ProducerStamp = pipeline.sequences.sealed(records)
-        self.encoded: list[Pieces] | None = None
+        self.serial = partition_queue.next_serial()
+        self.stamp: ProducerStamp = partition_queue.sequences.sealed(records)
+        self.encoded: list[BufferVector] | None = None
         """Its batches; None while they are being encoded: nothing behind is sent meanwhile."""
         self.numbered = False
         """Whether its sequence counts as sent in the present epoch."""
-        self.doubtful = False
+        self.outcome_unknown = False
         """Whether some send of it may have been applied."""
 
     @property
@@ -56,18 +70,28 @@ class SealedBatch:
         self.stamp = stamp
 
 
-class PartitionPipeline:
+class PartitionQueue:
     """The sealed batches of one partition of one life of a topic."""
 
     __slots__ = (
-        "failed_epoch", "failures", "flying", "needs_epoch", "queue", "recovering", "retry_at_ms", "seeks_leader",
-        "sequences", "serials", "topic_id", "where",
-    )  # fmt: skip
+        "failed_epoch",
+        "failures",
+        "flying",
+        "needs_epoch",
+        "queued",
+        "recovering",
+        "retry_at_ms",
+        "seeks_leader",
+        "sequences",
+        "serials",
+        "topic_id",
+        "where",
+    )
 
     def __init__(self, where: TopicPartition, topic_id: bytes) -> None:
         self.where = where
         self.topic_id = topic_id
-        self.queue: deque[SealedBatch] = deque()
+        self.queued: deque[SealedBatch] = deque()
         self.flying: list[SealedBatch] = []
         self.sequences = SequenceState()
         self.serials = 0
@@ -83,7 +107,7 @@ class PartitionPipeline:
     @property
     def idle(self) -> bool:
         """Whether nothing is queued or in flight: then a batch that lingers may go."""
-        return not self.queue and not self.flying
+        return not self.queued and not self.flying
 
     def is_waiting(self, leader_epoch: int, now_ms: int) -> bool:
         """Whether it waits out a failure of the leader of this epoch."""
@@ -96,16 +120,16 @@ class PartitionPipeline:
 
     def put_back(self, batches: Iterable[SealedBatch]) -> None:
         """Put batches back to their places in the queue."""
-        merged = list(self.queue)
+        merged = list(self.queued)
         for batch in batches:
             insort(merged, batch, key=lambda entry: entry.serial)
-        self.queue = deque(merged)
+        self.queued = deque(merged)
 
 
 class RequestPart(NamedTuple):
     """What a request carries for one partition."""
 
-    pipeline: PartitionPipeline
+    partition_queue: PartitionQueue
     leader_epoch: int
     batches: list[SealedBatch]
 
@@ -126,7 +150,7 @@ class Request:
         """When its call was started, by the shell's clock."""
 
 
-class Answer(NamedTuple):
+class PartitionResponse(NamedTuple):
     """What came back for one partition of a request."""
 
     base_offsets: tuple[int, ...]

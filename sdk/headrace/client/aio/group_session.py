@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 
 from headrace.client.errors import ClosedError
-from headrace.client.group_loops import AwaitCommit, Beat, GroupLoops, Notify, Rest
+from headrace.client.group_loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
 from headrace.client.steps import Call, Steps, drive_on_async
 
 
-class LoopGroupSession(GroupLoops):
+class AsyncGroupSession(GroupLoops):
     """Owned by one consumer; its loop alone touches it."""
 
     def __init__(
@@ -47,13 +47,13 @@ class LoopGroupSession(GroupLoops):
     async def perform(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         match step:
-            case Rest():
+            case WaitEvent():
                 await _wait(step.event, step.seconds)
                 step.event.clear()
                 return None
-            case Beat():
-                return await self._beat(step.call)
-            case Notify():
+            case LongPollCall():
+                return await self._long_poll(step.call)
+            case InvokeCallback():
                 result = step.callback(step.partitions)
                 return await result if inspect.isawaitable(result) else result
             case AwaitCommit():
@@ -70,10 +70,10 @@ class LoopGroupSession(GroupLoops):
         except TimeoutError:
             return
 
-    async def _beat(self, call: Call) -> Any:
+    async def _long_poll(self, call: Call) -> Any:
         """Make a call that `_interrupt` ends."""
         flying = self._flying = await self._perform(call._replace(starts=True))
-        if self.membership.is_to_speak or self._ends:
+        if self.membership.needs_heartbeat or self._ends:
             flying.cancel()
         try:
             return await self._answer(flying)

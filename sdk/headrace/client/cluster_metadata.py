@@ -28,7 +28,7 @@ NOBODY = Leader(-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRoute:
+class TopicLeaders:
     """One life of a topic."""
 
     name: str
@@ -50,11 +50,11 @@ class TopicRoute:
         return [number for number, leader in enumerate(self.leaders) if leader.broker_id >= 0]
 
 
-class RoutingTable:
+class ClusterMetadata:
     """Topics by name, brokers by id. Changed by `update`, `learn_leader` and `forget_leader` alone."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, TopicRoute] = {}
+        self._topics: dict[str, TopicLeaders] = {}
         self._errors: dict[str, HeadraceError] = {}
         self._addresses: dict[int, str] = {}
         self._transfer_addresses: dict[int, str] = {}
@@ -87,7 +87,7 @@ class RoutingTable:
                 self._errors[topic.name] = from_detail(topic.error)
                 continue
             self._errors.pop(topic.name, None)
-            route = TopicRoute(
+            topic_leaders = TopicLeaders(
                 topic.name,
                 topic.topic_id,
                 _leaders(topic),
@@ -95,9 +95,9 @@ class RoutingTable:
                 self._updates,
             )
             known = self._topics.get(topic.name)
-            if known is not None and known.topic_id == route.topic_id:
-                route = replace(route, leaders=_newest(known.leaders, route.leaders))
-            self._topics[topic.name] = route
+            if known is not None and known.topic_id == topic_leaders.topic_id:
+                topic_leaders = replace(topic_leaders, leaders=_newest(known.leaders, topic_leaders.leaders))
+            self._topics[topic.name] = topic_leaders
 
     def _take_brokers(self, response: cluster_pb2.GetMetadataResponse) -> None:
         """Take addresses; an older answer adds brokers that are not known, and moves none."""
@@ -109,7 +109,7 @@ class RoutingTable:
         if is_newest:
             self._brokers_version = version_of(response)
 
-    def topic(self, name: str) -> TopicRoute | None:
+    def topic(self, name: str) -> TopicLeaders | None:
         """Give what is known of a topic, or None."""
         return self._topics.get(name)
 
@@ -117,23 +117,23 @@ class RoutingTable:
         """Give what the last answer said against a topic, or None."""
         return self._errors.get(name)
 
-    def require(self, name: str) -> TopicRoute:
+    def require(self, name: str) -> TopicLeaders:
         """Give a topic that the last answer must have known.
 
         Raises:
             HeadraceError: what the answer said; UnknownTopicError where it said nothing.
         """
-        route = self._topics.get(name)
-        if route is None:
+        topic_leaders = self._topics.get(name)
+        if topic_leaders is None:
             raise self._errors.get(name) or UnknownTopicError(f"there is no topic {name!r}")
-        return route
+        return topic_leaders
 
     def leader(self, where: TopicPartition) -> tuple[int, str, int] | None:
         """Give broker id, address and leader epoch of a partition's leader, or None while there is none to send to."""
-        route = self._topics.get(where.topic)
-        if route is None or where.partition >= len(route.leaders):
+        topic_leaders = self._topics.get(where.topic)
+        if topic_leaders is None or where.partition >= len(topic_leaders.leaders):
             return None
-        leader = route.leaders[where.partition]
+        leader = topic_leaders.leaders[where.partition]
         address = self._addresses.get(leader.broker_id, "")
         return (leader.broker_id, address, leader.epoch) if leader.broker_id >= 0 and address else None
 
@@ -151,30 +151,34 @@ class RoutingTable:
 
     def learn_leader(self, where: TopicPartition, hint: LeaderHint) -> bool:
         """Take the leader that a NOT_LEADER names, if it is newer than the known one; whether it was."""
-        route = self._topics.get(where.topic)
-        if route is None or where.partition >= len(route.leaders) or hint.leader_id < 0:
+        topic_leaders = self._topics.get(where.topic)
+        if topic_leaders is None or where.partition >= len(topic_leaders.leaders) or hint.leader_id < 0:
             return False
-        known = route.leaders[where.partition]
+        known = topic_leaders.leaders[where.partition]
         if hint.leader_epoch < known.epoch or (hint.leader_id, hint.leader_epoch) == (known.broker_id, known.epoch):
             return False
         if hint.address:
             self._addresses[hint.leader_id] = hint.address
-        self._set(route, where.partition, Leader(hint.leader_id, hint.leader_epoch))
+        self._set(topic_leaders, where.partition, Leader(hint.leader_id, hint.leader_epoch))
         return True
 
     def forget_leader(self, where: TopicPartition, epoch: int) -> None:
         """Send nothing more to the leader of `epoch`; a newer one that is known meanwhile stays."""
-        route = self._topics.get(where.topic)
-        if route is not None and where.partition < len(route.leaders) and route.leaders[where.partition].epoch <= epoch:
-            self._set(route, where.partition, Leader(-1, route.leaders[where.partition].epoch))
+        topic_leaders = self._topics.get(where.topic)
+        if (
+            topic_leaders is not None
+            and where.partition < len(topic_leaders.leaders)
+            and topic_leaders.leaders[where.partition].epoch <= epoch
+        ):
+            self._set(topic_leaders, where.partition, Leader(-1, topic_leaders.leaders[where.partition].epoch))
 
     def names(self) -> Iterable[str]:
         """Give the names of the known topics."""
         return list(self._topics)
 
-    def _set(self, route: TopicRoute, partition: int, leader: Leader) -> None:
-        leaders = (*route.leaders[:partition], leader, *route.leaders[partition + 1 :])
-        self._topics[route.name] = replace(route, leaders=leaders)
+    def _set(self, topic_leaders: TopicLeaders, partition: int, leader: Leader) -> None:
+        leaders = (*topic_leaders.leaders[:partition], leader, *topic_leaders.leaders[partition + 1 :])
+        self._topics[topic_leaders.name] = replace(topic_leaders, leaders=leaders)
 
 
 def _leaders(topic: cluster_pb2.TopicMetadata) -> tuple[Leader, ...]:

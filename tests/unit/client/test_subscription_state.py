@@ -1,18 +1,14 @@
-"""Positions: whom a partition is fetched from, what an answer means, and when a fetch is given up. No I/O, no clock."""
+"""SubscriptionState: whom a partition is fetched from, what an answer means, and when a fetch is given up. No I/O, no
+clock.
+"""
 
 import random
 
 import pytest
+from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.config import ConsumerConfig
 from headrace.client.errors import LogTruncationError, TopicRecreatedError
-from headrace.client.positions import (
-    FETCHES_BEHIND,
-    FETCHES_PER_BROKER,
-    MAX_THROTTLE_MS,
-    PARTITIONS_BEHIND,
-    Positions,
-)
-from headrace.client.read_position import (
+from headrace.client.partition_fetch_state import (
     DAMAGE_PATIENCE_MS,
     DAMAGED_COPIES,
     LAGGING_TRIES,
@@ -20,11 +16,16 @@ from headrace.client.read_position import (
     SILENT_REPLICA_MS,
 )
 from headrace.client.retry import OVERDUE_MS, Backoff
-from headrace.client.routing import RoutingTable
+from headrace.client.subscription_state import (
+    FETCHES_BEHIND,
+    FETCHES_PER_BROKER,
+    MAX_THROTTLE_MS,
+    PARTITIONS_BEHIND,
+    SubscriptionState,
+)
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.columns import encode_batch
-from headrace.wire.envelopes import Envelope
 from headrace.wire.errors import (
     CorruptBatchError,
     FencedLeaderEpochError,
@@ -40,6 +41,7 @@ from headrace.wire.errors import (
     to_detail,
 )
 from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import SplicedMessage
 
 WHERE = TopicPartition("clicks", 0)
 TOPIC_ID = b"c" * 16
@@ -65,16 +67,16 @@ class Reading:
     """One partition that is read, by hand: an application, brokers and a clock of its own."""
 
     def __init__(self, offset=0, **settings):
-        self.routes = RoutingTable()
-        self.routes.update(metadata())
+        self.cluster_metadata = ClusterMetadata()
+        self.cluster_metadata.update(metadata())
         config = ConsumerConfig(metadata_max_age_ms=TERM_MS, **settings)
-        self.positions = Positions(config, Backoff(50, 1000, random.Random(1)))
+        self.positions = SubscriptionState(config, Backoff(50, 1000, random.Random(1)))
         self.positions.assign(WHERE, offset)
         self.now_ms = 0
 
     def fetch(self):
         """The fetch that starts now, or None."""
-        plans = self.positions.plan(self.routes, self.now_ms)
+        plans = self.positions.plan(self.cluster_metadata, self.now_ms)
         assert len(plans) <= 1
         return plans[0] if plans else None
 
@@ -92,23 +94,23 @@ class Reading:
             entry.error.CopyFrom(to_detail(error))
         if diverged is not None:
             entry.diverged.leader_epoch, entry.diverged.end_offset = diverged
-        envelope = Envelope(response, [[b"".join(batches)]])
-        return self.positions.take_answer(plan, envelope, self.routes, self.now_ms)
+        spliced = SplicedMessage(response, [[b"".join(batches)]])
+        return self.positions.take_answer(plan, spliced, self.cluster_metadata, self.now_ms)
 
     def fail(self, plan, error=UNREACHABLE):
-        return self.positions.take_failure(plan, error, self.routes, self.now_ms)
+        return self.positions.take_failure(plan, error, self.cluster_metadata, self.now_ms)
 
     def deliver(self, up_to=None, epoch=3):
         """The application takes what has come."""
-        chunk = self.positions.pop(self.now_ms)
-        assert chunk is not None
-        end = up_to if up_to is not None else self.end_of(chunk)
-        self.positions.deliver(WHERE, chunk.generation, end, epoch)
-        return chunk
+        completed = self.positions.pop(self.now_ms)
+        assert completed is not None
+        end = up_to if up_to is not None else self.end_of(completed)
+        self.positions.deliver(WHERE, completed.generation, end, epoch)
+        return completed
 
     @staticmethod
-    def end_of(chunk):
-        return chunk.offset + 10 * (len(chunk.data) // len(batch(0)))
+    def end_of(completed):
+        return completed.offset + 10 * (len(completed.data) // len(batch(0)))
 
     def read(self, base, epoch=3):
         """Fetch and take one batch."""
@@ -200,7 +202,7 @@ def test_a_leader_from_before_what_was_read_is_not_asked():
     reading.read(0, epoch=4)
     assert reading.fetch() is None
     assert reading.positions.stale_topics == {"clicks"}
-    reading.routes.update(metadata(leader=2, epoch=4))
+    reading.cluster_metadata.update(metadata(leader=2, epoch=4))
     assert reading.asks()[0] == 2
 
 
@@ -211,7 +213,7 @@ def test_a_position_of_another_life_of_the_topic_is_lost():
     """Offsets and epochs of a topic say nothing about the one that was created again under its name."""
     reading = Reading()
     reading.read(0)
-    reading.routes.update(metadata(epoch=0, topic_id=OTHER_ID))
+    reading.cluster_metadata.update(metadata(epoch=0, topic_id=OTHER_ID))
     assert reading.asks() is None
     assert reading.positions.resets() == [WHERE]
     assert reading.positions.replaced(WHERE) == (TOPIC_ID, OTHER_ID)
@@ -226,7 +228,7 @@ def test_a_position_of_another_life_of_the_topic_is_lost():
 def test_what_was_fetched_of_the_old_life_is_delivered_before_the_position_is_lost():
     reading = Reading()
     reading.answer(reading.fetch(), batch(0))
-    reading.routes.update(metadata(topic_id=OTHER_ID))
+    reading.cluster_metadata.update(metadata(topic_id=OTHER_ID))
     assert reading.asks() is None
     assert reading.positions.resets() == []
     reading.deliver()
@@ -240,12 +242,12 @@ def test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it():
     assert reading.asks() is None
     assert reading.positions.stale_topics == {"clicks"}
     assert reading.positions.resets() == []
-    reading.routes.update(metadata(epoch=0, topic_id=OTHER_ID))
+    reading.cluster_metadata.update(metadata(epoch=0, topic_id=OTHER_ID))
     assert reading.asks()[1].offset == 5
     reading = Reading()
     reading.positions.assign(WHERE, 5, topic_id=OTHER_ID)
     assert reading.asks() is None
-    reading.routes.update(metadata(topic_id=b"e" * 16))
+    reading.cluster_metadata.update(metadata(topic_id=b"e" * 16))
     assert reading.asks() is None
     assert reading.positions.replaced(WHERE) == (OTHER_ID, b"e" * 16)
 
@@ -253,7 +255,7 @@ def test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it():
 def test_a_seek_after_the_loss_goes_on_in_the_new_life():
     reading = Reading()
     reading.read(0)
-    reading.routes.update(metadata(epoch=0, topic_id=OTHER_ID))
+    reading.cluster_metadata.update(metadata(epoch=0, topic_id=OTHER_ID))
     assert reading.asks() is None
     reading.positions.seek(WHERE, 3)
     assert reading.fetch().request.topics[0].topic.topic_id == OTHER_ID
@@ -271,7 +273,7 @@ def test_a_newer_leader_is_tried_at_once(known):
     if not known:
         assert reading.fetch() is None
         assert reading.positions.stale_topics == {"clicks"}
-        reading.routes.update(metadata(leader=2, epoch=4))
+        reading.cluster_metadata.update(metadata(leader=2, epoch=4))
     assert reading.asks()[0] == 2
 
 
@@ -292,7 +294,7 @@ def test_a_wrong_hint_is_followed_once_and_then_waits():
     assert plan.broker_id == 2
     reading.answer(plan, error=NotLeaderError("not me", leader=LeaderHint(1, 3, "b1:1")))
     assert reading.fetch() is None
-    reading.routes.update(metadata(leader=3, epoch=4))
+    reading.cluster_metadata.update(metadata(leader=3, epoch=4))
     assert reading.asks()[0] == 3
 
 
@@ -311,7 +313,7 @@ def test_while_it_waits_for_a_leader_metadata_is_asked_for(error):
 
 def test_where_nobody_leads_metadata_is_asked_for():
     reading = Reading()
-    reading.routes.update(metadata(leader=-1, epoch=4))
+    reading.cluster_metadata.update(metadata(leader=-1, epoch=4))
     assert reading.fetch() is None
     assert reading.positions.stale_topics == {"clicks"}
 
@@ -330,7 +332,7 @@ def test_a_position_that_is_gone_is_reset_once_all_that_was_read_is_delivered():
 def test_an_unreachable_leader_is_tried_again_only_after_a_while():
     reading = Reading()
     reading.fail(reading.fetch())
-    reading.routes.update(metadata())
+    reading.cluster_metadata.update(metadata())
     assert reading.fetch() is None
     reading.later(50)
     assert reading.asks()[0] == 1
@@ -342,23 +344,23 @@ def test_a_fetch_that_nobody_answers_is_given_up_for_a_newer_leader():
     reading.read(0)
     stuck = reading.fetch()
     reading.later(500 + OVERDUE_MS - 1)
-    reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    reading.positions.give_up_overdue(reading.cluster_metadata, reading.now_ms)
     assert not reading.positions.stale_topics
     reading.later(1)
-    reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    reading.positions.give_up_overdue(reading.cluster_metadata, reading.now_ms)
     assert reading.positions.stale_topics == {"clicks"}
     assert reading.positions._in_flight == {1: 1}, "the same leader's is not given up"
     reading.positions.stale_topics.clear()
-    reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    reading.positions.give_up_overdue(reading.cluster_metadata, reading.now_ms)
     assert not reading.positions.stale_topics, "one look a second"
-    reading.routes.update(metadata(leader=2, epoch=4))
-    reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    reading.cluster_metadata.update(metadata(leader=2, epoch=4))
+    reading.positions.give_up_overdue(reading.cluster_metadata, reading.now_ms)
     plan = reading.fetch()
     assert plan.broker_id == 2
     assert not reading.answer(stuck, batch(10))
     reading.answer(plan, batch(10, epoch=4))
     assert reading.deliver(20, 4).offset == 10
-    assert not reading.positions.has_chunks()
+    assert not reading.positions.has_completed_fetches()
 
 
 def test_a_success_ends_the_back_off_and_failures_raise_it():
@@ -384,7 +386,7 @@ def test_a_wait_that_is_over_does_not_wake_the_engine_again():
     """A partition that is in flight anew, or has nobody to ask, is waited for no more: the engine would never rest."""
     reading = Reading()
     reading.fail(reading.fetch())
-    reading.routes.update(metadata())
+    reading.cluster_metadata.update(metadata())
     reading.now_ms += 60
     assert reading.fetch() is not None
     assert reading.positions.next_retry_ms(reading.now_ms) is None
@@ -398,14 +400,14 @@ def test_a_wait_that_is_over_does_not_wake_the_engine_again():
 
 @pytest.mark.parametrize("error", [UnknownTopicError("gone"), InternalError("odd")])
 def test_what_the_application_has_moves_a_position_that_failed_meanwhile(error):
-    """A fetch fails while a chunk is open: what is received of that chunk is not fetched again."""
+    """A fetch fails while a completed fetch is open: what is received of that completed fetch is not fetched again."""
     reading = Reading()
     reading.answer(reading.fetch(), batch(0))
-    chunk = reading.positions.pop(0)
-    assert reading.positions.deliver(WHERE, chunk.generation, 3, 3)
+    completed = reading.positions.pop(0)
+    assert reading.positions.deliver(WHERE, completed.generation, 3, 3)
     reading.answer(reading.fetch(), error=error)
     reading.positions.fail(WHERE, error, reading.now_ms)
-    assert reading.positions.deliver(WHERE, chunk.generation, 7, 3)
+    assert reading.positions.deliver(WHERE, completed.generation, 7, 3)
     assert reading.positions.position(WHERE) == 7
     assert reading.fetch() is None, "it waits out the failure nevertheless"
     reading.now_ms += 1_000
@@ -413,13 +415,13 @@ def test_what_the_application_has_moves_a_position_that_failed_meanwhile(error):
 
 
 def test_what_was_fetched_before_a_seek_is_received_no_more():
-    """The engine itself seeks where a topic was made anew: an open chunk is of the old one."""
+    """The engine itself seeks where a topic was made anew: an open completed fetch is of the old one."""
     reading = Reading()
     reading.answer(reading.fetch(), batch(0))
-    chunk = reading.positions.pop(0)
-    assert reading.positions.deliver(WHERE, chunk.generation, 3, 3)
+    completed = reading.positions.pop(0)
+    assert reading.positions.deliver(WHERE, completed.generation, 3, 3)
     reading.positions.seek(WHERE, 0, b"d" * 16)
-    assert not reading.positions.deliver(WHERE, chunk.generation, 7, 3)
+    assert not reading.positions.deliver(WHERE, completed.generation, 7, 3)
     assert reading.positions.position(WHERE) == 0
 
 
@@ -448,7 +450,7 @@ def test_what_is_fetched_ahead_is_bounded_and_counted():
     reading.answer(reading.fetch(), batch(20))
     reading.positions.seek(WHERE, 5)
     assert reading.positions.buffered_bytes == 0
-    assert not reading.positions.has_chunks()
+    assert not reading.positions.has_completed_fetches()
     reading.answer(reading.fetch(), batch(0))
     reading.positions.drop(WHERE)
     assert reading.positions.buffered_bytes == 0
@@ -464,7 +466,7 @@ def test_an_answer_to_what_was_asked_before_a_seek_is_dropped():
     new = reading.fetch()
     assert new.partitions[0].offset == 500
     assert not reading.answer(old, batch(0))
-    assert not reading.positions.has_chunks()
+    assert not reading.positions.has_completed_fetches()
     reading.answer(new, batch(500))
     assert reading.deliver(510).offset == 500
 
@@ -472,10 +474,10 @@ def test_an_answer_to_what_was_asked_before_a_seek_is_dropped():
 def test_partitions_take_turns_and_one_that_is_idle_holds_up_none():
     """Each is in a fetch of its own while another waits; at most eight fetches are in flight to a broker."""
     reading = Reading()
-    reading.routes.update(metadata(partitions=10))
+    reading.cluster_metadata.update(metadata(partitions=10))
     for number in range(1, 10):
         reading.positions.assign(TopicPartition("clicks", number), 0)
-        plans = reading.positions.plan(reading.routes, 0)
+        plans = reading.positions.plan(reading.cluster_metadata, 0)
         first = number == 1
         assert [part.where.partition for plan in plans for part in plan.partitions] == (
             [0, 1] if first else [number] if number < FETCHES_PER_BROKER + 1 else []
@@ -498,12 +500,12 @@ def test_of_many_partitions_those_that_have_more_are_asked_for_first():
     """A few at a time, as an answer has room for few; those that are idle wait together, and hold up nobody."""
     many = 3 * PARTITIONS_BEHIND
     reading = Reading()
-    reading.routes.update(metadata(partitions=many))
+    reading.cluster_metadata.update(metadata(partitions=many))
     for number in range(1, many):
         reading.positions.assign(TopicPartition("clicks", number), 0)
 
     def fetches():
-        plans = reading.positions.plan(reading.routes, 0)
+        plans = reading.positions.plan(reading.cluster_metadata, 0)
         return plans, [[part.where.partition for part in plan.partitions] for plan in plans]
 
     (first,), (asked,) = fetches()
@@ -512,7 +514,7 @@ def test_of_many_partitions_those_that_have_more_are_asked_for_first():
     entry = response.topics.add(topic_id=TOPIC_ID)
     for number in range(many):  # Those of odd numbers have ten records more than nothing.
         entry.partitions.add(partition=number, high_watermark=10 * (number % 2), preferred_replica=-1)
-    reading.positions.take_answer(first, Envelope(response, [[b""]] * many), reading.routes, 0)
+    reading.positions.take_answer(first, SplicedMessage(response, [[b""]] * many), reading.cluster_metadata, 0)
 
     (behind, *_), (some, more, others) = fetches()
     assert (len(some), {number % 2 for number in some}) == (PARTITIONS_BEHIND, {1})
@@ -524,7 +526,9 @@ def test_of_many_partitions_those_that_have_more_are_asked_for_first():
     entry = response.topics.add(topic_id=TOPIC_ID)
     for number in some:
         entry.partitions.add(partition=number, high_watermark=10, preferred_replica=-1)
-    reading.positions.take_answer(behind, Envelope(response, [[batch(0)]] * len(some)), reading.routes, 0)
+    reading.positions.take_answer(
+        behind, SplicedMessage(response, [[batch(0)]] * len(some)), reading.cluster_metadata, 0
+    )
     _, (again,) = fetches()
     assert sorted(again) == sorted(some)  # Read to the end: idle as well.
 
@@ -534,13 +538,13 @@ def test_a_reader_knows_from_the_start_where_there_is_more():
     many = 2 * FETCHES_PER_BROKER * PARTITIONS_BEHIND
     reading = Reading()
     reading.positions.drop(WHERE)
-    reading.routes.update(metadata(partitions=many))
+    reading.cluster_metadata.update(metadata(partitions=many))
     for number in range(many - 1):
         reading.positions.assign(TopicPartition("clicks", number), 0, 10)
     turns = FETCHES_PER_BROKER // FETCHES_BEHIND
-    plans = [plan for _ in range(turns - 1) for plan in reading.positions.plan(reading.routes, 0)]
+    plans = [plan for _ in range(turns - 1) for plan in reading.positions.plan(reading.cluster_metadata, 0)]
     reading.positions.assign(TopicPartition("clicks", many - 1), 0)  # An idle one, as far as is known.
-    plans += [plan for _ in range(3) for plan in reading.positions.plan(reading.routes, 0)]
+    plans += [plan for _ in range(3) for plan in reading.positions.plan(reading.cluster_metadata, 0)]
     assert [len(plan.partitions) for plan in plans] == [PARTITIONS_BEHIND] * FETCHES_PER_BROKER
     assert len({part.where for plan in plans for part in plan.partitions}) == FETCHES_PER_BROKER * PARTITIONS_BEHIND
 
@@ -550,24 +554,26 @@ def test_a_look_at_many_partitions_goes_on_where_the_last_one_ended():
     many = 4 * FETCHES_BEHIND * PARTITIONS_BEHIND * 3
     reading = Reading()
     reading.positions.drop(WHERE)
-    reading.routes.update(metadata(partitions=many))
+    reading.cluster_metadata.update(metadata(partitions=many))
     for number in range(many):
         reading.positions.assign(TopicPartition("clicks", number), 0, 10)
     asked = []
     for _ in range(3):
-        for plan in reading.positions.plan(reading.routes, 0):
+        for plan in reading.positions.plan(reading.cluster_metadata, 0):
             asked += [part.where.partition for part in plan.partitions]
             response = broker_pb2.FetchResponse()
             entry = response.topics.add(topic_id=TOPIC_ID)
             for part in plan.partitions:  # There was no room for them in the answer.
                 entry.partitions.add(partition=part.where.partition, high_watermark=10, preferred_replica=-1)
-            reading.positions.take_answer(plan, Envelope(response, [[b""]] * len(plan.partitions)), reading.routes, 0)
+            reading.positions.take_answer(
+                plan, SplicedMessage(response, [[b""]] * len(plan.partitions)), reading.cluster_metadata, 0
+            )
     looked_at = 3 * PARTITIONS_BEHIND * FETCHES_BEHIND  # By three known brokers, of which one leads all.
     assert {number // looked_at for number in asked} == {0, 1, 2}
 
 
 def test_the_engine_is_told_of_what_it_has_to_look_at_and_of_nothing_else():
-    """That a record was received is none of it: a reader would wake its engine with every chunk."""
+    """That a record was received is none of it: a reader would wake its engine with every completed fetch."""
     reading = Reading(prefetch_bytes=4096, partition_fetch_max_bytes=4096)
     assert reading.positions.has_news
     reading.positions.has_news = False
@@ -610,7 +616,7 @@ def test_a_position_that_is_gone_is_news_when_all_before_it_is_received():
 def test_chunks_are_handed_out_in_turns():
     """One of each partition that has some, however many it has; one that was dropped has no turn."""
     reading = Reading()
-    reading.routes.update(metadata(partitions=3))
+    reading.cluster_metadata.update(metadata(partitions=3))
     for number in (1, 2):
         reading.positions.assign(TopicPartition("clicks", number), 0)
     for base in (0, 10):
@@ -620,13 +626,13 @@ def test_chunks_are_handed_out_in_turns():
         for part in plan.partitions:
             entry.partitions.add(partition=part.where.partition, high_watermark=20, preferred_replica=-1)
         batches = [[batch(base)] for _ in plan.partitions]
-        reading.positions.take_answer(plan, Envelope(response, batches), reading.routes, 0)
+        reading.positions.take_answer(plan, SplicedMessage(response, batches), reading.cluster_metadata, 0)
     order = [reading.positions.pop(0).where.partition for _ in range(3)]
     assert sorted(order) == [0, 1, 2]
-    assert reading.positions.has_chunks()
+    assert reading.positions.has_completed_fetches()
     reading.positions.drop(TopicPartition("clicks", order[0]))
     assert [reading.positions.pop(0).where.partition for _ in range(2)] == order[1:]
-    assert not reading.positions.has_chunks()
+    assert not reading.positions.has_completed_fetches()
     assert reading.positions.pop(0) is None
 
 
@@ -634,7 +640,7 @@ def test_a_truncation_that_is_due_is_told_before_more_is_collected():
     """A poll that has collected one partition's last records must not meet another's error with them in its hands."""
     reading = Reading()
     other = TopicPartition("clicks", 1)
-    reading.routes.update(metadata(partitions=2))
+    reading.cluster_metadata.update(metadata(partitions=2))
     reading.positions.assign(other, 0)
     for diverged in (False, True):
         plan = reading.fetch()
@@ -647,12 +653,12 @@ def test_a_truncation_that_is_due_is_told_before_more_is_collected():
             if diverged and part.where == WHERE:
                 result.diverged.leader_epoch, result.diverged.end_offset = 2, 5
                 batches[-1] = [b""]
-        reading.positions.take_answer(plan, Envelope(response, batches), reading.routes, 0)
-    while (chunk := reading.positions.pop(0)).where != WHERE:
+        reading.positions.take_answer(plan, SplicedMessage(response, batches), reading.cluster_metadata, 0)
+    while (completed := reading.positions.pop(0)).where != WHERE:
         pass
-    assert reading.positions.has_chunks()
-    reading.positions.deliver(WHERE, chunk.generation, 10, 3)
-    assert not reading.positions.has_chunks()
+    assert reading.positions.has_completed_fetches()
+    reading.positions.deliver(WHERE, completed.generation, 10, 3)
+    assert not reading.positions.has_completed_fetches()
     with pytest.raises(LogTruncationError):
         reading.positions.pop(0)
 
@@ -773,7 +779,7 @@ def test_a_replica_of_unknown_address_is_not_waited_for():
 
 def test_a_replica_that_became_leader_is_asked_as_such():
     reading = near()
-    reading.routes.update(metadata(leader=2, epoch=4))
+    reading.cluster_metadata.update(metadata(leader=2, epoch=4))
     plan = reading.fetch()
     assert (plan.broker_id, plan.request.rack, plan.partitions[0].from_leader) == (2, "east", True)
 
@@ -782,10 +788,10 @@ def test_a_replica_that_does_not_answer_is_left_without_asking_anybody():
     reading = near(fetch_wait_ms=500)
     stuck = reading.fetch()
     reading.later(500 + OVERDUE_MS)
-    assert not reading.positions.give_up_overdue(reading.routes, reading.now_ms)
+    assert not reading.positions.give_up_overdue(reading.cluster_metadata, reading.now_ms)
     assert reading.asks()[0] == 1
     assert not reading.answer(stuck, batch(0))
-    assert not reading.positions.has_chunks()
+    assert not reading.positions.has_completed_fetches()
 
 
 def test_a_replica_that_is_named_again_starts_afresh():
@@ -807,8 +813,8 @@ def damaged(reading):
     """Fetch and find the batch damaged; whether it is asked for again."""
     plan = reading.fetch()
     reading.answer(plan, batch(0))
-    chunk = reading.positions.pop(reading.now_ms)
-    again = reading.positions.found_damage(chunk, CorruptBatchError("checksum"), reading.now_ms)
+    completed = reading.positions.pop(reading.now_ms)
+    again = reading.positions.found_damage(completed, CorruptBatchError("checksum"), reading.now_ms)
     reading.later(1000)
     return again
 
@@ -831,8 +837,8 @@ def test_a_damaged_batch_is_asked_for_again_and_the_broker_is_told():
 def test_damage_is_asked_for_after_a_back_off_and_forgotten_by_a_seek():
     reading = Reading()
     reading.answer(reading.fetch(), batch(0))
-    chunk = reading.positions.pop(0)
-    assert reading.positions.found_damage(chunk, CorruptBatchError("checksum"), 0)
+    completed = reading.positions.pop(0)
+    assert reading.positions.found_damage(completed, CorruptBatchError("checksum"), 0)
     assert reading.fetch() is None
     reading.positions.seek(WHERE, 10)
     assert not reading.asks()[1].found_damage
@@ -849,7 +855,7 @@ def test_a_new_leaders_copies_are_counted_anew():
     reading = Reading()
     assert damaged(reading)
     assert damaged(reading)
-    reading.routes.update(metadata(leader=2, epoch=4))
+    reading.cluster_metadata.update(metadata(leader=2, epoch=4))
     assert damaged(reading)
     assert damaged(reading)
     assert not damaged(reading)
@@ -880,12 +886,12 @@ def test_a_leader_that_refuses_what_is_damaged_is_waited_out(error):
 
 
 def test_damage_in_what_was_left_behind_meanwhile_is_nobodys():
-    """A chunk from before a seek says nothing about where the reader is now."""
+    """A completed fetch from before a seek says nothing about where the reader is now."""
     reading = Reading()
     reading.answer(reading.fetch(), batch(0))
-    chunk = reading.positions.pop(0)
+    completed = reading.positions.pop(0)
     reading.positions.seek(WHERE, 500)
-    assert reading.positions.found_damage(chunk, CorruptBatchError("checksum"), 0)
+    assert reading.positions.found_damage(completed, CorruptBatchError("checksum"), 0)
     assert not reading.asks()[1].found_damage
 
 
@@ -898,7 +904,7 @@ def test_an_answer_for_a_topic_that_was_forgotten_meanwhile_is_taken_in():
     plan = reading.fetch()
     gone = cluster_pb2.GetMetadataResponse()
     gone.topics.add(name="clicks", error=to_detail(UnknownTopicError("deleted")))
-    reading.routes.update(gone)
+    reading.cluster_metadata.update(gone)
     assert reading.answer(plan, batch(0))
     assert reading.deliver(10).where == WHERE
 
@@ -926,14 +932,14 @@ def test_what_came_with_a_throttle_is_followed_by_a_fetch_at_once():
     reading.deliver(10)
     reading.answer(reading.fetch(), throttle_ms=10**9)
     assert reading.positions.next_retry_ms(reading.now_ms) == MAX_THROTTLE_MS
-    reading.routes.update(metadata(leader=2, epoch=4))
+    reading.cluster_metadata.update(metadata(leader=2, epoch=4))
     assert reading.fetch().broker_id == 2
 
 
 def test_an_error_found_before_a_seek_is_not_raised_after_it():
     """It was about the position that the application has left; errors of other partitions are raised."""
     first, second = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
-    positions = Positions(ConsumerConfig(), Backoff(50, 1000, random.Random(1)))
+    positions = SubscriptionState(ConsumerConfig(), Backoff(50, 1000, random.Random(1)))
     positions.assign(first, 100)
     positions.assign(second, 0)
     positions.fail(first, TopicRecreatedError(first, 100, b"old", b"new"), 0)

@@ -12,31 +12,31 @@ from typing import Any
 
 import grpc
 
+from headrace.client.aio.connection import AsyncConnections
+from headrace.client.aio.producer import Producer
+from headrace.client.aio.transfer import AsyncTransfers
+from headrace.client.bootstrap_client import error_of_call
 from headrace.client.clock import monotonic_ms
-from headrace.client.cluster_calls import error_of_call
 from headrace.client.corrupt_batches import WriteLetters
 from headrace.client.dead_letters import producer_settings
 from headrace.client.errors import ClosedError
 from headrace.client.fetch_plan import FetchPlan
-from headrace.client.fetching import Fetcher, NextChunk, log
-from headrace.client.loop.connection import LoopConnections
-from headrace.client.loop.producer import Producer
-from headrace.client.loop.transfer import LoopTransfers
+from headrace.client.fetching import Fetcher, NextFetch, log
+from headrace.client.partition_fetch_state import CompletedFetch
 from headrace.client.position_reports import INTERVAL_S, PositionReports
-from headrace.client.read_position import Chunk
 from headrace.client.request_ids import operation_metadata
 from headrace.client.steps import Steps, drive_async
 from headrace.wire.errors import HeadraceError
 
 
-class LoopFetcher(Fetcher):
+class AsyncFetcher(Fetcher):
     """Owned by one consumer or reader; its loop alone touches it."""
 
     def __init__(self, config: Any, what: str, **rest: Any) -> None:
         """As `Fetcher`. Connects when first used."""
         super().__init__(config, what, **rest)
-        self._channels = LoopConnections(what, config)
-        self._loop_transfers = LoopTransfers(config)
+        self._channels = AsyncConnections(what, config)
+        self._async_transfers = AsyncTransfers(config)
         self._work_there = asyncio.Event()
         self._data_there = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,8 +54,8 @@ class LoopFetcher(Fetcher):
 
     async def perform_async(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
-        if isinstance(step, NextChunk):
-            return await self.wait_chunk(step.timeout, is_held=step.is_held)
+        if isinstance(step, NextFetch):
+            return await self.wait_fetch(step.timeout, delivery_paused=step.delivery_paused)
         if isinstance(step, WriteLetters):
             return await self._write_letters_async(step)
         return await self._channels.perform(step)
@@ -70,19 +70,19 @@ class LoopFetcher(Fetcher):
         """Await a call that was only started."""
         return await self._channels.answer(call)
 
-    async def wait_chunk(self, timeout: float | None, *, is_held: bool = False) -> Chunk | None:
-        """Wait for the next chunk, as `Fetcher.next_chunk`; with timeout 0 it awaits nothing.
+    async def wait_fetch(self, timeout: float | None, *, delivery_paused: bool = False) -> CompletedFetch | None:
+        """Wait for the next completed fetch, as `Fetcher.next_fetch`; with timeout 0 it awaits nothing.
 
-        No await stands between taking the chunk and returning it, so a cancelled wait loses none.
+        No await stands between taking the completed fetch and returning it, so a cancelled wait loses none.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._data_there.clear()
-            chunk = self._pop(is_held)
-            if chunk is not None:
-                return chunk
+            completed = self._pop(delivery_paused)
+            if completed is not None:
+                return completed
             left = None if deadline is None else deadline - time.monotonic()
-            if (left is not None and left <= 0) or self._take_nudge() or self._ends_wait(is_held):
+            if (left is not None and left <= 0) or self._take_wake() or self._ends_wait(delivery_paused):
                 return None
             try:
                 async with asyncio.timeout(left):
@@ -108,7 +108,7 @@ class LoopFetcher(Fetcher):
     async def _end(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self._loop_transfers.close()
+        self._async_transfers.close()
         await self._channels.close()
         if self._letters is not None:
             with contextlib.suppress(HeadraceError):  # Each letter was waited for.
@@ -164,7 +164,7 @@ class LoopFetcher(Fetcher):
             log.exception("the positions of the %s are not reported any more", self._what)
 
     def _plan(self, now: int) -> None:
-        for plan in self.positions.plan(self._routes, now):
+        for plan in self.positions.plan(self._cluster_metadata, now):
             self._own(self._fetch_plan(plan))
 
     async def _fetch_plan(self, plan: FetchPlan) -> None:
@@ -172,7 +172,7 @@ class LoopFetcher(Fetcher):
         timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
         answer, error, started_seconds = None, None, time.monotonic()
         try:
-            answer = await self._loop_transfers.fetch(plan.transfer_address, plan.request, timeout)
+            answer = await self._async_transfers.fetch(plan.transfer_address, plan.request, timeout)
             if answer is None:
                 fetch = self._channels.endpoint(plan.address).fetch
                 call = fetch(plan.request, timeout=timeout, metadata=operation_metadata())
