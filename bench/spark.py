@@ -106,7 +106,7 @@ class GeneratorSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name of the format."""
+        """Return the name of the format."""
         return "generator"
 
     def schema(self) -> StructType:

@@ -15,7 +15,7 @@ FOLDER = ROOT / "docs"
 
 
 def stale_pages() -> list[tuple[Path, str]]:
-    """Give each page whose file is absent or differs, with the text that it should have."""
+    """Return each page whose file is absent or differs, with the text that it should have."""
     fresh = [(FOLDER / page.path, page.text()) for page in PAGES]
     return [(path, text) for path, text in fresh if not path.is_file() or path.read_text("utf-8") != text]
 

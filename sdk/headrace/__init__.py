@@ -90,5 +90,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Give the public names."""
+    """Return the public names."""
     return sorted(__all__)

@@ -122,7 +122,7 @@ class ClientCollector(Collector):
             clients[client] = _Watched(self._name(clients, core, client, name), loop)
 
     def _name(self, clients: "weakref.WeakKeyDictionary[Any, _Watched]", core: Any, client: Any, wanted: str) -> str:
-        """Give the name that a client gets, and forget the closed one that had it."""
+        """Return the name that a client gets, and forget the closed one that had it."""
         taken = {watched.name: other for other, watched in clients.items() if other is not client}
         if not wanted:
             kind = next(each.__name__.lower() for each in (Producer, Consumer, Reader) if isinstance(core, each))
@@ -157,7 +157,7 @@ class ClientCollector(Collector):
 
 
 def _core(client: Any) -> Any:
-    """Give the blocking client that one of `headrace.aio` is made of; a blocking one is that itself."""
+    """Return the blocking client that one of `headrace.aio` is made of; a blocking one is that itself."""
     return getattr(client, "_core", client)
 
 

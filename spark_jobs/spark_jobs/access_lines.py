@@ -94,7 +94,7 @@ def parse_line(line: bytes) -> AccessLine:
 
 
 def _first_wrong_field(text: str) -> str:
-    """Give the name of the field up to which the line fits and no further."""
+    """Return the name of the field up to which the line fits and no further."""
     if not text.strip():
         return "empty line"
     for count in range(len(_FIELDS), 0, -1):
@@ -132,7 +132,7 @@ def row_of(origin: str, position: int, line: bytes) -> tuple[Any, ...]:
 
 
 def lines_of(path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Give the lines of a file that begin in a range of bytes, with where they begin, without their line ends.
+    """Yield the lines of a file that begin in a range of bytes, with where they begin, without their line ends.
 
     `end` is where a line ends; `start` may lie in a line, which then belongs to the range before.
     """

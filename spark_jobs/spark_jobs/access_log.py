@@ -65,7 +65,7 @@ class AccessSummary:
 
 
 def _parser() -> tuple[Callable[[Iterator[Any]], Iterator[Any]], Callable[[Iterator[Any]], Iterator[Any]]]:
-    """Give the functions that workers run: over values of a topic, and over ranges of files."""
+    """Yield the functions that workers run: over values of a topic, and over ranges of files."""
     from pyspark import cloudpickle
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType

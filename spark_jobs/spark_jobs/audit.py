@@ -163,7 +163,7 @@ def _claimed(spark: SparkSession, wanted: Audit) -> list[Claimed]:
 
 
 def _records(spark: SparkSession, wanted: Audit, topic: str) -> DataFrame:
-    """Give what is to be counted: partition, offset, timestamp, and whatever the identity needs."""
+    """Return the columns to count: partition, offset, timestamp, and those of the identity."""
     if wanted.table is None:
         return read_topic(spark, wanted.bootstrap_servers, topic)
     table = open_table(wanted.table, wanted.table_format)
@@ -205,7 +205,7 @@ def _arrived(frame: DataFrame, wanted: Audit, window_ms: int) -> dict[int, Arriv
 
 
 def _removed_before_ms(frame: DataFrame, wanted: Audit, topic: str) -> int:
-    """Give up to which timestamp records may have been removed; -1: none were."""
+    """Return the timestamp up to which records may have been removed; -1 if none were."""
     from pyspark.sql import functions
 
     with headrace.Admin(bootstrap_servers=wanted.bootstrap_servers, client_id="audit") as admin:
@@ -221,7 +221,7 @@ def _removed_before_ms(frame: DataFrame, wanted: Audit, topic: str) -> int:
 
 
 def summary_of(verdicts: list[Verdict], wanted: Audit, seconds: float) -> dict[str, Any]:
-    """Give the document of an audit."""
+    """Return the document of an audit."""
     state = overall(verdicts)
     judged = [verdict for verdict in verdicts if verdict.state not in (State.OPEN, State.REMOVED)]
     names = ("sent", "acknowledged", "failed", "arrived", "missing", "doubled", "late")

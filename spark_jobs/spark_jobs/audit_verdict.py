@@ -89,7 +89,7 @@ class Limits:
 
 
 def window_sizes(claimed: Iterable[Claimed]) -> dict[str, int]:
-    """Give the windows in which each topic is judged, in ms: the largest in which its producers count.
+    """Return the windows in which each topic is judged, in ms: the largest in which its producers count.
 
     Raises:
         WindowSizeError: another one does not divide it.
@@ -180,7 +180,7 @@ def _verdict(key: tuple[str, int], size: int, claimed: Claimed | None, arrived: 
 
 
 def overall(verdicts: Iterable[Verdict]) -> State:
-    """Give the worst that was found: incomplete, or else what could not be decided, or else complete."""
+    """Return the worst that was found: incomplete, or else what could not be decided, or else complete."""
     states = {verdict.state for verdict in verdicts}
     for state in (State.INCOMPLETE, State.UNCLAIMED, State.UNCONFIRMED):
         if state in states:

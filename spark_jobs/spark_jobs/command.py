@@ -115,7 +115,7 @@ def run_job(command: Callable[..., None]) -> NoReturn:
 
 
 def job_app(command: Callable[..., None]) -> typer.Typer:
-    """Give the command line of a job of one command."""
+    """Return the command line of a job of one command."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
     return app
@@ -146,7 +146,7 @@ def show(summary: dict[str, Any], as_json: bool, text: Callable[[Console], None]
 
 
 def explain(error: BaseException) -> str:
-    """Give an error in one sentence. What a data source raised comes out of Spark inside two tracebacks."""
+    """Return an error in one sentence. What a data source raised comes out of Spark inside two tracebacks."""
     if isinstance(error, HeadraceError | TableError | JobError):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines()]

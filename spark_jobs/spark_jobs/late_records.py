@@ -36,7 +36,7 @@ class LossyBatch:
 
 
 def watermark_of(checkpoint: Path, batch: int) -> str:
-    """Give the watermark of a micro-batch of an earlier run, in ISO 8601; empty: there is none."""
+    """Return the watermark of a micro-batch of an earlier run, in ISO 8601; empty: there is none."""
     written = checkpoint / "offsets" / str(batch)
     if not written.exists():
         return ""
@@ -47,7 +47,7 @@ def watermark_of(checkpoint: Path, batch: int) -> str:
 def late_records(
     spark: SparkSession, servers: str, batches: Sequence[LossyBatch], event_time: str, final_at: str
 ) -> DataFrame | None:
-    """Give the records that were late, with their places; None: there are none.
+    """Return the records that were late, with their places; None: there are none.
 
     Args:
         spark: the session.

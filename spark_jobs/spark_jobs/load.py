@@ -97,7 +97,7 @@ class LoadSummary:
 
 
 def open_table(root: Path, table_format: TableFormat) -> StoredTable:
-    """Give the table in a directory."""
+    """Return the table in a directory."""
     return DeltaTable(root) if table_format is TableFormat.DELTA else ParquetTable(root)
 
 

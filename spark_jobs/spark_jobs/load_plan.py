@@ -43,7 +43,7 @@ class Plan:
         return sum(self.ends[partition] - start for partition, start in self.starts.items())
 
     def first(self, limit: int) -> Mapping[int, int]:
-        """Give where a commit of about `limit` records ends: of each partition the same share of its backlog, and at
+        """Return the end of a commit of about `limit` records: of each partition the same share of its backlog, and at
         least one record."""
         total = self.records
         if total <= limit:
@@ -55,7 +55,7 @@ class Plan:
         return ends
 
     def after(self, ends: Mapping[int, int]) -> Plan:
-        """Give what is left once everything below `ends` is in the table."""
+        """Return the plan that is left once everything below `ends` is in the table."""
         return Plan(ends, self.ends, ())
 
 

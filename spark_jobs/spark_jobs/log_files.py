@@ -66,7 +66,7 @@ def new_parts(paths: Iterable[Path], positions: Mapping[str, int]) -> list[NewPa
 
 
 def _describe(path: Path) -> tuple[str, int]:
-    """Give a file's identity, empty while it has no complete line, and where its last complete line ends."""
+    """Return a file's identity, empty while it has no complete line, and where its last complete line ends."""
     with path.open("rb") as file:
         first = file.readline(MAX_LINE_BYTES)
         if not first:

@@ -26,12 +26,12 @@ class Answer:
     rows: list[list[Any]]
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as JSON takes it."""
+        """Return it as JSON values."""
         return asdict(self)
 
 
 def table_frame(spark: SparkSession, table: StoredTable) -> DataFrame | None:
-    """Give exactly the committed rows of a table; None: there is no file yet."""
+    """Return exactly the committed rows of a table; None: there is no file yet."""
     files = [str(path) for path in table.data_files()]
     return spark.read.option("basePath", str(table.root)).parquet(*files) if files else None
 

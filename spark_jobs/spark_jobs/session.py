@@ -36,7 +36,7 @@ logger.shell.level = error
 
 @contextmanager
 def spark_session(name: str, master: str) -> Iterator[SparkSession]:
-    """Give a session and stop what was started for it."""
+    """Yield a session and stop what was started for it."""
     from pyspark.sql import SparkSession
 
     # The jobs use no pandas; whatever version lies beside them is no matter of theirs.
@@ -55,7 +55,7 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Give a session with the settings of the jobs, beside another one in the same Spark."""
+    """Return a session with the settings of the jobs, beside another one in the same Spark."""
     mine = session.newSession()
     for key, value in SETTINGS.items():
         mine.conf.set(key, value)
@@ -81,7 +81,7 @@ def _own_session(name: str, master: str) -> SparkSession:
 
 @contextmanager
 def quiet_logging() -> Iterator[str]:
-    """Give the Java option that makes Spark log errors only, from its first line on."""
+    """Yield the Java option that makes Spark log errors only, from its first line on."""
     with tempfile.NamedTemporaryFile("w", prefix="headrace-", suffix=".properties") as file:
         file.write(LOGGING)
         file.flush()

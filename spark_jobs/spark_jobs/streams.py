@@ -50,7 +50,7 @@ class Stream:
         return self.output / "_checkpoint"
 
     def results(self, spark: SparkSession) -> DataFrame | None:
-        """Give what is final; None: nothing yet."""
+        """Return the final results; `None` if there are none yet."""
         written = (self.output / "_spark_metadata").exists() and any(self.output.glob("*.parquet"))
         return spark.read.parquet(str(self.output)) if written else None
 
@@ -74,7 +74,7 @@ class StreamRun:
     """The first of those that were late."""
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as JSON takes it."""
+        """Return it as JSON values."""
         return asdict(self)
 
 
@@ -110,7 +110,7 @@ class _Account:
 
 
 def read_stream(spark: SparkSession, stream: Stream, topic: str) -> DataFrame:
-    """Give a topic as it grows, with the column `event_time`, from its beginning on."""
+    """Return a topic as it grows, with the column `event_time`, from its beginning on."""
     from pyspark.sql import functions
 
     reader = spark.readStream.format("headrace").option(SERVERS, stream.bootstrap_servers).option("subscribe", topic)
@@ -173,7 +173,7 @@ def _wait(query: StreamingQuery, account: _Account, *, follow: bool) -> None:
 
 
 def _counted(spark: SparkSession, stream: Stream) -> tuple[int, int]:
-    """Give the rows of the results, and how many records results and open windows count together."""
+    """Return the rows of the results, and how many records results and open windows count together."""
     from pyspark.sql import functions
 
     results = stream.results(spark)

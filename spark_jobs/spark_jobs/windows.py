@@ -81,7 +81,7 @@ class SharedOptions:
         return milliseconds(self.watermark, "--watermark")
 
     def stream(self, name: str, final_at: str) -> Stream:
-        """Give the query that goes on from run to run."""
+        """Return the query that goes on from run to run."""
         return Stream(
             name,
             self.output.absolute(),
@@ -110,12 +110,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def end_of_window(window_ms: int) -> str:
-    """Give SQL for the end of the window that `event_time` is in."""
+    """Return SQL for the end of the window that `event_time` is in."""
     return f"timestamp_millis(unix_millis(event_time) - pmod(unix_millis(event_time), {window_ms}) + {window_ms})"
 
 
 def end_of_gap(gap_ms: int) -> str:
-    """Give SQL for the end of a session of one record."""
+    """Return SQL for the end of a session of one record."""
     return f"event_time + INTERVAL {gap_ms * 1000} MICROSECONDS"
 
 

@@ -86,7 +86,7 @@ class Machines:
                     process.wait()
 
     def load(self, archives: Path) -> None:
-        """Give every node the images."""
+        """Load the images into every node."""
         for archive in sorted(archives.glob("*.tar")):
             for node in NODES:
                 self.images(node, "import", str(archive))

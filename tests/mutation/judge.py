@@ -171,7 +171,7 @@ def _in_a_fork(request: dict[str, Any], result: int) -> NoReturn:
 
 
 def _judge(request: dict[str, Any]) -> Answer | None:
-    """Give what a fork answers; `None`: nothing within the time allowed."""
+    """Return the answer of a fork; `None` if it exceeds the time limit."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
@@ -210,7 +210,7 @@ def main() -> None:
 
 
 def _read_line() -> bytes:
-    """Give the next line of standard input without reading on; nothing: it has ended."""
+    """Return the next line of standard input without reading on; nothing: it has ended."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 65_536)

@@ -79,7 +79,7 @@ class Mutant:
 
 
 def patched(mutant: Mutant, root: Path) -> dict[str, str]:
-    """Give the texts of the files that a mutant changes, by path from `root`.
+    """Return the texts of the files that a mutant changes, by path from `root`.
 
     Raises:
         StaleEntryError: an old text is not there exactly once, or the patch changes nothing.

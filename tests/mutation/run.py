@@ -78,7 +78,7 @@ class Judge(Protocol):
     """Runs a killer in a copy."""
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Give what the killer found; `None`: it has not ended in time."""
+        """Return the killer's result; `None` if it exceeds the time limit."""
         ...
 
 

@@ -143,7 +143,7 @@ class Store(MemoryMetastore):
         self._end_lease(lease_id)
 
     def prolong_leases(self, by_ms: int) -> None:
-        """Give every lease its time anew and more, as a new leader of etcd does (H75)."""
+        """Extend every lease, as a new leader of etcd does (H75)."""
         for lease in self._leases.values():
             lease.expires_ms += by_ms
 

@@ -100,7 +100,7 @@ class MemberCall:
         self._cluster.world.after(self._cluster.network.delay_ms(), self._client, "", lambda: self._finish(None, error))
 
     def cancel(self) -> None:
-        """Give it up; the server may hear of it."""
+        """Cancel it; the server may learn of that."""
         self._done = None
         self._end()
 

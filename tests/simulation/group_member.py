@@ -155,7 +155,7 @@ class MemberLife:
         self._poll_in(IDLE_MS)
 
     def _read(self) -> None:
-        """Give a few records of one partition, and handle them for a while."""
+        """Read a few records of one partition, and handle them for a while."""
         ready = [
             (where, tenure)
             for where, tenure in sorted(self.positions.items())
@@ -300,7 +300,7 @@ class _Fetcher:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[_Positions]:
-        """Give what is read."""
+        """Yield the positions, to change them."""
         yield self._positions
 
     def read_topics(self, names: set[str]) -> None:

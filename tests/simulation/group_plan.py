@@ -75,7 +75,7 @@ class GroupPlan(Adversity):
 
     @classmethod
     def draw(cls, seed: int, *, steps: int = 3_000, buggy_etcd: bool = False) -> GroupPlan:
-        """Give the plan of a seed."""
+        """Return the plan of a seed."""
         chance = random.Random(f"{seed}/group plan")
         members = chance.choice((2, 3, 3, 4, 5, 8, 12))
         return cls(

@@ -127,7 +127,7 @@ class Plan(Adversity):
 
     @classmethod
     def draw(cls, seed: int, *, steps: int = 2_000, durability: str = "mixed", buggy_etcd: bool = False) -> Plan:
-        """Give the plan of a seed; `durability`: fsync, async, or mixed."""
+        """Return the plan of a seed; `durability`: fsync, async, or mixed."""
         chance = random.Random(f"{seed}/plan")
         durable = chance.random() < 0.75
         if durability != "mixed":

@@ -94,7 +94,7 @@ class World:
         self._processes: dict[str, int] = {}
 
     def chance(self, name: str) -> random.Random:
-        """Give the stream of chance of that name: draws from one do not move another."""
+        """Return the stream of chance of that name: draws from one do not move another."""
         stream = self._streams.get(name)
         if stream is None:
             stream = self._streams[name] = random.Random(f"{self.seed}/{name}")

@@ -8,14 +8,14 @@ from types import ModuleType
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Give a markdown table; a cell's bars are escaped and its line ends become spaces."""
+    """Return a markdown table; a cell's bars are escaped and its line ends become spaces."""
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     lines += [f"| {' | '.join(_cell(value) for value in row)} |" for row in rows]
     return "\n".join(lines)
 
 
 def docstring(thing: object) -> str:
-    """Give a docstring as markdown: what is indented in it becomes a code block, the rest stays."""
+    """Return a docstring as markdown: what is indented in it becomes a code block, the rest stays."""
     text = inspect.getdoc(thing)
     assert text, f"{thing} has no docstring"
     blocks: list[str] = []
@@ -34,14 +34,14 @@ def docstring(thing: object) -> str:
 
 
 def summary(thing: object) -> str:
-    """Give the first paragraph of a docstring on one line."""
+    """Return the first paragraph of a docstring on one line."""
     text = inspect.getdoc(thing)
     assert text, f"{thing} has no docstring"
     return " ".join(text.split("\n\n", 1)[0].split())
 
 
 def module_section(module: ModuleType, title: str) -> str:
-    """Give a module's docstring under a heading of the second level, naming the module."""
+    """Return a module's docstring under a heading of the second level, naming the module."""
     return f"## {title}\n\nFrom `{module.__name__}`.\n\n{docstring(module)}"
 
 

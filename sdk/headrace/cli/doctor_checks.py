@@ -78,7 +78,7 @@ def check_processes(processes: Sequence[ProcessDescription], now_ms: int) -> lis
 
 
 def judged(check: str, where: str, status: Status, found: str, action: str) -> Finding:
-    """Give a finding with its action, which a good one has not."""
+    """Return a finding with its action, which a good one has not."""
     return Finding(check, where, status, found, "" if status is Status.OK else action)
 
 

@@ -123,7 +123,7 @@ class _Layout:
                 self._move(where, broker_id, self._best_home(where, broker_id))
 
     def emptiest_first(self, brokers: Sequence[int]) -> list[int]:
-        """Give brokers by the replicas that they hold now: who is filled in another order is filled twice."""
+        """Return brokers by the replicas that they hold now: who is filled in another order is filled twice."""
         return sorted(brokers, key=lambda each: (len(self._held[each]), each))
 
     def fill(self, receiver: int) -> bool:
@@ -139,7 +139,7 @@ class _Layout:
         return False
 
     def moves(self) -> list[PlannedMove]:
-        """Give what has changed, with the replicas in order of preference."""
+        """Return the partitions that have changed, with their replicas in order of preference."""
         moved = [where for where in self.order if set(self._now[where]) != set(self._before[where].replicas)]
         still = set(self.order) - set(moved)
         first = Counter(self._before[where].replicas[0] for where in still if self._before[where].replicas)
@@ -205,7 +205,7 @@ class _Layout:
 def with_targets(
     partitions: Sequence[PlanPartition], targets: dict[TopicPartition, tuple[int, ...]]
 ) -> list[PlannedMove]:
-    """Give the moves to replicas that a person named; by topic and partition, without those that change nothing."""
+    """Return the moves to replicas that a person named; by topic and partition, without those that change nothing."""
     found = []
     for each in sorted(partitions, key=lambda each: each.where):
         after = targets.get(each.where, each.replicas)
@@ -215,6 +215,6 @@ def with_targets(
 
 
 def applied(partitions: Sequence[PlanPartition], moves: Sequence[PlannedMove]) -> list[PlanPartition]:
-    """Give the partitions as they are after moves."""
+    """Return the partitions as they are after moves."""
     after = {move.where: move.after for move in moves}
     return [replace(each, replicas=after.get(each.where, each.replicas)) for each in partitions]

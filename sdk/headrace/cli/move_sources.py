@@ -84,7 +84,7 @@ def choose_planner(
     add_brokers: Sequence[int],
     remove_brokers: Sequence[int],
 ) -> MovePlanner | None:
-    """Give what makes the plan that the command line asks for; None: it asks for none.
+    """Return the planner for the options; `None` means that they name none.
 
     Raises:
         UsageProblem: two sources, or one without what it needs.

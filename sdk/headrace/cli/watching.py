@@ -31,7 +31,7 @@ RATE_WINDOW_S = 15.0
 
 
 def rounds(interval: float, wait_timeout: float | None) -> Iterator[float]:
-    """Give the seconds since the start at once and after each interval; the last time when the time is up."""
+    """Yield the seconds since the start at once and after each interval; the last time when the time is up."""
     started = time.monotonic()
     for _ in itertools.count():
         elapsed = time.monotonic() - started

@@ -98,7 +98,7 @@ class ClosedBatch:
         self.reserved_bytes = buffer.reserved_bytes
 
     def part(self, start: int, end: int) -> "ClosedBatch":
-        """Give the records `start` to `end` alone."""
+        """Return the records `start` to `end` alone."""
         part = copy(self)
         part.values = self.values[start:end]
         part.keys = None if self.keys is None else self.keys[start:end]
@@ -184,7 +184,7 @@ class PartitionBuffer:
         self.room = self.reserved_bytes = taken
 
     def start_appender(self, *, receipts: bool) -> Callable[[bytes], Receipt | None]:
-        """Give what appends one value without a lock, for as long as there is room for it and nobody stops it.
+        """Return a function that appends one value without a lock, until the piece is full or the appender is stopped.
 
         It raises StopIteration where it has not appended, and ValueError while another thread is in it: then take the
         lock. That a generator runs in one thread at a time is the interpreter's own promise, and costs nothing: 250 ns
@@ -237,7 +237,7 @@ class PartitionBuffer:
         return self.room >= cost and len(self.values) < self.limit and self.pending is not None
 
     def piece_for(self, cost: int) -> int:
-        """Give how many bytes to take from the buffer pool before a record of `cost` bytes.
+        """Return the number of bytes to acquire from the buffer pool for a record of `cost` bytes.
 
         Never more than the limits allow, were all records of that cost.
         """
@@ -320,7 +320,7 @@ def _append_without(buffer: PartitionBuffer) -> Generator[Receipt | None, bytes,
 
 
 def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
-    """Give the bytes that a record is counted with."""
+    """Return the bytes that a record is counted with."""
     cost = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
     for name, data in headers or ():
         cost += HEADER_OVERHEAD + 4 * len(name) + len(data)
@@ -328,7 +328,7 @@ def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None)
 
 
 def _column(column: list[Any] | None, length: int) -> list[Any]:
-    """Give a column that reaches up to the next record: records before it had nothing in it.
+    """Return a column that reaches up to the next record: records before it had nothing in it.
 
     It is longer by one where Ctrl-C came between the fast path's two appends.
     """

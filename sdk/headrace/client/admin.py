@@ -144,11 +144,11 @@ class Admin:
         self._run(self._steps.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
 
     def list_topics(self, *, timeout: float | None = None) -> list[str]:
-        """Give the names of all topics, ascending."""
+        """Return the names of all topics, ascending."""
         return sorted(topic.name for topic in self.describe_topics(timeout=timeout))
 
     def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
-        """Give a topic's id, partitions, leaders, replicas.
+        """Return a topic's id, partitions, leaders, replicas.
 
         Raises:
             UnknownTopicError: there is none of that name.
@@ -198,11 +198,11 @@ class Admin:
         self._run(self._steps.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
 
     def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
-        """Give every setting of a topic: value, whether it is set or the default, and what it does."""
+        """Return every setting of a topic: value, whether it is set or the default, and what it does."""
         return self._run(self._steps.describe_config(name, timeout))
 
     def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
-        """Give the cluster's id, controller, brokers, coordinators and counts."""
+        """Return the cluster's id, controller, brokers, coordinators and counts."""
         return self._run(self._steps.describe_cluster(timeout))
 
     def list_offsets(
@@ -242,7 +242,7 @@ class Admin:
     def describe_logs(
         self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[LogInfo]:
-        """Give size and offsets of every replica, or of one topic's, and what leaders know of their followers.
+        """Return size and offsets of every replica, or of one topic's, and what leaders know of their followers.
 
         Args:
             topic: its name; None for all.
@@ -255,7 +255,7 @@ class Admin:
         return self._run(self._steps.describe_logs(topic, brokers, timeout))
 
     def describe_disks(self, *, brokers: Sequence[int] | None = None, timeout: float | None = None) -> list[DiskInfo]:
-        """Give size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
+        """Return size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
         return self._run(self._steps.describe_disks(brokers, timeout))
 
     def reassign_partitions(
@@ -294,7 +294,7 @@ class Admin:
     def list_reassignments(
         self, topics: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> list[Reassignment]:
-        """Give the partitions that move, of all topics or of some."""
+        """Return the partitions that move, of all topics or of some."""
         return self._run(self._steps.list_reassignments(topics, timeout))
 
     def elect_leaders(
@@ -341,7 +341,7 @@ class Admin:
         return self._run(self._groups.list_groups(observed=observed, timeout=timeout))
 
     def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
-        """Give a group's members, who owns what, its offsets; or what is known of a reader that reports positions.
+        """Return a group's members, who owns what, its offsets; or what is known of a reader that reports positions.
 
         Raises:
             UnknownGroupError: there is neither.
@@ -363,7 +363,7 @@ class Admin:
         return self._run(self._groups.delete_groups(groups, timeout, expected_group_epochs))
 
     def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
-        """Give the offsets that a group has committed, the next record to read in each partition. Empty: none."""
+        """Return the offsets that a group has committed, the next record to read in each partition. Empty: none."""
         return self._run(self._groups.group_offsets(group, timeout))
 
     def group_lag(
@@ -468,7 +468,7 @@ class Admin:
         return self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))
 
     def dump(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[MetadataEntry]:
-        """Give every key of the cluster in etcd with its decoded value, for administrators."""
+        """Yield every key of the cluster in etcd with its decoded value, for administrators."""
         stream = self._run(self._steps.dump(prefix, timeout))
         try:
             for entry in stream:

@@ -161,7 +161,7 @@ def metadata_request(topic: str) -> cluster_pb2.GetMetadataRequest:
 
 
 def error_of(result: Any) -> HeadraceError | None:
-    """Give the error of one result of an answer, or None."""
+    """Return the error of one result of an answer, or None."""
     return from_detail(result.error) if result.HasField("error") else None
 
 
@@ -299,14 +299,12 @@ def cluster_description(response: cluster_pb2.DescribeClusterResponse) -> Cluste
 
 
 def milliseconds(when: datetime | float) -> int:
-    """Give a moment in ms since 1970: of a datetime (naive: local time, as `datetime.timestamp` has it) or of a number
-    of ms.
-    """
+    """Return the ms since 1970 of a number of ms or a datetime (naive: local time, as in `datetime.timestamp`)."""
     return round(when.timestamp() * 1000) if isinstance(when, datetime) else int(when)
 
 
 def offsets_request_part(at: str | float | datetime, by: str) -> Callable[[int, int], broker_pb2.PartitionListOffsets]:
-    """Give what makes one partition's part of ListOffsets from (partition, leader epoch).
+    """Return a function from (partition, leader epoch) to a partition's part of a ListOffsets request.
 
     Raises:
         ConfigError: neither a known word nor a time.

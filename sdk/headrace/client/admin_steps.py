@@ -139,7 +139,7 @@ class AdminSteps:
         rpc.raise_for(response.result)
 
     def describe_config(self, name: str, timeout: float | None) -> Steps[dict[str, ConfigValue]]:
-        """Give every setting of a topic."""
+        """Return every setting of a topic."""
         request = cluster_pb2.DescribeConfigsRequest(topics=[rpc.by_name(name)])
         return rpc.config_values((yield from self._coordinator("DescribeConfigs", request, timeout)))
 
@@ -240,7 +240,7 @@ class AdminSteps:
         return replication.partition_changes((yield from self._coordinator("ReassignPartitions", request, timeout)))
 
     def list_reassignments(self, topics: Sequence[str] | None, timeout: float | None) -> Steps[list[Reassignment]]:
-        """Give the moves under way."""
+        """Return the moves under way."""
         if topics is not None and not topics:
             return []
         request = cluster_pb2.ListReassignmentsRequest(topics=replication.topic_refs(topics))
@@ -393,7 +393,7 @@ def _check_life(topic: str, wanted: bytes, found: bytes) -> None:
 
 
 def _if_repeatable(error: HeadraceError) -> HeadraceError:
-    """Give an error back if asking again is right; raise any other."""
+    """Return the error if a retry is right; raise any other."""
     repeatable = error.retriable and (error.outcome == Outcome.NOT_APPLIED or isinstance(error, TransportError))
     if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
         raise error

@@ -26,12 +26,12 @@ SCHEMA = pa.schema(
 
 
 def table_of(decoded_batches: Sequence[DecodedBatch]) -> Any:
-    """Give a table with one Arrow chunk a decoded batch; values, keys and headers are not copied."""
+    """Return a table with one Arrow chunk a decoded batch; values, keys and headers are not copied."""
     return pa.Table.from_batches([batch_of(decoded) for decoded in decoded_batches], SCHEMA)
 
 
 def batch_of(decoded: DecodedBatch) -> Any:
-    """Give one `pyarrow.RecordBatch`."""
+    """Return one `pyarrow.RecordBatch`."""
     columns, start, count = decoded.columns, decoded.start, decoded.end - decoded.start
     topic = pa.DictionaryArray.from_arrays(
         _numbers(np.zeros(count, np.int32), pa.int32()), _names(decoded.source.topic)
@@ -50,12 +50,12 @@ def batch_of(decoded: DecodedBatch) -> Any:
 
 
 def _numbers(numbers: npt.NDArray[Any], arrow_type: Any) -> Any:
-    """Give an array over the same memory. `pa.array` would import pandas where it is installed: more than a second."""
+    """Return an array over the same memory. `pa.array` would import pandas where it is installed, for over a second."""
     return pa.Array.from_buffers(arrow_type, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _names(name: str) -> Any:
-    """Give a string array of one entry."""
+    """Return a string array of one entry."""
     data = name.encode()
     offsets = np.array([0, len(data)], np.int32)
     return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

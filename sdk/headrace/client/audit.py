@@ -117,7 +117,7 @@ class AuditLedger:
                     window.unknown += count
 
     def claims(self, now_ms: int, *, closed: bool = False) -> list[Claim]:
-        """Give the claims that the audit topic has not taken yet, new ones among them; say later which it took."""
+        """Return the claims that the audit topic has not taken yet, new ones among them; say later which it took."""
         with self._lock:
             for (topic, start_ms), window in list(self._windows.items()):
                 is_over = closed or start_ms + self._window_ms <= now_ms

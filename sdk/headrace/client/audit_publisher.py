@@ -30,7 +30,7 @@ _log = logging.getLogger("headrace.client")
 
 
 def publisher_settings(config: ProducerConfig) -> dict[str, Any]:
-    """Give the settings of the producer that sends the claims of another one."""
+    """Return the settings of the producer that sends the claims of another one."""
     shared = {field.name: getattr(config, field.name) for field in fields(ClientConfig)}
     return {
         **shared,

@@ -303,14 +303,14 @@ def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool)
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode | None, str]:
-    """Give the gRPC status and the details of a failed call, blocking or asyncio."""
+    """Return the gRPC status and the details of a failed call, blocking or asyncio."""
     code: Any = getattr(error, "code", None)
     details: Any = getattr(error, "details", None)
     return (code() if callable(code) else None), ((details() if callable(details) else "") or "")
 
 
 def error_of_call(error: grpc.RpcError) -> HeadraceError:
-    """Give the typed error of a call to a partition's leader; not raised.
+    """Return the typed error of a call to a partition's leader; not raised.
 
     What never left was not applied. What the other side cancelled, as a server does that stops, may be tried again: a
     call that this side cancels does not come here.

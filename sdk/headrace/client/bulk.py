@@ -71,7 +71,7 @@ class Bulk:
         return len(self._ends)
 
     def cut(self, start: int, limit: int, records: int) -> tuple[int, int]:
-        """Give where to end from `start` on, and the cost up to there: `records`, or as many as fit in `limit` bytes.
+        """Return an end index after `start` and the cost up to it: `records`, or as many as fit in `limit` bytes.
 
         At least one record.
         """
@@ -81,7 +81,7 @@ class Bulk:
         return end, int(self._ends[end - 1]) - before
 
     def timestamps(self, start: int, end: int) -> list[int | None] | None:
-        """Give the timestamps of some records."""
+        """Return the timestamps of some records."""
         return None if self._times is None else self._times[start:end]
 
     def encode(
@@ -147,7 +147,7 @@ def bulk_of(
 
 
 def _joined(column: Any) -> ArrowBuffers | None:
-    """Give a plain list of bytes as one buffer with offsets: one join for all batches of it; None: take it as it is.
+    """Return a plain list of bytes as one buffer with offsets: one join for all batches of it; None: take it as it is.
 
     Not where records have keys, which part them, and not where so much would be held twice.
     """

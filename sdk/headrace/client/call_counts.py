@@ -43,7 +43,7 @@ class CallCounts:
         self._sum_seconds += seconds
 
     def stats(self) -> CallStats:
-        """Give what was counted so far."""
+        """Return the counts."""
         return CallStats(
             tuple(self._calls_by_seconds), self._sum_seconds, dict(self.errors), self.retries, self.corrupt_batches
         )

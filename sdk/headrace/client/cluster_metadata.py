@@ -46,7 +46,7 @@ class TopicLeaders:
         return len(self.leaders)
 
     def led_partitions(self) -> list[int]:
-        """Give the partitions that have a leader, ascending."""
+        """Return the partitions that have a leader, ascending."""
         return [number for number, leader in enumerate(self.leaders) if leader.broker_id >= 0]
 
 
@@ -110,15 +110,15 @@ class ClusterMetadata:
             self._brokers_version = version_of(response)
 
     def topic(self, name: str) -> TopicLeaders | None:
-        """Give what is known of a topic, or None."""
+        """Return the leaders of a topic, or `None` if it is unknown."""
         return self._topics.get(name)
 
     def error(self, name: str) -> HeadraceError | None:
-        """Give what the last answer said against a topic, or None."""
+        """Return the error of a topic in the last metadata response, or `None`."""
         return self._errors.get(name)
 
     def require(self, name: str) -> TopicLeaders:
-        """Give a topic that the last answer must have known.
+        """Return a topic that the last answer must have known.
 
         Raises:
             HeadraceError: what the answer said; UnknownTopicError where it said nothing.
@@ -129,7 +129,7 @@ class ClusterMetadata:
         return topic_leaders
 
     def leader(self, where: TopicPartition) -> tuple[int, str, int] | None:
-        """Give broker id, address and leader epoch of a partition's leader, or None while there is none to send to."""
+        """Return broker id, address and leader epoch of a partition's leader, or `None` while it has none."""
         topic_leaders = self._topics.get(where.topic)
         if topic_leaders is None or where.partition >= len(topic_leaders.leaders):
             return None
@@ -138,15 +138,15 @@ class ClusterMetadata:
         return (leader.broker_id, address, leader.epoch) if leader.broker_id >= 0 and address else None
 
     def address(self, broker_id: int) -> str:
-        """Give a broker's address, or an empty string where it is not known."""
+        """Return a broker's address, or an empty string where it is not known."""
         return self._addresses.get(broker_id, "")
 
     def broker_count(self) -> int:
-        """Give how many brokers are known, at least 1."""
+        """Return the number of known brokers, at least 1."""
         return max(1, len(self._addresses))
 
     def transfer_address(self, broker_id: int) -> str:
-        """Give the address of a broker's transfer port, or an empty string where none is known."""
+        """Return the address of a broker's transfer port, or an empty string where none is known."""
         return self._transfer_addresses.get(broker_id, "")
 
     def learn_leader(self, where: TopicPartition, hint: LeaderHint) -> bool:
@@ -173,7 +173,7 @@ class ClusterMetadata:
             self._set(topic_leaders, where.partition, Leader(-1, topic_leaders.leaders[where.partition].epoch))
 
     def names(self) -> Iterable[str]:
-        """Give the names of the known topics."""
+        """Return the names of the known topics."""
         return list(self._topics)
 
     def _set(self, topic_leaders: TopicLeaders, partition: int, leader: Leader) -> None:

@@ -408,7 +408,7 @@ class SettingDescription(NamedTuple):
 
 
 def describe(cls: type[ClientConfig]) -> list[SettingDescription]:
-    """Give every setting of a class with its default, its range and what it does, in the order of the class."""
+    """Return every setting of a class with its default, its range and what it does, in the order of the class."""
     rows = []
     for field in dataclasses.fields(cls):
         rule = field.metadata

@@ -82,7 +82,7 @@ class Connections:
         self._closed = False
 
     def endpoint(self, address: str) -> Endpoint:
-        """Give the endpoint of an address, made when first asked for.
+        """Return the endpoint of an address, made when first asked for.
 
         Raises:
             ClosedError: after `close`.

@@ -129,7 +129,7 @@ class Consumer:
     # --- records ---
 
     def __iter__(self) -> Iterator[Record]:
-        """Give records one by one, for ever; waits where there is none."""
+        """Yield records one by one, for ever; waits where there is none."""
         while True:
             yield from self._do(self._next_records())
 
@@ -148,7 +148,7 @@ class Consumer:
         return self._current.records()
 
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
-        """Give what is there, waiting up to `timeout` seconds for the first record (None: without end).
+        """Return fetched records; wait up to `timeout` seconds for the first one (`None` disables the limit).
 
         Args:
             timeout: in seconds; 0 only looks.
@@ -227,12 +227,12 @@ class Consumer:
         yield from self._assign(wanted, partitions if isinstance(partitions, Mapping) else None)
 
     def assignment(self) -> list[TopicPartition]:
-        """Give the partitions that are read, ascending."""
+        """Return the partitions that are read, ascending."""
         with self._fetcher.changing() as positions:
             return list(positions.assigned())
 
     def position(self, where: TopicPartition) -> int:
-        """Give the offset of the next record that the application will receive of a partition."""
+        """Return the offset of the next record that the application will receive of a partition."""
         current = self._current
         with self._fetcher.changing() as positions:
             self._require(positions, where)
@@ -285,7 +285,7 @@ class Consumer:
                 positions.resume(where)
 
     def paused(self) -> list[TopicPartition]:
-        """Give the partitions that are paused, ascending."""
+        """Return the partitions that are paused, ascending."""
         with self._fetcher.changing() as positions:
             return [where for where in positions.assigned() if positions.is_paused(where)]
 
@@ -305,7 +305,7 @@ class Consumer:
     # --- records by a handler ---
 
     def run(self, handler: Callable[[Record], Any], **options: Any) -> RunSummary:
-        """Give every record to `handler`, several at a time, and commit what it is done with, until `stop`.
+        """Call `handler` with every record, several at a time, and commit finished ones, until `stop`.
 
         Each record is handled at least once: what was not committed when a process died is handled again.
 
@@ -381,7 +381,7 @@ class Consumer:
         return found
 
     def assignment_epoch(self, where: TopicPartition) -> int:
-        """Give the fencing token of a partition: it is larger for every later owner.
+        """Return the fencing token of a partition: it is larger for every later owner.
 
         Raises:
             NotOwnerError: this consumer does not read it.
@@ -409,7 +409,7 @@ class Consumer:
     # --- life ---
 
     def calls(self) -> CallStats:
-        """Give how its fetches went, the wait for data included; cheap, any thread."""
+        """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
         return self._fetcher.calls()
 
     def health(self) -> ConsumerHealth:

@@ -78,6 +78,6 @@ def batch_letters(
 
 
 def producer_settings(config: ClientConfig) -> dict[str, Any]:
-    """Give the settings of the producer that writes dead letters: those that all clients have."""
+    """Return the settings of the producer that writes dead letters: those that all clients have."""
     names = [field.name for field in dataclasses.fields(ClientConfig)]
     return {name: getattr(config, name) for name in names} | {"acks": "all"}

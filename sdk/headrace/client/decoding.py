@@ -21,7 +21,7 @@ DECODED_BATCH_RECORDS = 100_000
 
 
 def deserializers_of(config: FetchConfig) -> Deserializers:
-    """Give what the settings say turns bytes into objects."""
+    """Return the deserializers of the settings."""
     return Deserializers(
         resolve_deserializer(config.key_deserializer, "key_deserializer"),
         resolve_deserializer(config.value_deserializer, "value_deserializer"),

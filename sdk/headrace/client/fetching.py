@@ -231,7 +231,7 @@ class Fetcher:
         )
 
     def _pop(self, delivery_paused: bool) -> CompletedFetch | None:
-        """Give the next completed fetch if there is one now. Under the lock."""
+        """Return the next completed fetch if there is one now. Under the lock."""
         self.check()
         if self._wakeup:
             self._wakeup = False
@@ -270,7 +270,7 @@ class Fetcher:
             raise InternalError(f"the {self._what} has failed: {self._failure!r}", fatal=True) from self._failure
 
     def calls(self) -> CallStats:
-        """Give how the fetches went; any thread."""
+        """Return statistics of the fetch calls; any thread."""
         return self.positions.counts.stats()
 
     def is_usable(self) -> bool:

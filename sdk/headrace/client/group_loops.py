@@ -419,7 +419,7 @@ class GroupLoops:
         raise NotImplementedError
 
     def _make_event(self) -> Any:
-        """Give an event with `set`, `clear` and `wait`."""
+        """Return an event with `set`, `clear` and `wait`."""
         raise NotImplementedError
 
 

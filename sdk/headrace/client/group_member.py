@@ -152,7 +152,7 @@ class GroupMember:
         return committable
 
     def stopper(self) -> Iterator[Any]:
-        """Give an iterator that ends when the iteration is to stop between two records, made in C where it can be."""
+        """Return an iterator that ends when the iteration is to stop between two records, made in C where it can be."""
         if self._config.stop_on_session_loss:
             return iter(lambda: bool(self._interrupt) or self.delivery_paused(), True)
         return iter(self._interrupt.__len__, 1)
@@ -259,7 +259,7 @@ class GroupMember:
                 self._committable.pop(where, None)
 
     def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Give where the application stands."""
+        """Return the application's positions."""
         with self._fetcher.changing() as positions:
             return {where: OffsetAndMetadata(positions.position(where)) for where in partitions if where in positions}
 
@@ -344,7 +344,7 @@ class GroupMember:
     # --- life ---
 
     def closing(self, timeout: float, *, finish: bool) -> Steps[None]:
-        """Give up everything and say so; `finish`: the application is done with all that it received."""
+        """Release all partitions and report it; `finish` means that all received records are processed."""
         deadline = time.monotonic() + timeout
         try:
             with self.session.lock:

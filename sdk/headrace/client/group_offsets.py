@@ -96,7 +96,7 @@ class CommitQueue:
             self._done.append(ticket)
 
     def latest(self, where: TopicPartition) -> OffsetAndMetadata | None:
-        """Give what will be stored when all is resolved; None: nothing is known."""
+        """Return the offset that is stored once all commits are resolved; `None` if it is unknown."""
         for queue in (self._wanted, self._flying):
             if where in queue:
                 return queue[where].value
@@ -115,7 +115,7 @@ class CommitQueue:
         return bool(self._done)
 
     def last_ticket(self) -> CommitTicket | None:
-        """Give a ticket that is done when all that is queued or in flight is resolved; None: nothing is."""
+        """Return a ticket that is done when all that is queued or in flight is resolved; None: nothing is."""
         waiting = {**self._flying, **self._wanted}
         if not waiting:
             return None
@@ -207,7 +207,7 @@ class CommitQueue:
         self._flying, self._wanted, self._request = {}, {}, None
 
     def take_done(self) -> Sequence[CommitTicket]:
-        """Give the tickets that were resolved since the last call and have a callback."""
+        """Return the tickets that were resolved since the last call and have a callback."""
         done, self._done = self._done, []
         return done
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def coordinators_for(group_id: str, addresses: Iterable[str]) -> list[str]:
-    """Give all addresses, in the order in which they are to be asked about a group.
+    """Return all addresses, in the order in which they are to be asked about a group.
 
     Every coordinator answers for every group; all clients begin with the same one, which saves conflicts in etcd. This
     is rendezvous hashing: where an address comes or goes, only the groups that it is first for change their first.

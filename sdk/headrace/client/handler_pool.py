@@ -221,7 +221,7 @@ class HandlerPool:
     # --- the workers ---
 
     def record_of(self, task: Task) -> Record:
-        """Give the record as the handler takes it.
+        """Return the record as the handler takes it.
 
         Raises:
             SerializationError: its key or value cannot be turned into objects.
@@ -263,7 +263,7 @@ class HandlerPool:
             self.fail(wrong)
 
     def letter(self, task: Task) -> DeadLetter:
-        """Give what is written for a record that is given up."""
+        """Return the dead letter of a record."""
         return dead_letter(task, self._config.group_id, time.time_ns() // 1_000_000)
 
     def letter_failed(self, task: Task) -> None:

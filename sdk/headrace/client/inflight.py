@@ -149,11 +149,11 @@ class InFlightRequests:
         self.unresolved[batch] = None
 
     def waiting_topics(self) -> list[str]:
-        """Give the topics of which something is queued; a closing producer uses no others any more."""
+        """Return the topics of which something is queued; a closing producer uses no others any more."""
         return list(dict.fromkeys(partition_queue.where.topic for partition_queue in self._waiting))
 
     def next_requests(self, now_ms: int) -> list[Request]:
-        """Give what can be sent now. Each request given counts as in flight until `answered` or `failed`."""
+        """Return the requests that can be sent now. Each counts as in flight until `answered` or `failed`."""
         requests: list[Request] = []
         while True:
             round_ = self._one_round(now_ms)
@@ -294,7 +294,7 @@ class InFlightRequests:
         return self._forget(finished)
 
     def give_up_overdue(self, now_ms: int) -> tuple[list[Request], list[Finished]]:
-        """Give up the requests that nobody answers and that have a newer leader; the shell cancels their calls.
+        """Drop overdue requests whose partitions have a newer leader; the shell cancels their calls.
 
         For the others that are overdue metadata is to be read. Their batches' outcome is unknown, so they go to the
         newer leader with the same sequences; to all leaders, where one of the request has moved.
@@ -389,7 +389,7 @@ class InFlightRequests:
         partition_queue.retry_at_ms = now_ms + self._backoff.delay_ms(partition_queue.failures, error.retry_after_ms)
 
     def _end(self, batch: SealedBatch, error: HeadraceError, finished: list[Finished]) -> None:
-        """Give a batch up. Its sequence stays missing, so what follows needs a new epoch."""
+        """Drop a batch. Its sequence stays missing, so that later batches need a new epoch."""
         if batch.numbered:
             batch.partition_queue.needs_epoch = True
         if batch.outcome_unknown and error.outcome == Outcome.NOT_APPLIED:
@@ -461,7 +461,7 @@ class InFlightRequests:
         return self._forget(finished)
 
     def next_event_ms(self, now_ms: int) -> int | None:
-        """Give when a retry, an expiry or a look at an unanswered call is next due, after now, or None."""
+        """Return the next time of a retry, an expiry or a check of an unanswered call, or `None`."""
         times = [overdue.next_ms(now_ms) for overdue in self._flying.values()]
         for partition_queue in self._waiting:
             if partition_queue.queued:
@@ -471,7 +471,7 @@ class InFlightRequests:
         return min(times, default=None)
 
     def _forget(self, finished: list[Finished]) -> list[Finished]:
-        """Give those that were not finished before: each batch finishes once."""
+        """Return the batches that were not finished before: each batch finishes once."""
         return [entry for entry in finished if self.unresolved.pop(entry.batch, entry) is None]
 
 

@@ -285,14 +285,14 @@ class Membership:
                 holding.stage = Stage.RELEASING
 
     def release(self, is_resolved: Callable[[TopicPartition], bool]) -> None:
-        """Give up what the application has given up and whose last commit is resolved (H64)."""
+        """Release revoked partitions whose last commit is resolved (H64)."""
         for key, holding in list(self._owned_partitions.items()):
             if holding.stage is Stage.RELEASING and is_resolved(holding.where):
                 self._drop(key)
                 self._grant(key)  # It may have been assigned again meanwhile.
 
     def to_start(self) -> list[OwnedPartition]:
-        """Give the partitions whose start is to be looked up."""
+        """Return the partitions whose start is to be looked up."""
         return [holding for holding in self._owned_partitions.values() if holding.stage is Stage.STARTING]
 
     def started(self, holding: OwnedPartition, start: InitialPosition) -> None:
@@ -302,7 +302,7 @@ class Membership:
             holding.stage = Stage.READY
 
     def owned(self) -> Sequence[OwnedPartition]:
-        """Give what the application reads, ascending."""
+        """Return the partitions that the application reads, ascending."""
         owned = (
             holding for holding in self._owned_partitions.values() if holding.stage in (Stage.OWNED, Stage.REVOKED)
         )
@@ -316,7 +316,7 @@ class Membership:
         return None
 
     def topic_names(self) -> set[str]:
-        """Give the topics of all that is held."""
+        """Return the topics of all that is held."""
         return {holding.where.topic for holding in self._owned_partitions.values()}
 
     def _is_held(self, holding: OwnedPartition) -> bool:

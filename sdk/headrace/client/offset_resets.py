@@ -36,7 +36,7 @@ def log_bounds(
 def position_after(
     where: TopicPartition, position: int, earliest: int, latest: int, auto_offset_reset: str
 ) -> int | HeadraceError:
-    """Give the offset to go on from, the position itself where it is in the log after all, or why there is none."""
+    """Return the offset to go on from, the position itself where it is in the log after all, or why there is none."""
     if earliest <= position <= latest:
         return position
     if auto_offset_reset != "error":

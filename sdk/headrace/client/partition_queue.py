@@ -64,7 +64,7 @@ class SealedBatch:
         return sum(map(len, self.encoded or ()))
 
     def stamp_anew(self, stamp: ProducerStamp) -> None:
-        """Give its batches other sequences; see `restamp`."""
+        """Assign other sequences to its batches; see `restamp`."""
         step = self.pending.batch_records
         self.encoded = [restamp(batch, stamp.behind(at * step)) for at, batch in enumerate(self.encoded or ())]
         self.stamp = stamp

@@ -16,12 +16,12 @@ Partitioner = Callable[[str, bytes | None, int], int]
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:
-    """Give the partition for a key."""
+    """Return the partition for a key."""
     return zlib.crc32(key) % partitions
 
 
 def next_sticky(current: int, available: Sequence[int], partitions: int, rng: random.Random) -> int:
-    """Give the partition that records without a key move to.
+    """Return the partition that records without a key move to.
 
     Args:
         current: the partition they leave, -1 for none.

@@ -283,7 +283,7 @@ class Producer(Sender):
                 self._publisher.close(timeout)
 
     def partitions_for(self, topic: str) -> int:
-        """Give how many partitions a topic has.
+        """Return the number of partitions of a topic.
 
         Raises:
             UnknownTopicError, NoBrokersAvailableError: as `send`.
@@ -372,7 +372,7 @@ class Producer(Sender):
         return 0
 
     def _grow(self, buffer: PartitionBuffer, piece: int) -> None:
-        """Give a piece of memory to the open batch, or open one with it."""
+        """Add a piece of memory to the open batch, or open a batch with it."""
         with buffer.lock:
             buffer.stop_appender()
             if buffer.retired:
@@ -522,7 +522,7 @@ class Producer(Sender):
     # Topics.
 
     def _topic(self, name: str) -> _Topic:
-        """Give a topic's buffers; the first time, ask for its metadata."""
+        """Return a topic's buffers; the first time, ask for its metadata."""
         self._check_usable()
         found = self._topics.get(name)
         return drive(self._find_topic(name), self._perform) if found is None else found
@@ -719,7 +719,7 @@ _live: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
 def _close_at_exit() -> None:
-    """Give producers that were left open a bounded chance to deliver."""
+    """Flush producers that were left open, within a time limit."""
     for producer in list(_live):
         try:
             producer.close(ATEXIT_TIMEOUT_S)

@@ -137,7 +137,7 @@ def _run_refresh(maintenance: ProducerMaintenance) -> None:
 
 
 def refresh_delay_ms(backoff: Backoff, failures: int) -> int:
-    """Give how long to wait after a refresh, in milliseconds, where the last so many failed.
+    """Return the delay after a metadata refresh, in milliseconds, by the number of failures in a row.
 
     One that succeeded may have to be repeated while a leader is elected; that one takes no back-off.
     """

@@ -109,13 +109,13 @@ class Reader:
         self.close()
 
     def __iter__(self) -> Iterator[Record]:
-        """Give the records one by one, partitions as they come, each in order; ends at the end."""
+        """Yield the records one by one, partitions as they come, each in order; ends at the end."""
         for decoded in self._read(None):
             yield from decoded.records(iter(decoded.offsets()))
             del decoded  # Before the next one is inflated.
 
     def batches(self, timeout: float | None = None) -> Iterator[RecordBatch]:
-        """Give the records in batches, one a fetch and partition, of at most `max_poll_bytes`.
+        """Yield the records in batches, one a fetch and partition, of at most `max_poll_bytes`.
 
         Raises:
             TimedOutError: nothing came for `timeout` seconds (None: wait without end).
@@ -124,23 +124,23 @@ class Reader:
             yield RecordBatch(decoded_batches)
 
     def read(self, timeout: float | None = None) -> RecordBatch:
-        """Give all records that are left, as one batch; they are all in memory then."""
+        """Return all records that are left, as one batch; they are all in memory then."""
         return RecordBatch(list(self._read(timeout)))
 
     def to_arrow(self, timeout: float | None = None) -> Any:
-        """Give all records that are left as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
+        """Return all records that are left as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
         return self.read(timeout).to_arrow()
 
     def to_pandas(self, timeout: float | None = None) -> Any:
-        """Give all records that are left as a `pandas.DataFrame`."""
+        """Return all records that are left as a `pandas.DataFrame`."""
         return self.read(timeout).to_pandas()
 
     def start_offsets(self) -> dict[TopicPartition, int]:
-        """Give where each partition starts."""
+        """Return the first offset of each partition."""
         return dict(self._starts)
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Give where each partition ends, exclusive."""
+        """Return the end offset of each partition, exclusive."""
         return dict(self._ends)
 
     @property
@@ -149,7 +149,7 @@ class Reader:
         return self._topic_id
 
     def calls(self) -> CallStats:
-        """Give how its fetches went, the wait for data included; cheap, any thread."""
+        """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
         return self._fetcher.calls()
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ class PendingBatch:
         _run(callback)
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Give where record `index` of the batch went."""
+        """Return the metadata of record `index` of the batch."""
         own = self.timestamps_ms
         timestamp_ms = own[index] if own is not None and index < len(own) else None
         number, place = divmod(index, self.batch_records)

@@ -24,7 +24,7 @@ MAX_RECORDS = 2**31 - 1
 def record_times(
     admin: AdminSteps, client_id: str, topic: str, offsets: Mapping[int, int], timeout: float | None
 ) -> Steps[dict[int, int]]:
-    """Give the timestamps of records in ms since 1970, partition by partition.
+    """Return the timestamps of records in ms since 1970, partition by partition.
 
     A partition is absent where the record is gone meanwhile, its batch is damaged or too large, or its codec is not
     installed.
@@ -75,7 +75,7 @@ def batches_at(
 
 
 def timestamp_of(batches: bytes, offset: int) -> int | None:
-    """Give the timestamp of the record at `offset`, or of the first one after it; None: it cannot be read."""
+    """Return the timestamp of the record at `offset`, or of the first one after it; None: it cannot be read."""
     try:
         for header, batch in iter_batches(batches):
             if header.end_offset <= offset:

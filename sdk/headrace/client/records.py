@@ -110,15 +110,15 @@ class DecodedBatch:
         return header.payload_bytes * (self.end - self.start) // header.record_count
 
     def cut(self, start: int, end: int) -> "DecodedBatch":
-        """Give the records `start` to `end`, counted within this decoded batch."""
+        """Return the records `start` to `end`, counted within this decoded batch."""
         return DecodedBatch(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
 
     def offsets(self) -> range:
-        """Give the records' offsets."""
+        """Return the records' offsets."""
         return range(self.base_offset, self.end_offset)
 
     def records(self, offsets: Iterator[int]) -> Iterator[Record]:
-        """Give the records by C loops alone; `offsets` is consumed in step with them and ends them when it ends."""
+        """Return the records by C loops alone; `offsets` is consumed in step with them and ends them when it ends."""
         columns, start, end = self.columns, self.start, self.end
         where = f"{self.source} from offset {self.base_offset}"
         values = self._objects(_entries(columns.value_column, start, end), self.deserializers.value, "value", where)
@@ -158,7 +158,7 @@ def _entries(column: BinaryColumn, start: int, end: int) -> list[Any]:
 
 
 def _headers(columns: Columns, start: int, end: int) -> Iterator[Headers]:
-    """Give the headers of some records; where there are very many, the objects of some records at a time."""
+    """Return the headers of some records; where there are very many, the objects of some records at a time."""
     assert columns.header_columns is not None
     ends = columns.header_columns.list_offsets
     if ends[end] - ends[start] <= HEADERS_AT_ONCE:
@@ -210,14 +210,14 @@ class RecordBatch(Sequence[Record]):
         return self._records
 
     def by_partition(self) -> dict[TopicPartition, "RecordBatch"]:
-        """Give the records of each partition, in order, partitions in the order in which they first appear."""
+        """Return the records of each partition, in order, partitions in the order in which they first appear."""
         parts: dict[TopicPartition, list[DecodedBatch]] = {}
         for decoded in self.decoded_batches:
             parts.setdefault(decoded.source, []).append(decoded)
         return {source: RecordBatch(decoded_batches) for source, decoded_batches in parts.items()}
 
     def to_arrow(self) -> Any:
-        """Give a `pyarrow.Table` over the same memory: one Arrow chunk a batch, never copied together.
+        """Return a `pyarrow.Table` over the same memory: one Arrow chunk a batch, never copied together.
 
         Columns: topic (dictionary of string), partition int32, offset int64, timestamp (ms, UTC), key and value binary,
         headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not
@@ -231,7 +231,7 @@ class RecordBatch(Sequence[Record]):
         return table_of(self.decoded_batches)
 
     def to_pandas(self) -> Any:
-        """Give a `pandas.DataFrame` with the columns of `to_arrow`.
+        """Return a `pandas.DataFrame` with the columns of `to_arrow`.
 
         Raises:
             ImportError: pandas or pyarrow is not installed.

@@ -25,7 +25,7 @@ class Backoff:
         self._random = rng
 
     def delay_ms(self, attempt: int, at_least_ms: int = 0) -> int:
-        """Give the delay before try number `attempt` (1 is the first retry), in milliseconds, at least 1.
+        """Return the delay before try number `attempt` (1 is the first retry), in milliseconds, at least 1.
 
         Args:
             attempt: how many tries have failed, from 1.
@@ -35,7 +35,7 @@ class Backoff:
         return max(at_least_ms, 1, int(step * self._random.random()))
 
     def look_delay_ms(self) -> int:
-        """Give the delay before metadata is read again for want of a leader, in milliseconds."""
+        """Return the delay before metadata is read again for want of a leader, in milliseconds."""
         return LOOK_MS + int(LOOK_MS * self._random.random())
 
 
@@ -60,5 +60,5 @@ class Overdue:
         return True
 
     def next_ms(self, now_ms: int) -> int:
-        """Give when it is next of interest."""
+        """Return the time of its next event."""
         return self.due_ms if now_ms < self.due_ms else max(self._look_at_ms, now_ms + 1)

@@ -103,11 +103,11 @@ class Sender:
         raise NotImplementedError
 
     def stats(self) -> ProducerStats:
-        """Give what was sent and what is on its way; cheap, any thread."""
+        """Return counts of records sent and records in flight; cheap, any thread."""
         return self._counted._replace(buffered_bytes=self._buffer_pool.used, inflight_requests=len(self._calls))
 
     def calls(self) -> CallStats:
-        """Give how its produce calls went; cheap, any thread."""
+        """Return statistics of the produce calls; cheap, any thread."""
         return self._in_flight_requests.counts.stats()
 
     def continue_from(self, where: TopicPartition, sequence: int) -> None:
@@ -120,7 +120,7 @@ class Sender:
     def _enqueue(
         self, partition_queue: PartitionQueue, pending: PendingBatch, records: int, reserved_bytes: int
     ) -> SealedBatch:
-        """Give a batch its place and its sequence. Under the buffer's lock."""
+        """Assign the place and the sequence of a batch. Under the buffer's lock."""
         with self._lock:
             self._in_flight_requests.add_partition(partition_queue)
             deadline_ms = monotonic_ms() + self._config.delivery_timeout_ms

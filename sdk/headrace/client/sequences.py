@@ -29,7 +29,7 @@ class ProducerStamp(NamedTuple):
     base_sequence: int
 
     def behind(self, records: int) -> "ProducerStamp":
-        """Give the stamp of the batch that starts so many records later."""
+        """Return the stamp of the batch that starts so many records later."""
         if self.producer_id < 0:
             return self
         return self._replace(base_sequence=(self.base_sequence + records) % SEQUENCES)
@@ -56,7 +56,7 @@ class SequenceState:
         self._next_sealed = self._next_sent = sequence
 
     def sealed(self, records: int) -> ProducerStamp:
-        """Give the stamp for a batch that is sealed now; none as long as there is no producer id."""
+        """Return the stamp for a batch that is sealed now; none as long as there is no producer id."""
         if self.producer_id < 0:
             return NO_PRODUCER
         stamp = ProducerStamp(self.producer_id, self.epoch, self._next_sealed)
@@ -64,7 +64,7 @@ class SequenceState:
         return stamp
 
     def sent(self, records: int) -> ProducerStamp:
-        """Give the stamp that a batch must carry that is sent for the first time now."""
+        """Return the stamp that a batch must carry that is sent for the first time now."""
         assert self.producer_id >= 0
         stamp = ProducerStamp(self.producer_id, self.epoch, self._next_sent)
         self._next_sent = (self._next_sent + records) % SEQUENCES
@@ -79,7 +79,7 @@ class SequenceState:
 
 
 def restamp(batch: BufferVector, stamp: ProducerStamp) -> BufferVector:
-    """Give the batch with another producer stamp; the payload stays as it is. Only where no send of it can have been
+    """Return the batch with another producer stamp; the payload stays as it is. Only where no send of it can have been
     applied.
     """
     first, *others = batch.parts

@@ -27,7 +27,7 @@ DESERIALIZERS: Final[dict[str, Deserializer | None]] = {"bytes": None, "str": _f
 
 
 def resolve_serializer(setting: "str | Serializer | None", name: str) -> Serializer | None:
-    """Give the callable for a setting: a name, a callable, or None for bytes.
+    """Return the callable for a setting: a name, a callable, or None for bytes.
 
     Raises:
         ConfigError: an unknown name.
@@ -37,7 +37,7 @@ def resolve_serializer(setting: "str | Serializer | None", name: str) -> Seriali
 
 
 def resolve_deserializer(setting: "str | Deserializer | None", name: str) -> Deserializer | None:
-    """Give the callable for a setting: a name, a callable, or None for bytes.
+    """Return the callable for a setting: a name, a callable, or None for bytes.
 
     Raises:
         ConfigError: an unknown name.

@@ -232,7 +232,7 @@ class SubscriptionState:
         return plans
 
     def give_up_overdue(self, cluster_metadata: ClusterMetadata, now_ms: int) -> bool:
-        """Give up fetches that nobody answers, of a nearer replica or where there is a newer leader; see `pop`.
+        """Drop overdue fetches from a nearer replica, or where there is a newer leader; see `pop`.
 
         For the others metadata is to be read. What a fetch that was given up brings later is dropped.
         """
@@ -353,7 +353,7 @@ class SubscriptionState:
     # --- handing out ---
 
     def pop(self, now_ms: int) -> CompletedFetch | None:
-        """Give the next completed fetch, partitions in turn; None: there is nothing now.
+        """Return the next completed fetch, partitions in turn; None: there is nothing now.
 
         Raises:
             HeadraceError: an error of a partition; the others go on with the next call.
@@ -370,7 +370,7 @@ class SubscriptionState:
         return None
 
     def _take_out(self, partition: PartitionFetchState) -> CompletedFetch:
-        """Give a partition's first completed fetch; there is one."""
+        """Return a partition's first completed fetch; there is one."""
         was_full = self._is_full(partition)
         completed = partition.completed_fetches.popleft()
         partition.buffered_bytes -= completed.inflated_bytes

@@ -51,7 +51,7 @@ def request_frame(request: broker_pb2.FetchRequest) -> bytes:
 
 
 def answer_buffer(head: bytes | bytearray) -> memoryview:
-    """Give room for what follows the head of an answer, the verdict included; what is in it means nothing yet.
+    """Return an uninitialised buffer for the body of an answer, the verdict included.
 
     Raises:
         OSError: it is none.
@@ -63,7 +63,7 @@ def answer_buffer(head: bytes | bytearray) -> memoryview:
 
 
 def parse_answer(head: bytes | bytearray, rest: memoryview) -> SplicedMessage:
-    """Give the FetchResponse, whose batches are views of `rest`.
+    """Return the FetchResponse, whose batches are views of `rest`.
 
     Raises:
         HeadraceError: the broker refused the request.

@@ -144,12 +144,12 @@ class WorkQueue:
             self.revoke(where)
 
     def tracker(self, where: TopicPartition) -> OffsetTracker | None:
-        """Give what is known of a partition; None: it is not ours."""
+        """Return the tracker of a partition; `None` if the partition is not owned."""
         part = self._parts.get(where)
         return None if part is None else part.tracker
 
     def partitions(self) -> Iterable[TopicPartition]:
-        """Give the partitions that are ours."""
+        """Return the partitions that are ours."""
         return list(self._parts)
 
     def span(self, where: TopicPartition) -> int:
@@ -158,7 +158,7 @@ class WorkQueue:
         return 0 if part is None else part.tracker.span
 
     def first_held(self, where: TopicPartition) -> Record | None:
-        """Give the first record that waits for `release`."""
+        """Return the first record that waits for `release`."""
         part = self._parts.get(where)
         return part.held[0].record if part is not None and part.held else None
 
@@ -225,7 +225,7 @@ class WorkQueue:
         key_queue.tasks.append(task)
 
     def take(self, now_ms: int) -> Task | None:
-        """Give the next record to work on; None: nothing now. `succeeded` or `failed` follows."""
+        """Return the next record to work on; None: nothing now. `succeeded` or `failed` follows."""
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._waiting)[2])
         if self.alone is not None:

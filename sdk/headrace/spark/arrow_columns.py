@@ -48,7 +48,7 @@ class ArrowColumns:
         self._makers = [makers[field.name] for field in self._schema]
 
     def batches(self, decoded_batches: Iterable[DecodedBatch]) -> Iterator[Any]:
-        """Give `pyarrow.RecordBatch`es over the records of decoded batches that follow each other."""
+        """Yield `pyarrow.RecordBatch`es over the records of decoded batches that follow each other."""
         for group in grouped(decoded_batches):
             count = sum(each.end - each.start for each in group)
             arrays = [
@@ -57,7 +57,7 @@ class ArrowColumns:
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, count: int) -> Any:
-        """Give `count` times the same; one long array serves all."""
+        """Return `count` times the same; one long array serves all."""
         known = self._constants.get(name)
         if known is None or len(known) < count:
             size = max(count, MOST_ROWS)
@@ -109,12 +109,12 @@ def pieces(decoded: DecodedBatch) -> Iterator[DecodedBatch]:
 
 
 def values_of(decoded_batches: list[DecodedBatch]) -> Any:
-    """Give the values as one binary array; not copied where they are of one decoded batch."""
+    """Return the values as one binary array; not copied where they are of one decoded batch."""
     return _joined([_cut(each, each.columns.to_arrow_values()) for each in decoded_batches])
 
 
 def keys_of(decoded_batches: list[DecodedBatch]) -> Any:
-    """Give the keys as one binary array; not copied where they are of one decoded batch."""
+    """Return the keys as one binary array; not copied where they are of one decoded batch."""
     return _joined([_cut(each, each.columns.to_arrow_keys()) for each in decoded_batches])
 
 
@@ -128,7 +128,7 @@ def _bytes(decoded: DecodedBatch) -> int:
 
 
 def _cut(decoded: DecodedBatch, array: Any) -> Any:
-    """Give the decoded batch's part of a whole batch's column."""
+    """Return the decoded batch's part of a whole batch's column."""
     count = decoded.end - decoded.start
     return array if count == len(array) else array.slice(decoded.start, count)
 
@@ -154,10 +154,10 @@ def _micros(decoded: DecodedBatch) -> npt.NDArray[np.int64]:
 
 
 def _numbers(numbers: npt.NDArray[Any], arrow_type: Any) -> Any:
-    """Give an array over the same memory."""
+    """Return an array over the same memory."""
     return pa.Array.from_buffers(arrow_type, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _typed(array: Any, arrow_type: Any) -> Any:
-    """Give the array under Spark's own type: a list's child and nullability have other names there, the same bytes."""
+    """Return the array under Spark's own type: other names of a list's child and nullability, the same bytes."""
     return array if array.type == arrow_type else array.cast(arrow_type)

@@ -122,7 +122,7 @@ class Pushed:
         )
 
     def cut(self, part: OffsetRange) -> OffsetRange:
-        """Give what is wanted of a range."""
+        """Return the part of a range that passes the filters."""
         start, end = max(part.start, self.start), min(part.end, self.end)
         if self.offsets is not None:
             start = max(start, min(self.offsets, default=_NO_END))

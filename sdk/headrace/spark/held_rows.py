@@ -59,7 +59,7 @@ class HeldRows:
         return False
 
     def left(self) -> Iterator[Share]:
-        """Give the rows that are not known to be stored, in their order and with their partitions."""
+        """Yield the rows that are not known to be stored, in their order and with their partitions."""
         if self._writer is None:
             return
         if not self._whole:

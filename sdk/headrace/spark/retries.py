@@ -86,7 +86,7 @@ class _Balance:
             self._counts[self._bare(key)] -= count
 
     def missing(self) -> Counter[RowKey]:
-        """Give what has to be stored: records that more rows took than there are.
+        """Return the rows to store: those beyond the records that are stored already.
 
         Raises:
             OtherRowsError: there are records that no row took.
@@ -109,7 +109,7 @@ class _Balance:
         return self._stored.read(self._stored.places(self._topic, all_tasks=True))
 
     def take(self, wanted: Counter[RowKey], part: StoredPart) -> Iterator[DecodedBatch]:
-        """Give the records of a part that are wanted, one by one and as often as they are; they are then no more."""
+        """Yield the records of a part that are wanted, one by one and as often as they are; they are then no more."""
         for at, (digest, time_ms) in enumerate(stored_parts(part.decoded)):
             key = self._bare(row_key(digest, time_ms, part.where.partition))
             for _ in range(wanted.pop(key, 0)):

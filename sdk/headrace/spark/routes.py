@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
 
 def by_topic(rows: Any, topic: str) -> Iterator[tuple[str, Any]]:
-    """Give each topic's rows; `topic` is that of all, or empty where the column says it.
+    """Yield each topic's rows; `topic` is that of all, or empty where the column says it.
 
     Raises:
         SerializationError: a row without a topic.
@@ -44,7 +44,7 @@ def by_topic(rows: Any, topic: str) -> Iterator[tuple[str, Any]]:
 
 
 def by_partition(topic: str, rows: Any, count: int, keyless: int) -> Iterator[Share]:
-    """Give each partition's rows, partitions ascending.
+    """Yield each partition's rows, partitions ascending.
 
     Args:
         topic: of all rows.
@@ -72,7 +72,7 @@ def by_partition(topic: str, rows: Any, count: int, keyless: int) -> Iterator[Sh
 
 
 def partitions_of(rows: Any, count: int, keyless: int) -> npt.NDArray[np.int64] | None:
-    """Give each row's partition; None: no row says anything."""
+    """Return each row's partition; None: no row says anything."""
     names = rows.schema.names
     keys = rows.column("key") if "key" in names else None
     if keys is not None and keys.null_count == len(keys):

@@ -35,7 +35,7 @@ def bare(key: RowKey, *, with_time: bool, with_partition: bool) -> RowKey:
 
 
 def row_parts(rows: Any) -> Iterator[tuple[bytes, int, int]]:
-    """Give digest, timestamp in ms and partition of each row of a `pyarrow.RecordBatch`."""
+    """Yield digest, timestamp in ms and partition of each row of a `pyarrow.RecordBatch`."""
     names = rows.schema.names
     count = rows.num_rows
     keys = _binary(rows.column("key")) if "key" in names else [None] * count
@@ -54,7 +54,7 @@ def row_parts(rows: Any) -> Iterator[tuple[bytes, int, int]]:
 
 
 def times_of(rows: Any) -> list[int | None] | None:
-    """Give the column `timestamp` in ms since 1970; None: there is none."""
+    """Return the column `timestamp` in ms since 1970; None: there is none."""
     if "timestamp" not in rows.schema.names:
         return None
     micros = rows.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
@@ -62,7 +62,7 @@ def times_of(rows: Any) -> list[int | None] | None:
 
 
 def stored_parts(decoded: DecodedBatch) -> Iterator[tuple[bytes, int]]:
-    """Give digest and timestamp in ms of each record of a decoded batch."""
+    """Yield digest and timestamp in ms of each record of a decoded batch."""
     columns = decoded.columns
     times = columns.timestamps()[decoded.start : decoded.end]
     headers = columns.headers(decoded.start, decoded.end)

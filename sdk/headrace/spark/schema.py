@@ -29,7 +29,7 @@ COLUMNS: dict[str, DataType] = {
 
 
 def full_schema(include_headers: bool) -> StructType:
-    """Give the schema of a reader that was not told one."""
+    """Return the schema of a reader that was not told one."""
     names = [name for name in COLUMNS if include_headers or name != "headers"]
     return StructType([StructField(name, COLUMNS[name]) for name in names])
 

@@ -20,7 +20,7 @@ MINIMUM_VERSION = (4, 2)
 
 
 def check_version(version: str) -> None:
-    """Return if a version of pyspark will do.
+    """Check the version of pyspark.
 
     Raises:
         ConfigError: it is too old; install a later one.
@@ -36,11 +36,11 @@ class HeadraceDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name of the format."""
+        """Return the name of the format."""
         return "headrace"
 
     def schema(self) -> StructType:
-        """Give the columns that are read where the user gives no schema."""
+        """Return the columns that are read where the user gives no schema."""
         from headrace.spark.options import describe_schema_options
         from headrace.spark.schema import full_schema
 

@@ -46,7 +46,7 @@ class OffsetBound:
             raise ConfigError(f"{self.option} names {others[0]}{_and_more(others)}, which is not read or not there")
 
     def times(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Give the times that must be looked up, each with its partitions."""
+        """Return the times that must be looked up, each with its partitions."""
         found: dict[int, list[TopicPartition]] = {}
         for where in partitions:
             time_ms = self.times_ms[where] if self.times_ms is not None else self.time_ms
@@ -61,7 +61,7 @@ class OffsetBound:
         latest: Mapping[TopicPartition, int],
         at_times: Mapping[TopicPartition, int],
     ) -> int:
-        """Give the offset in one partition; `at_times` has what was found for `times`."""
+        """Return the offset in one partition; `at_times` has what was found for `times`."""
         if where in at_times:
             return at_times[where]
         word = self.word

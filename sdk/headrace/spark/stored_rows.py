@@ -82,7 +82,7 @@ class StoredRows:
 
 
 def below(places: Stored, ends: Mapping[TopicPartition, int]) -> Stored:
-    """Give the part of the places that lies before the given ends; a partition without one has none."""
+    """Return the part of the places that lies before the given ends; a partition without one has none."""
     return {
         where: StoredOffsets(start, min(end, ends.get(where, 0))) if 0 <= start < ends.get(where, 0) else _NONE
         for where, (start, end) in places.items()

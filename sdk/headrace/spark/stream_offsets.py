@@ -37,7 +37,7 @@ class StreamOffsets:
     """The leader epoch of the record before each end; absent: not known."""
 
     def to_json(self) -> OffsetJson:
-        """Give what the checkpoint keeps."""
+        """Return the JSON that the checkpoint stores."""
         written: OffsetJson = _nested(self.ends)
         written[IDS] = dict(sorted(self.topic_ids.items()))
         if self.starts is not None:
@@ -48,7 +48,7 @@ class StreamOffsets:
 
 
 def initial_offset() -> OffsetJson:
-    """Give what stands for the start of a stream that has not read yet."""
+    """Return the placeholder for the start of a stream that has not read yet."""
     return {INIT: "startingOffsets"}
 
 
@@ -76,7 +76,7 @@ def parse_offsets(written: Mapping[str, Any]) -> StreamOffsets | None:
 
 
 def ranges_between(before: StreamOffsets | None, after: StreamOffsets) -> list[OffsetRange]:
-    """Give what a micro-batch reads. What `before` does not know is new, and is read from offset 0 on."""
+    """Return the ranges of a micro-batch. Partitions that `before` lacks are new and begin at offset 0."""
     if before is None:
         starts = after.starts if after.starts is not None else {}
     else:
@@ -85,7 +85,7 @@ def ranges_between(before: StreamOffsets | None, after: StreamOffsets) -> list[O
 
 
 def known_starts(before: StreamOffsets, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
-    """Give where to go on in the topics of these ids: nothing is known of one that was created anew."""
+    """Return the next offsets of the topics with these ids. A topic that was created again has none."""
     return {
         where: end
         for where, end in before.ends.items()

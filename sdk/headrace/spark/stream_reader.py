@@ -79,7 +79,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_options(self._given, STREAM)
 
     def initialOffset(self) -> OffsetJson:
-        """Give what stands for the start; it is found when the first micro-batch is.
+        """Return a placeholder for the start; the first micro-batch resolves it.
 
         Raises:
             ConfigError: an option or the schema does not fit.
@@ -88,7 +88,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Give `maxOffsetsPerTrigger`."""
+        """Return `maxOffsetsPerTrigger`."""
         most = self._options.max_offsets_per_trigger
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
@@ -97,7 +97,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._look()
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
-        """Give where the next micro-batch ends; `start` itself while there is nothing to read.
+        """Return the end of the next micro-batch; `start` itself if there is nothing to read.
 
         Raises:
             ConfigError: a topic is not there, offsets do not fit the log, or nobody answers.
@@ -118,7 +118,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return after.to_json()
 
     def reportLatestOffset(self) -> OffsetJson | None:
-        """Give how far the topics were when they were last looked at, for the query's progress."""
+        """Return the last known end offsets of the topics, for the query's progress."""
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
@@ -175,7 +175,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def _first(self, latest: StreamOffsets, most: int) -> StreamOffsets:
-        """Give the end of the first micro-batch, with its start, even where there is nothing between the two."""
+        """Return the end of the first micro-batch, with its start, even where there is nothing between the two."""
         cluster, bound = self._cluster(), self._options.start
         partitions = sorted(latest.ends)
         earliest = cluster.offsets(partitions, EARLIEST)
@@ -191,7 +191,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffsets(ends, latest.topic_ids, starts, self._epochs(StreamOffsets(), ends, latest.topic_ids))
 
     def _next(self, before: StreamOffsets, latest: StreamOffsets, most: int) -> StreamOffsets:
-        """Give the end of any other micro-batch. What was never heard of is read from its offset 0 on."""
+        """Return the end of any other micro-batch. What was never heard of is read from its offset 0 on."""
         self._look_for_gone(before, latest)
         starts = known_starts(before, latest.topic_ids)
         shorter = [where for where, end in latest.ends.items() if end < starts.get(where, 0)]
@@ -257,7 +257,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_data_loss([_deleted(name, before.ends) for name in gone], self._options.fail_on_data_loss)
 
     def _still_there(self, ranges: list[OffsetRange], topic_ids: Mapping[str, str]) -> list[OffsetRange]:
-        """Give what the log still has of some ranges."""
+        """Return the parts of ranges that retention has not removed."""
         cluster = self._cluster()
         wanted = [part for part in ranges if len(part)]
         now = cluster.topic_ids_of(sorted({part.where.topic for part in wanted}))

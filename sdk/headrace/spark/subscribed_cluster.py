@@ -45,7 +45,7 @@ class SubscribedCluster:
         self.admin.close()
 
     def partitions(self) -> list[TopicPartition]:
-        """Give the partitions that are subscribed to and there now, ascending; notes their topics' ids.
+        """Return the partitions that are subscribed to and there now, ascending; notes their topics' ids.
 
         Raises:
             ConfigError: a topic or partition that an option names is not there, or nobody answers at the addresses.
@@ -86,7 +86,7 @@ class SubscribedCluster:
             return self._topics()
 
     def topic_ids_of(self, names: Sequence[str]) -> dict[str, str]:
-        """Give the ids of those of some topics that are there, in hexadecimal."""
+        """Return the ids of those of some topics that are there, in hexadecimal."""
         try:
             topics = self.admin.describe_topics(names) if names else []
         except UnknownTopicError:

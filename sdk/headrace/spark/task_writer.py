@@ -76,7 +76,7 @@ class DeferredRows:
         return sum(map(len, self._data))
 
     def shares(self) -> Iterator[Share]:
-        """Give the rows."""
+        """Yield the rows."""
         for partition, data in zip(self._partitions, self._data, strict=True):
             for rows in pa.ipc.open_stream(data):
                 yield Share(self._topic, partition, rows)

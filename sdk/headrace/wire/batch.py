@@ -233,7 +233,7 @@ def _wrong_producer(header: BatchHeader) -> str:
 def stamp(
     batch_header: BatchHeader, *, base_offset: int, append_timestamp_ms: int, leader_epoch: int, previous_crc: int
 ) -> bytes:
-    """Give the 32 bytes that the leader writes in place of the batch's first 32.
+    """Return the 32 bytes that the leader writes in place of the batch's first 32.
 
     The caller writes `[stamp, memoryview(batch)[32:]]`; the batch itself is not copied.
     """
@@ -262,10 +262,10 @@ def iter_batches(buffer: ReadableBuffer) -> Iterator[tuple[BatchHeader, memoryvi
 
 
 def sequence_after(sequence: int, records: int) -> int:
-    """Give the sequence that follows `records` records starting at `sequence`, modulo 2^31."""
+    """Return the sequence that follows `records` records starting at `sequence`, modulo 2^31."""
     return (sequence + records) % SEQUENCES
 
 
 def sequence_distance(start: int, end: int) -> int:
-    """Give how many sequences lie from `start` up to `end`, in -2^30 .. 2^30 - 1: negative when `end` comes before."""
+    """Return the distance from `start` to `end`, in -2^30 .. 2^30 - 1; negative if `end` comes before."""
     return (end - start + SEQUENCES // 2) % SEQUENCES - SEQUENCES // 2

@@ -93,7 +93,7 @@ class BinaryColumn:
     """uint8[(n + 7) // 8], least significant bit first; None: nothing is null."""
 
     def part(self, start: int, end: int) -> "BinaryColumn":
-        """Give the entries `start` to `end` as a column of their own; offsets and bitmap are small copies."""
+        """Return the entries `start` to `end` as a column of their own; offsets and bitmap are small copies."""
         first, last = int(self.offsets[start]), int(self.offsets[end])
         validity = self.validity
         if validity is not None:
@@ -102,7 +102,7 @@ class BinaryColumn:
         return BinaryColumn(self.offsets[start : end + 1] - np.int32(first), self.data[first:last], validity)
 
     def to_list(self) -> list[Any]:
-        """Give the entries as bytes, None where null."""
+        """Return the entries as bytes, None where null."""
         count = len(self.offsets) - 1
         if "pyarrow" in sys.modules:
             entries: list[Any] = self.to_arrow().to_pylist()
@@ -115,7 +115,7 @@ class BinaryColumn:
         return entries
 
     def to_arrow(self, arrow_type: Any = None) -> Any:
-        """Give a pyarrow array over the same memory; `arrow_type` is binary unless told, or string."""
+        """Return a pyarrow array over the same memory; `arrow_type` is binary unless told, or string."""
         import pyarrow as pa
 
         validity = None if self.validity is None else pa.py_buffer(self.validity)
@@ -182,26 +182,26 @@ class Columns:
         return self.value_column.validity
 
     def values(self) -> list[bytes | None]:
-        """Give the values in order."""
+        """Return the values in order."""
         return self.value_column.to_list()
 
     def keys(self) -> list[bytes | None]:
-        """Give the keys in order; all None where the batch has no keys."""
+        """Return the keys in order; all None where the batch has no keys."""
         return [None] * self.record_count if self.key_column is None else self.key_column.to_list()
 
     def timestamps(self) -> list[int]:
-        """Give the records' timestamps in ms since 1970, in order."""
+        """Return the records' timestamps in ms since 1970, in order."""
         if self.timestamps_ms is None:
             return [self.header.base_timestamp_ms] * self.record_count
         times: list[int] = self.timestamps_ms.tolist()
         return times
 
     def offsets(self) -> range:
-        """Give the records' offsets."""
+        """Return the records' offsets."""
         return range(self.header.base_offset, self.header.end_offset)
 
     def headers(self, start: int = 0, end: int | None = None) -> list[Headers]:
-        """Give the headers of each record from `start` to `end` in order, `()` where it has none."""
+        """Return the headers of each record from `start` to `end` in order, `()` where it has none."""
         end = self.record_count if end is None else end
         if self.header_columns is None:
             return [()] * (end - start)
@@ -213,17 +213,17 @@ class Columns:
         return [tuple(pairs[one - first : other - first]) for one, other in pairwise(cuts)]
 
     def to_arrow_values(self) -> Any:
-        """Give a pyarrow binary array over the same memory."""
+        """Return a pyarrow binary array over the same memory."""
         return self.value_column.to_arrow()
 
     def to_arrow_keys(self) -> Any:
-        """Give a pyarrow binary array over the same memory; all null where the batch has no keys."""
+        """Return a pyarrow binary array over the same memory; all null where the batch has no keys."""
         import pyarrow as pa
 
         return pa.nulls(self.record_count, pa.binary()) if self.key_column is None else self.key_column.to_arrow()
 
     def to_arrow_timestamps(self) -> Any:
-        """Give a pyarrow timestamp(ms, UTC) array; over the same memory where the batch has the column."""
+        """Return a pyarrow timestamp(ms, UTC) array; over the same memory where the batch has the column."""
         import pyarrow as pa
 
         times = self.timestamps_ms
@@ -232,14 +232,14 @@ class Columns:
         return pa.Array.from_buffers(pa.timestamp("ms", tz="UTC"), len(times), [None, pa.py_buffer(times)])
 
     def to_arrow_offsets(self) -> Any:
-        """Give a pyarrow int64 array of the records' offsets."""
+        """Return a pyarrow int64 array of the records' offsets."""
         import pyarrow as pa
 
         offsets = np.arange(self.header.base_offset, self.header.end_offset, dtype=np.int64)
         return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
 
     def to_arrow_headers(self) -> Any:
-        """Give a pyarrow list<struct<key: string, value: binary>> array over the same memory."""
+        """Return a pyarrow list<struct<key: string, value: binary>> array over the same memory."""
         import pyarrow as pa
 
         struct_type = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])

@@ -13,7 +13,7 @@ ReadableBuffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def crc32c(buffer: ReadableBuffer, crc: int = 0) -> int:
-    """Give the CRC32C of `buffer` as an unsigned 32-bit integer, without copying it.
+    """Return the CRC32C of `buffer` as an unsigned 32-bit integer, without copying it.
 
     Args:
         buffer: the bytes, contiguous.

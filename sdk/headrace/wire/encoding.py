@@ -229,7 +229,7 @@ def column_parts(
 
 
 def arrow_buffers(array: Any) -> ArrowBuffers:
-    """Give a pyarrow binary or string array's buffers, uncopied but for a validity bitmap that starts within a byte.
+    """Return a pyarrow binary or string array's buffers, uncopied but for a validity bitmap that starts within a byte.
 
     Raises:
         InvalidRequestError: an array of another type; cast it to binary or string.

@@ -704,7 +704,7 @@ def __getattr__(name: str) -> Mapping[ErrorCode, grpc.StatusCode]:
 
 
 def to_detail(error: HeadraceError) -> errors_pb2.ErrorDetail:
-    """Give the message that carries `error` inside an answer. An error without a code of its own goes as INTERNAL."""
+    """Return the message that carries `error` inside an answer. An error without a code of its own goes as INTERNAL."""
     from headrace.v1 import errors_pb2
 
     detail = errors_pb2.ErrorDetail(
@@ -723,7 +723,7 @@ def to_detail(error: HeadraceError) -> errors_pb2.ErrorDetail:
 
 
 def from_detail(detail: errors_pb2.ErrorDetail) -> HeadraceError:
-    """Give the exception that `detail` carries; not raised.
+    """Return the exception that `detail` carries; not raised.
 
     A code that this version does not know becomes `InternalError` with the sender's retriable, outcome and action; an
     outcome that the sender left out is UNKNOWN.
@@ -745,7 +745,7 @@ def from_detail(detail: errors_pb2.ErrorDetail) -> HeadraceError:
 
 
 def to_status_bytes(error: HeadraceError) -> bytes:
-    """Give the serialised `headrace.v1.Status` for the `grpc-status-details-bin` trailer of a failed call."""
+    """Return the serialised `headrace.v1.Status` for the `grpc-status-details-bin` trailer of a failed call."""
     import grpc
 
     from headrace.v1 import errors_pb2
@@ -772,7 +772,7 @@ _UNTYPED: Mapping[str, ErrorCode] = {
 
 
 def from_rpc_error(error: grpc.RpcError) -> HeadraceError:
-    """Give the exception for a failed call, sync or aio; not raised.
+    """Return the exception for a failed call, sync or aio; not raised.
 
     The typed detail where the server sent one. Otherwise by the gRPC status, and then the outcome is UNKNOWN, because
     a call that broke off may have been carried out.

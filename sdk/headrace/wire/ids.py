@@ -31,5 +31,5 @@ class TopicPartition(NamedTuple):
     partition: int
 
     def __str__(self) -> str:
-        """Give `topic-partition`, as messages and file names show it."""
+        """Return `topic-partition`, as messages and file names show it."""
         return f"{self.topic}-{self.partition}"

@@ -46,7 +46,7 @@ class Sized(Protocol):
     """What stands for batches that somebody else sends."""
 
     def __len__(self) -> int:
-        """Give their bytes."""
+        """Return their size in bytes."""
 
 
 class BufferVector:
@@ -164,7 +164,7 @@ class BatchCarrier:
         return b"".join(self.buffers(message, batches)[0])
 
     def buffers(self, message: Any, batches: Sequence[Sequence[Any]]) -> tuple[list[Any], int]:
-        """Give what makes up a message, in order, and its size in bytes; `batches` need a length and nothing else."""
+        """Return the buffers of a message, in order, and its size in bytes; of `batches` only the length is used."""
         return _embed(memoryview(message.SerializeToString()), self._path, iter(batches))
 
 
@@ -208,7 +208,7 @@ def fetch_response_bytes(spliced: SplicedMessage) -> bytes:
 def fetch_response_buffers(
     message: broker_pb2.FetchResponse, batches: Sequence[Sequence[Sized]]
 ) -> tuple[list[Any], int]:
-    """Give the bytes of a FetchResponse and, in their places, what stands for its batches; and the size in bytes."""
+    """Return the bytes of a FetchResponse and, in their places, what stands for its batches; and the size in bytes."""
     return _FETCH.buffers(message, batches)
 
 

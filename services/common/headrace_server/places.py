@@ -46,7 +46,7 @@ class Place:
         self._held = True
 
     def release(self, _context: object = None) -> None:
-        """Give it back; fits `add_done_callback` of a call's context."""
+        """Release it; fits `add_done_callback` of a call's context."""
         if self._held:
             self._held = False
             self._pool.leave(self.peer)

@@ -56,7 +56,7 @@ class Attempt:
         return self.directory / "data"
 
     def files(self) -> list[DataFile]:
-        """Give the files that Spark has written, synced: their names, sizes and rows."""
+        """Return the files that Spark has written, synced: their names, sizes and rows."""
         found = []
         for number, path in enumerate(sorted(self.data.rglob("*.parquet"))):
             staged = path.relative_to(self.data)
@@ -95,7 +95,7 @@ def begin(root: Path) -> Attempt:
 
 
 def left_behind(root: Path) -> list[Attempt]:
-    """Give the attempts whose job has ended before they were removed. Under the lock."""
+    """Return the attempts whose job has ended before they were removed. Under the lock."""
     directory = root / META / "attempts"
     return [Attempt(root, name) for name in sorted(os.listdir(directory))] if directory.exists() else []
 

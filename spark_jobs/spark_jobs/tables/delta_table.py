@@ -42,7 +42,7 @@ class DeltaTable:
         self._deltalake = deltalake
 
     def state(self) -> TableState:
-        """Give what is committed."""
+        """Return the committed state."""
         log = self._log()
         if log is None:
             if next(self.root.glob("*=*"), None) or next(self.root.glob("*.parquet"), None):
@@ -122,7 +122,7 @@ class DeltaTable:
         return self.state()
 
     def data_files(self) -> list[Path]:
-        """Give the committed files."""
+        """Return the committed files."""
         log = self._log()
         if log is None:
             return []
@@ -135,7 +135,7 @@ class DeltaTable:
         return self._deltalake.DeltaTable(str(self.root))
 
     def _positions(self, log: DeltaLog, source: Source | None) -> dict[str, int]:
-        """Give the positions, asking for one partition after the other: they are numbered from 0 without gaps."""
+        """Return the positions, asking for one partition after the other: they are numbered from 0 without gaps."""
         positions: dict[str, int] = {}
         while source is not None:
             key = str(len(positions))
@@ -146,7 +146,7 @@ class DeltaTable:
         return positions
 
     def _schema(self, attempt: Attempt, files: Sequence[DataFile], partition_by: Sequence[str]) -> Any:
-        """Give the columns of the table: those of a file, and the partitions', which are strings."""
+        """Return the columns of the table: those of a file, and the partitions', which are strings."""
         log = self._log()
         if log is not None:
             return log.schema()

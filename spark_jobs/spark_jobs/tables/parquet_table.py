@@ -42,7 +42,7 @@ class ParquetTable:
         self._manifests = root / META / "manifests"
 
     def state(self) -> TableState:
-        """Give what is committed."""
+        """Return the committed state."""
         numbers = self._numbers()
         if not numbers:
             if next(self.root.glob("*=*"), None) or next(self.root.glob("*.parquet"), None):
@@ -94,7 +94,7 @@ class ParquetTable:
         return TableState(before.version + 1, source, manifest["positions"], **totals)  # type: ignore[arg-type]
 
     def data_files(self) -> list[Path]:
-        """Give the committed files, each where it lies: those of the last commit may still be with their attempt."""
+        """Return the committed files, each where it lies: those of the last commit may still be with their attempt."""
         found = []
         for manifest in map(self._read, self._numbers()):
             attempt = Attempt(self.root, manifest["attempt"])
@@ -118,7 +118,7 @@ class ParquetTable:
         sync(self._manifests)
 
     def _numbers(self) -> list[int]:
-        """Give the numbers of all manifests, ascending."""
+        """Return the numbers of all manifests, ascending."""
         try:
             names = os.listdir(self._manifests)
         except FileNotFoundError:

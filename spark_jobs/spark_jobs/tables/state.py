@@ -39,7 +39,7 @@ class TableState:
     files: int = 0
 
     def check_source(self, source: Source) -> None:
-        """Return if the table holds nothing or `source`'s records.
+        """Check that the table is empty or holds records of `source`.
 
         Raises:
             OtherSourceError: it holds another's.
@@ -59,7 +59,7 @@ class StoredTable(Protocol):
         """Finish or undo what a job that was killed has left."""
 
     def state(self) -> TableState:
-        """Give what is committed."""
+        """Return the committed state."""
 
     def commit(
         self, attempt: Attempt, source: Source, positions: Mapping[str, int], partition_by: Sequence[str]
@@ -71,4 +71,4 @@ class StoredTable(Protocol):
         """
 
     def data_files(self) -> list[Path]:
-        """Give the files whose rows are committed, wherever they lie now."""
+        """Return the files whose rows are committed, wherever they lie now."""

@@ -202,7 +202,7 @@ def open_directory(path: Path) -> DataDirectory:
 
 
 def fill(path: Path) -> None:
-    """Give broker 2 the ten records."""
+    """Append the ten records on broker 2."""
     directory = open_directory(path)
     filled = directory.open_log(TOPIC_ID, 0, log_settings(TopicConfig()))
     filled.append_replicated(b"".join(stored_batches(RECORDS)))

@@ -45,7 +45,7 @@ class EndingStream(Stream):
 
 
 def streams(monkeypatch: pytest.MonkeyPatch, made: list[Stream]) -> None:
-    """Give the fetcher these streams, one after the other."""
+    """Let the fetcher have these streams, one after the other."""
 
     @asynccontextmanager
     async def open_channel(*_: object) -> AsyncIterator[Any]:

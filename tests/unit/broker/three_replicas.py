@@ -301,7 +301,7 @@ class ThreeReplicas:
     # --- sessions ---
 
     def register(self, broker_id: int) -> None:
-        """Give a broker a new session, with what it can say of the one before."""
+        """Register a broker anew, with its report on the session before."""
         self.revision += 1
         before, clean = self.past.get(broker_id, (RegisteredBroker(0), True))
         unbroken_since = before.resumes if before.clean and before.resumes else before.broker_epoch

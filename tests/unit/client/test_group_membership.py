@@ -314,7 +314,7 @@ class _Coordinators:
             heartbeats = leaving = ()
 
     def heartbeat(self, request):
-        """Give the answer, or the error."""
+        """Return the answer, or the error."""
         owned = None
         if request.HasField("owned"):
             owned = frozenset((topic.topic_id, n) for topic in request.owned.topics for n in topic.partitions)

@@ -21,7 +21,7 @@ BATCH = encode_batch([b"one", b"three"], base_timestamp_ms=1000)
 
 
 def changed(position: int, layout: str, value: int, batch: bytes = BATCH) -> bytes:
-    """Give `batch` with one field changed and both checksums right again."""
+    """Return `batch` with one field changed and both checksums right again."""
     new = bytearray(batch)
     struct.pack_into(layout, new, position, value)
     struct.pack_into("<I", new, 28, crc32c(new[:28]))

@@ -113,11 +113,11 @@ class Admin:
         await self._run(self._steps.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
 
     async def list_topics(self, *, timeout: float | None = None) -> list[str]:
-        """Give the names of all topics, ascending."""
+        """Return the names of all topics, ascending."""
         return sorted(topic.name for topic in await self.describe_topics(timeout=timeout))
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
-        """Give a topic's id, partitions, leaders, replicas."""
+        """Return a topic's id, partitions, leaders, replicas."""
         return (await self.describe_topics([name], timeout=timeout))[0]
 
     async def describe_topics(
@@ -155,11 +155,11 @@ class Admin:
         await self._run(self._steps.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
 
     async def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
-        """Give every setting of a topic: value, whether it is set or the default, and what it does."""
+        """Return every setting of a topic: value, whether it is set or the default, and what it does."""
         return await self._run(self._steps.describe_config(name, timeout))
 
     async def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
-        """Give the cluster's id, controller, brokers, coordinators and counts."""
+        """Return the cluster's id, controller, brokers, coordinators and counts."""
         return await self._run(self._steps.describe_cluster(timeout))
 
     async def list_offsets(
@@ -184,13 +184,13 @@ class Admin:
     async def describe_logs(
         self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[LogInfo]:
-        """Give size and offsets of every replica, or of one topic's, and what leaders know of their followers."""
+        """Return size and offsets of every replica, or of one topic's, and what leaders know of their followers."""
         return await self._run(self._steps.describe_logs(topic, brokers, timeout))
 
     async def describe_disks(
         self, *, brokers: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[DiskInfo]:
-        """Give size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
+        """Return size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
         return await self._run(self._steps.describe_disks(brokers, timeout))
 
     async def reassign_partitions(
@@ -217,7 +217,7 @@ class Admin:
     async def list_reassignments(
         self, topics: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> list[Reassignment]:
-        """Give the partitions that move, of all topics or of some."""
+        """Return the partitions that move, of all topics or of some."""
         return await self._run(self._steps.list_reassignments(topics, timeout))
 
     async def elect_leaders(
@@ -247,7 +247,7 @@ class Admin:
         return await self._run(self._groups.list_groups(observed=observed, timeout=timeout))
 
     async def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
-        """Give a group's members, who owns what, its offsets; or what is known of a reader that reports positions."""
+        """Return a group's members, who owns what, its offsets; or what is known of a reader that reports positions."""
         return await self._run(self._groups.describe_group(group, timeout))
 
     async def delete_groups(
@@ -261,7 +261,7 @@ class Admin:
         return await self._run(self._groups.delete_groups(groups, timeout, expected_group_epochs))
 
     async def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
-        """Give the offsets that a group has committed, the next record to read in each partition. Empty: none."""
+        """Return the offsets that a group has committed, the next record to read in each partition. Empty: none."""
         return await self._run(self._groups.group_offsets(group, timeout))
 
     async def group_lag(
@@ -311,7 +311,7 @@ class Admin:
         return await self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))
 
     async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
-        """Give every key of the cluster in etcd with its decoded value, for administrators."""
+        """Yield every key of the cluster in etcd with its decoded value, for administrators."""
         stream = await self._run(self._steps.dump(prefix, timeout))
         try:
             async for entry in stream:

@@ -60,7 +60,7 @@ class AsyncConnections:
         self._closed = asyncio.Event()
 
     def endpoint(self, address: str) -> AsyncEndpoint:
-        """Give the endpoint of an address, made when first asked for.
+        """Return the endpoint of an address, made when first asked for.
 
         Raises:
             ClosedError: after `close`.

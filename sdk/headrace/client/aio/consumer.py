@@ -69,7 +69,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Record:
-        """Give the next record; waits where there is none. A wait that is cancelled can be made again."""
+        """Return the next record; waits where there is none. A wait that is cancelled can be made again."""
         if self._core._current is not None:
             try:
                 record = next(self._records, None)
@@ -86,7 +86,7 @@ class Consumer:
                 return record
 
     async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
-        """Give what is there, waiting up to `timeout` seconds for the first record (None: without end).
+        """Return fetched records; wait up to `timeout` seconds for the first one (`None` disables the limit).
 
         Args:
             timeout: in seconds; 0 only looks.
@@ -122,11 +122,11 @@ class Consumer:
         self._core.seek(where, offset)
 
     def assignment(self) -> list[TopicPartition]:
-        """Give the partitions that are read, ascending."""
+        """Return the partitions that are read, ascending."""
         return self._core.assignment()
 
     def position(self, where: TopicPartition) -> int:
-        """Give the offset of the next record that the application will receive of a partition."""
+        """Return the offset of the next record that the application will receive of a partition."""
         return self._core.position(where)
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -138,7 +138,7 @@ class Consumer:
         self._core.resume(*partitions)
 
     def paused(self) -> list[TopicPartition]:
-        """Give the partitions that are paused, ascending."""
+        """Return the partitions that are paused, ascending."""
         return self._core.paused()
 
     def lag(self) -> dict[TopicPartition, int | None]:
@@ -186,11 +186,11 @@ class Consumer:
         return found
 
     def assignment_epoch(self, where: TopicPartition) -> int:
-        """Give the fencing token of a partition: it is larger for every later owner."""
+        """Return the fencing token of a partition: it is larger for every later owner."""
         return self._core.assignment_epoch(where)
 
     def calls(self) -> CallStats:
-        """Give how its fetches went, the wait for data included; cheap."""
+        """Return statistics of the fetch calls, waits for data included; cheap."""
         return self._core.calls()
 
     def health(self) -> ConsumerHealth:

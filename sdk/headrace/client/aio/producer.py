@@ -198,15 +198,15 @@ class Producer:
         await self._core.close_all(timeout)
 
     def stats(self) -> ProducerStats:
-        """Give what was sent and what is on its way; cheap."""
+        """Return counts of records sent and records in flight; cheap."""
         return self._core.stats()
 
     def calls(self) -> CallStats:
-        """Give how its produce calls went; cheap."""
+        """Return statistics of the produce calls; cheap."""
         return self._core.calls()
 
     async def partitions_for(self, topic: str) -> int:
-        """Give how many partitions a topic has.
+        """Return the number of partitions of a topic.
 
         Raises:
             UnknownTopicError, NoBrokersAvailableError: as `send`.

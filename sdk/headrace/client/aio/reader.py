@@ -60,13 +60,13 @@ class Reader:
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Give the records one by one, partitions as they come, each in order; ends at the end."""
+        """Yield the records one by one, partitions as they come, each in order; ends at the end."""
         async for batch in self.batches():
             for record in batch:
                 yield record
 
     async def batches(self, timeout: float | None = None) -> AsyncIterator[RecordBatch]:
-        """Give the records in batches, one a fetch and partition.
+        """Yield the records in batches, one a fetch and partition.
 
         Raises:
             TimedOutError: nothing came for `timeout` seconds (None: wait without end).
@@ -75,30 +75,30 @@ class Reader:
             yield RecordBatch(decoded_batches)
 
     async def read(self, timeout: float | None = None) -> RecordBatch:
-        """Give all records that are left, as one batch; they are all in memory then."""
+        """Return all records that are left, as one batch; they are all in memory then."""
         found: list[DecodedBatch] = []
         while (decoded_batches := await self._next(timeout)) is not None:
             found.extend(decoded_batches)
         return RecordBatch(found)
 
     async def to_arrow(self, timeout: float | None = None) -> Any:
-        """Give all records that are left as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
+        """Return all records that are left as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
         return (await self.read(timeout)).to_arrow()
 
     async def to_pandas(self, timeout: float | None = None) -> Any:
-        """Give all records that are left as a `pandas.DataFrame`."""
+        """Return all records that are left as a `pandas.DataFrame`."""
         return (await self.read(timeout)).to_pandas()
 
     def start_offsets(self) -> dict[TopicPartition, int]:
-        """Give where each partition starts."""
+        """Return the first offset of each partition."""
         return self._core.start_offsets()
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Give where each partition ends, exclusive."""
+        """Return the end offset of each partition, exclusive."""
         return self._core.end_offsets()
 
     def calls(self) -> CallStats:
-        """Give how its fetches went, the wait for data included; cheap."""
+        """Return statistics of the fetch calls, waits for data included; cheap."""
         return self._core.calls()
 
     async def close(self) -> None:

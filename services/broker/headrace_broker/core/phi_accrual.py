@@ -65,7 +65,7 @@ class ArrivalIntervals:
         self.heard_ms = min(self.heard_ms + by_ms, at_ms)
 
     def phi(self, at_ms: int) -> float:
-        """Give the level of suspicion: finite, at least 0, and never falling while the silence lasts."""
+        """Return the level of suspicion: finite, at least 0, and never falling while the silence lasts."""
         count = len(self._intervals)
         mean = self._sum / count
         # In whole numbers, so that nothing is cancelled away.

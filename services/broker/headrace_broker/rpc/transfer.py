@@ -271,7 +271,7 @@ def _send(connection: socket.socket, buffers: list[Any]) -> None:
 
 
 def _receive_request(connection: socket.socket) -> bytes | None:
-    """Give the next request; None: there is none any more."""
+    """Return the next request; None: there is none any more."""
     _limit(connection, socket.SO_RCVTIMEO, IDLE_SECONDS)
     try:
         head = _receive(connection, REQUEST_HEAD.size, IDLE_SECONDS)
@@ -287,7 +287,7 @@ def _receive_request(connection: socket.socket) -> bytes | None:
 
 
 def _receive(connection: socket.socket, size: int, seconds: float) -> bytes:
-    """Give as many bytes; none where the connection ended before the first one.
+    """Return as many bytes; none if the connection ended before the first one.
 
     Raises:
         OSError: it ended in the middle, nothing came for the time that is set, or not all within `seconds`.

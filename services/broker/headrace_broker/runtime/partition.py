@@ -692,7 +692,7 @@ class Partition:
             self._fail_incomplete()
 
     def _tell_core(self, event: Event) -> list[Action]:
-        """Give the core an event; a violated invariant ends the broker, whoever called and whoever awaits that."""
+        """Pass an event to the core. A violated invariant ends the broker."""
         try:
             return self.replica.handle(event)
         except AssertionError as error:
@@ -870,7 +870,7 @@ class Partition:
                 self.flush_soon()
 
     async def update_log_settings(self) -> None:
-        """Give the log the settings of `config`."""
+        """Apply the settings of `config` to the log."""
         if self._log is not None and self.replica.role is not Role.OFFLINE:
             async with self.log_lock:
                 self._log.update_settings(log_settings(self.config))

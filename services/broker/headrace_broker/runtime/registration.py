@@ -306,7 +306,7 @@ class Registration:
         return False
 
     def _check_id_is_free(self, live: metadata_pb2.BrokerLive, broker_epoch: int) -> None:
-        """Give up once another process has kept the id three times as long as a dead one would keep it.
+        """Raise once another process has held the id three times as long as a dead one would.
 
         Raises:
             InvalidConfigError: two brokers have one id.

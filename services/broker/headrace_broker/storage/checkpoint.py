@@ -70,7 +70,7 @@ class CheckpointFile:
         self._may_be_unsynced = False
 
     def read(self) -> Checkpoint | None:
-        """Give the newest valid slot; None if neither is valid or there is no file."""
+        """Return the newest valid slot; None if neither is valid or there is no file."""
         data = read_file(self._filesystem, self.path, 2 * SLOT_STRIDE) or b""
         slots = [slot for slot in (_unpack(data, 0), _unpack(data, SLOT_STRIDE)) if slot is not None]
         if not slots:
@@ -168,7 +168,7 @@ def seal(content: bytes) -> bytes:
 
 
 def read_sealed(filesystem: FileSystem, path: str) -> bytes | None:
-    """Give the content of a sealed file; None if it is absent or damaged."""
+    """Return the content of a sealed file; None if it is absent or damaged."""
     data = read_file(filesystem, path, _SMALL_FILE_LIMIT) or b""
     line, _, content = data.partition(b"\n")
     return content if line == b"headrace 1 %08x" % crc32c(content) else None

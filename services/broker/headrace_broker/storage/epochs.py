@@ -64,14 +64,14 @@ class EpochHistory:
         return True
 
     def end_of(self, epoch: int, log_end_offset: int) -> tuple[int, int] | None:
-        """Give the largest epoch <= `epoch` and the offset after its last record; None if all are larger."""
+        """Return the largest epoch <= `epoch` and the offset after its last record; None if all are larger."""
         at = bisect_right(self._epochs, epoch) - 1
         if at < 0:
             return None
         return self._epochs[at], self._starts[at + 1] if at + 1 < len(self._starts) else log_end_offset
 
     def encode(self) -> bytes:
-        """Give the file's content."""
+        """Return the file's content."""
         return b"".join(b"%d %d\n" % entry for entry in zip(self._epochs, self._starts, strict=True))
 
 

@@ -98,7 +98,7 @@ class IndexFile:
         self._cache.drop(self)
 
     def load(self, filesystem: FileSystem, *, load: bool) -> array[int] | None:
-        """Give the entries on disk; None if the file does not hold them (then rebuild).
+        """Return the entries on disk; None if the file does not hold them (then rebuild).
 
         Or if `load` is false and they are not in memory.
         """
@@ -189,12 +189,12 @@ class SegmentIndex:
         self.covered_position = position + size_bytes
 
     def floor(self, offset: int, *, load: bool) -> tuple[int, int] | None:
-        """Give offset and position of the last known batch start at or before `offset`; None if the file is broken."""
+        """Return offset and position of the last known batch start at or before `offset`; None: the file is broken."""
         entry = self._last_entry(self.offsets, 0, offset - self.base_offset, load)
         return None if entry is None else (self.base_offset + entry[0], entry[1])
 
     def floor_position(self, position: int, *, load: bool) -> tuple[int, int] | None:
-        """Give offset and position of the last known batch start at or before `position`.
+        """Return offset and position of the last known batch start at or before `position`.
 
         None if the file is broken.
         """
@@ -202,7 +202,7 @@ class SegmentIndex:
         return None if entry is None else (self.base_offset + entry[0], entry[1])
 
     def floor_time(self, timestamp_ms: int, column: int) -> int | None:
-        """Give a position before which all timestamps are less than `timestamp_ms`; None if the file is broken.
+        """Return a position before which all timestamps are less than `timestamp_ms`; None if the file is broken.
 
         Column 0 is the append timestamp, 1 the record timestamp.
         """
@@ -258,7 +258,7 @@ class SegmentIndex:
         return True
 
     def drop(self) -> None:
-        """Give up the memory: the segment is gone."""
+        """Release the memory: the segment is gone."""
         self.offsets.reset()
         self.times.reset()
 

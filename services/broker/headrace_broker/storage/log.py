@@ -322,7 +322,7 @@ class PartitionLog:
                 self._truncation.remove_rest()
 
     def _segment_for(self, size_bytes: int, records: int, at_ms: int) -> Segment:
-        """Give the segment to append so much to: the active one, or a new one where it is full or old."""
+        """Return the segment to append so much to: the active one, or a new one where it is full or old."""
         segment, settings = self._segments.active, self._state.settings
         if segment.size_bytes and (
             segment.size_bytes + size_bytes > settings.segment_bytes

@@ -134,7 +134,7 @@ class LogReader:
         size_bytes: int,
         nowait: bool,
     ) -> tuple[int, int]:
-        """Give offset and position of the last batch end within both limits.
+        """Return offset and position of the last batch end within both limits.
 
         The first batch may pass `max_position`.
         """

@@ -175,7 +175,7 @@ class MemoryFileSystem:
         file.durable = bytes(file.data)
 
     def content(self, path: str) -> bytes:
-        """Give a file's bytes as readers see them."""
+        """Return a file's bytes as readers see them."""
         return bytes(self._file(path).data)
 
     def _same(self, path: str) -> bool:

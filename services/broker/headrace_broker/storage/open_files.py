@@ -61,7 +61,7 @@ class OpenFiles:
         return file
 
     def unpin(self, file: OpenFile) -> None:
-        """Give up one pin; a forgotten file closes with its last, the others stay open up to the capacity."""
+        """Release one pin; a forgotten file closes with its last pin, others stay open up to the capacity."""
         with self._lock:
             assert file.pins > 0, f"{file.path} was unpinned more often than pinned"
             file.pins -= 1

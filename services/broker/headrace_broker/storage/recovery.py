@@ -109,7 +109,7 @@ def _drop_below_start(segments: SegmentList, log_start_offset: int) -> None:
 
 
 def _move_to_next_segment(segments: SegmentList, mark: Mark) -> Mark:
-    """Give a mark at the end of a segment that was removed as the start of the one after it."""
+    """Return a mark at the end of a segment that was removed as the start of the one after it."""
     if segments.items and mark.segment < mark.offset == segments.items[0].base_offset:
         return mark._replace(segment=mark.offset, position=0)
     return mark
@@ -266,7 +266,7 @@ def _cut(segments: SegmentList, scan: _Scan) -> None:
 def _epochs(
     segments: SegmentList, settings: LogSettings, mark: Mark, scanned: list[tuple[int, int]], end_offset: int
 ) -> tuple[EpochHistory, bool]:
-    """Give the epochs: the file's up to the mark, the scan's beyond; all from headers where the file is lost (I6)."""
+    """Return the epochs: the file's up to the mark, the scan's beyond; all from headers where the file is lost (I6)."""
     content = read_sealed(segments.filesystem, f"{segments.directory}/{EPOCHS_FILE}")
     stored = decode_epochs(content) if content is not None else None
     if stored is None:

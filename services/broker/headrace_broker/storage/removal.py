@@ -24,7 +24,7 @@ class SegmentAge(NamedTuple):
 def expired(
     ages: Sequence[SegmentAge], total_bytes: int, high_watermark: int, now_ms: int | None, settings: LogSettings
 ) -> int:
-    """Give how many of the oldest closed segments go; `total_bytes` counts the active one too.
+    """Return the number of oldest closed segments to remove; `total_bytes` includes the active segment.
 
     Only segments wholly below the high watermark, and none after the first that stays (I18). `now_ms` is None while the
     clock is in doubt: then only sizes count (H43).

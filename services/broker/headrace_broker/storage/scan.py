@@ -27,7 +27,7 @@ ReadAt = Callable[[int, int], bytes]
 def walk_headers(
     read_at: ReadAt, path: str, position: int, end_position: int, offset: int | None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Give position and header of each batch from `position` to `end_position`, by windows of a few KiB.
+    """Yield position and header of each batch from `position` to `end_position`, by windows of a few KiB.
 
     Checks the stamp's CRC and that offsets are contiguous from `offset` (None: whatever the first has), no payload.
     """
@@ -139,7 +139,7 @@ def write_again(
 
 
 def find_valid_batch(read_at: ReadAt, position: int, size_bytes: int, offset: int, max_batch_bytes: int) -> int | None:
-    """Give the position of a whole valid batch at or after `position` with a base offset of at least `offset`.
+    """Return the position of a whole valid batch at or after `position` with a base offset of at least `offset`.
 
     None for none (H31).
     Batches are multiples of 8 bytes, so a batch starts at a multiple of 8: candidates are sifted by numpy over the

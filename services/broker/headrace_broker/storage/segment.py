@@ -53,6 +53,6 @@ class Segment:
 
 
 def segment_base_offsets(names: list[str]) -> list[int]:
-    """Give the base offsets of the segment files among `names`, ascending."""
+    """Return the base offsets of the segment files among `names`, ascending."""
     stems = (name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX))
     return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())

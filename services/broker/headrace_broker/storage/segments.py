@@ -83,20 +83,20 @@ class SegmentList:
                 ) from error
 
     def find(self, offset: int) -> Segment:
-        """Give the segment that holds or would hold `offset`."""
+        """Return the segment that holds or would hold `offset`."""
         return self.items[max(bisect_right(self._bases, offset) - 1, 0)]
 
     def after(self, segment: Segment) -> Segment | None:
-        """Give the next segment; None for the active one."""
+        """Return the next segment; None for the active one."""
         at = bisect_right(self._bases, segment.base_offset)
         return self.items[at] if at < len(self.items) else None
 
     def from_offset(self, offset: int) -> list[Segment]:
-        """Give the segment that holds `offset` and all after it."""
+        """Return the segment that holds `offset` and all after it."""
         return self.items[max(bisect_right(self._bases, offset) - 1, 0) :]
 
     def reader(self, file: OpenFile, *, nowait: bool = False) -> ReadAt:
-        """Give a function that reads from a pinned file; with `nowait` it raises WouldBlockError rather than wait."""
+        """Return a function that reads from a pinned file; with `nowait` it raises WouldBlockError rather than wait."""
 
         def read_at(size_bytes: int, position: int) -> bytes:
             return self.filesystem.pread(file.descriptor, size_bytes, position)
@@ -112,7 +112,7 @@ class SegmentList:
     def locate(
         self, segment: Segment, read_at: ReadAt, offset: int, interval_bytes: int, *, nowait: bool = False
     ) -> tuple[int, BatchHeader]:
-        """Give position and header of the batch that holds `offset`, which lies in `segment`.
+        """Return position and header of the batch that holds `offset`, which lies in `segment`.
 
         An index entry that leads nowhere is not damage of the log: the index is built again first (H38).
         """
@@ -145,7 +145,7 @@ class SegmentList:
         nowait: bool = False,
         by_position: bool = False,
     ) -> tuple[int, int]:
-        """Give offset and position of a batch start at or before an offset (or a position), by the index."""
+        """Return offset and position of a batch start at or before an offset (or a position), by the index."""
         index = self.ready_index(segment, read_at, interval_bytes, nowait=nowait)
         look_up = index.floor_position if by_position else index.floor
         with self.lock:
@@ -163,7 +163,7 @@ class SegmentList:
     def ready_index(
         self, segment: Segment, read_at: ReadAt, interval_bytes: int, *, nowait: bool = False
     ) -> SegmentIndex:
-        """Give the segment's index, covering all of it: from its files, and from the log where they fall short."""
+        """Return the segment's index, covering all of it: from its files, and from the log where they fall short."""
         if segment.index_ready:
             return segment.index
         if nowait:
@@ -223,7 +223,7 @@ class SegmentList:
             )
 
     def walk(self, segment: Segment, offset: int, interval_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Give position and header from the batch that holds `offset` to the segment's end; pins the file meanwhile.
+        """Yield position and header from the batch that holds `offset` to the segment's end; pins the file meanwhile.
 
         Raises as `pin`.
         """

@@ -62,7 +62,7 @@ class Slice:
         self.size_bytes = size_bytes
 
     def __len__(self) -> int:
-        """Give the bytes of the batches."""
+        """Return the bytes of the batches."""
         return self.size_bytes
 
     @property
@@ -120,7 +120,7 @@ class Slice:
             )
 
     def close(self) -> None:
-        """Give up the pin; further calls do nothing."""
+        """Release the pin; further calls do nothing."""
         file, self._file = self._file, None
         if file is not None:
             self._files.unpin(file)

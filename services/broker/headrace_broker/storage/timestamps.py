@@ -26,7 +26,7 @@ class TimestampedOffset(NamedTuple):
 
 
 def batch_timestamp(header: BatchHeader, kind: TimestampKind) -> int:
-    """Give the largest timestamp of a batch, in ms."""
+    """Return the largest timestamp of a batch, in ms."""
     return header.append_timestamp_ms if kind is TimestampKind.APPEND else header.max_timestamp_ms
 
 
@@ -36,7 +36,7 @@ def has_plain_timestamps(header: BatchHeader) -> bool:
 
 
 def first_record(batch: bytes, header: BatchHeader, timestamp_ms: int) -> TimestampedOffset:
-    """Give the first record of the batch at `timestamp_ms` or later; the batch has one. Raises CorruptBatchError."""
+    """Return the first record of the batch at `timestamp_ms` or later; the batch has one. Raises CorruptBatchError."""
     timestamps = decode_batch(batch, max_payload_bytes=header.payload_bytes).timestamps_ms
     assert timestamps is not None, "the batch is flagged to have timestamps"
     at = int(np.argmax(timestamps >= timestamp_ms))

@@ -324,4 +324,4 @@ class Metastore(Protocol):
         """Say which etcd this is."""
 
     async def close(self) -> None:
-        """Give up all connections; calls and watches under way fail."""
+        """Close all connections; calls and watches in progress fail."""

@@ -397,7 +397,7 @@ class EtcdLeaseRenewer:
         )
 
     def close(self) -> None:
-        """Give up the connections; a renewal under way fails."""
+        """Close the connections; a renewal in progress fails."""
         for channel in self._channels:
             channel.close()
 

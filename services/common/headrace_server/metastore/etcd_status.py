@@ -67,7 +67,7 @@ async def describe_member(endpoint: str, maintenance: Any, timeout_seconds: floa
 
 
 def effective_quota_bytes(members: Iterable[MemberStatus]) -> int:
-    """Give the space that etcd has: the first full member stops all, so it is the least that one says.
+    """Return the space that etcd has: the first full member stops all, so it is the least that one says.
 
     Where none says, which is so before 3.6, it is etcd's default: an alert that waits for a word would wait for ever.
     """

@@ -50,7 +50,7 @@ class LeaseRenewer(Protocol):
         """Renew once, blocking; the new time to live in ms, 0: ended. Raises MetastoreUnavailableError: no answer."""
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
 
 
 async def give_back(metastore: Metastore, lease_id: int) -> None:

@@ -60,7 +60,7 @@ def assign_rack_aware(
 def assign_range(
     subscribers: Sequence[Subscriber], topics: Sequence[AssignableTopic], current: Mapping[TopicPartition, bytes]
 ) -> Assignment:
-    """Give each subscriber a range of each topic's partitions, the larger ranges to others from topic to topic."""
+    """Assign a range of each topic's partitions to each subscriber; the larger ranges rotate from topic to topic."""
     assignment: Assignment = {}
     first = 0
     for topic in sorted(topics, key=lambda topic: topic.name):

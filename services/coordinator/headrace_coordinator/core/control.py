@@ -71,12 +71,12 @@ class PlannedChange:
     step: Step
 
     def sessions(self) -> tuple[Replica, ...]:
-        """Give the members whose registration the write must compare."""
+        """Return the members whose registration the write must compare."""
         return new_sessions(self.before, self.after)
 
 
 def new_sessions(before: PartitionState, after: PartitionState) -> tuple[Replica, ...]:
-    """Give the sessions that a write must compare (I12): those that the key did not name before, and a new leader's."""
+    """Return the sessions that a write must compare (I12): those that are new in the key, and a new leader's."""
     known = {*before.in_sync, *before.eligible_leaders}
     named = {entry for entry in (*after.in_sync, *after.eligible_leaders) if entry not in known}
     if after.leader is not None and after.leader != before.leader:
@@ -179,7 +179,7 @@ def is_move_copied(state: PartitionState, min_insync_replicas: int) -> bool:
 
 
 def finish_move(state: PartitionState, min_insync_replicas: int) -> PartitionState:
-    """Give the key without the removed replicas, of which none leads, once `is_move_copied`."""
+    """Return the key without the removed replicas, of which none leads, once `is_move_copied`."""
     target = tuple(broker_id for broker_id in state.replicas if broker_id not in state.removing)
     return change(
         state,
@@ -212,5 +212,5 @@ def _burden(
 
 
 def _minimum(state: PartitionState, min_insync_replicas: int) -> int:
-    """Give the effective min_insync_replicas: during a move, that of the replicas there were before it."""
+    """Return the effective min_insync_replicas: during a move, that of the replicas there were before it."""
     return effective_min_insync_replicas(min_insync_replicas, max(1, len(state.replicas) - len(state.adding)))

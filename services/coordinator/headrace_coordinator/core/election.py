@@ -38,7 +38,7 @@ class RegisteredBroker:
 def sessions_of(
     brokers: Iterable[tuple[int, int, metadata_pb2.BrokerLive]], drained: Iterable[int]
 ) -> dict[int, RegisteredBroker]:
-    """Give the sessions by broker id, ascending, of registrations (broker id, broker epoch, value).
+    """Return the sessions by broker id, ascending, of registrations (broker id, broker epoch, value).
 
     `drained` are the brokers that an administrator took out of service. A suspicion counts while who has it lives.
     """
@@ -112,7 +112,7 @@ def elect_uncleanly(
 
 
 def electable(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> list[Replica]:
-    """Give who is registered of those that hold every committed record, in its present session; who leads is in it."""
+    """Return the registered replicas that hold every committed record, in their present sessions, with the leader."""
     entries, _ = carry_over(state.in_sync + state.eligible_leaders, live, durable=state.durable)
     return [entry for entry in entries if is_session(entry, live)]
 

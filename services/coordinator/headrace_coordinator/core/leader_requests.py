@@ -16,7 +16,7 @@ from headrace_coordinator.core.election import RegisteredBroker, elect_uncleanly
 
 
 def elect_preferred(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
-    """Give the key once the leader is asked to hand over to the preferred one of the in-sync replicas.
+    """Return the key once the leader is asked to hand over to the preferred one of the in-sync replicas.
 
     None: that one leads, or the leader has been asked.
 
@@ -33,7 +33,7 @@ def elect_preferred(state: PartitionState, live: Mapping[int, RegisteredBroker])
 
 
 def elect_unclean(state: PartitionState, live: Mapping[int, RegisteredBroker], broker_id: int | None) -> PartitionState:
-    """Give the key once a replica leads that may lack committed records (H21). `broker_id` None: a live one.
+    """Return the key once a replica leads that may lack committed records (H21). `broker_id` None: a live one.
 
     Raises:
         InvalidRequestError: a replica that lacks nothing is registered, or `broker_id` is no replica.

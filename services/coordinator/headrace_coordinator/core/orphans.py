@@ -72,7 +72,7 @@ def nameless_topics(visible: Collection[TopicId], entries: Mapping[TopicId, Topi
 def ripe_orphans(
     found: Iterable[Orphan], first_seen_ms: dict[tuple[TopicId, int], int], now_ms: int, grace_ms: int
 ) -> list[Orphan]:
-    """Give those that have been there unchanged for `grace_ms`; keeps `first_seen_ms` up to date.
+    """Return the keys that have not changed for `grace_ms`; update `first_seen_ms`.
 
     An attempt still under way moves `tid/{topic_id}` or ends within its deadline. What is left of a topic that was
     deleted is ripe at once.

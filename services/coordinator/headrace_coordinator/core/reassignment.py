@@ -46,7 +46,7 @@ def check_target(state: PartitionState, target: Sequence[int], live: Mapping[int
 
 
 def plan_move(state: PartitionState, target: Sequence[int], copy_bytes_per_second: int) -> PartitionState | None:
-    """Give the key once the replicas begin to move to `target`; None: they are there, or on their way just so.
+    """Return the key once the replicas begin to move to `target`; None: they are there, or on their way just so.
 
     `target` is checked. `copy_bytes_per_second` >= 0 is the throttle, 0: none. Replicas that an earlier move was
     adding and this one does not want are dropped at once, unless the leader or `min_insync_replicas` needs them: then
@@ -68,7 +68,7 @@ def plan_move(state: PartitionState, target: Sequence[int], copy_bytes_per_secon
 
 
 def plan_cancel(state: PartitionState) -> PartitionState | None:
-    """Give the key once the move under way goes back to the brokers there were before it; None: nothing moves.
+    """Return the key once the move under way goes back to the brokers there were before it; None: nothing moves.
 
     Which brokers they were the key says, not their order: those that were to stay come first, as the move had them.
     """

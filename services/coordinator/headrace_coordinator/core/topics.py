@@ -178,7 +178,7 @@ def place_more_partitions(
 def initial_state(
     replicas: Sequence[int], candidates: Mapping[int, Candidate], min_insync_replicas: int, *, durable: bool
 ) -> PartitionState:
-    """Give the first value of a partition's key: empty logs are all in sync, the first replica leads in epoch 0.
+    """Return the first value of a partition's key: empty logs are all in sync, the first replica leads in epoch 0.
 
     `min_insync_replicas` is the topic's setting; `durable`: it acknowledges flushed records only.
     """
@@ -212,7 +212,7 @@ def add_load(candidates: Mapping[int, Candidate], assignments: Iterable[Sequence
 
 
 def altered_configs(topic: metadata_pb2.Topic, changes: Mapping[str, str], unset: Sequence[str]) -> dict[str, str]:
-    """Give the settings to store after `changes` and `unset`.
+    """Return the settings to store after `changes` and `unset`.
 
     Raises:
         InvalidConfigError: an unknown name, a bad value, a broken relation, nothing or too much to change.

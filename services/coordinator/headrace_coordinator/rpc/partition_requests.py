@@ -96,7 +96,7 @@ class PartitionRequests:
     def list_reassignments(
         self, request: cluster_pb2.ListReassignmentsRequest
     ) -> cluster_pb2.ListReassignmentsResponse:
-        """Give the moves under way, from the view, by topic name and partition.
+        """Return the moves under way, from the view, by topic name and partition.
 
         Raises:
             UnknownTopicError, UnknownTopicIdError, InvalidRequestError: the request names what is not there.
@@ -192,7 +192,7 @@ class PartitionRequests:
         return [topic for _, topic in sorted(self._view.topics.items())]
 
     def _seen(self, topic: Topic) -> FoundTopic:
-        """Give a topic as the view shows it; a write on it still compares."""
+        """Return a topic as the view shows it; a write on it still compares."""
         message = metadata_pb2.Topic(name=topic.name, topic_id=topic.topic_id, partitions=topic.partitions)
         return FoundTopic(
             message, {partition.partition: _stored(partition) for partition in self._view.partitions(topic.topic_id)}

@@ -165,7 +165,7 @@ class TopicRequests:
         return answer
 
     def describe_configs(self, request: cluster_pb2.DescribeConfigsRequest) -> cluster_pb2.DescribeConfigsResponse:
-        """Give all settings of each topic, from the view."""
+        """Return all settings of each topic, from the view."""
         response = cluster_pb2.DescribeConfigsResponse()
         if not request.topics:
             for name in sorted(self._view.topics):

@@ -27,7 +27,7 @@ URGENT = (Step.ELECT, Step.RELIEVE)
 
 
 def registered_sessions(view: ClusterView) -> dict[int, RegisteredBroker]:
-    """Give the brokers that the view shows, as the pure functions want them."""
+    """Return the brokers that the view shows, as the pure functions want them."""
     return sessions_of(
         ((broker_id, broker.broker_epoch, broker.live) for broker_id, broker in view.brokers.items()), view.drained
     )

@@ -84,7 +84,7 @@ class CoordinatorSession:
             await self._leave()
 
     async def end(self) -> None:
-        """Give the lease back, so that the keys on it vanish at once; best effort."""
+        """Revoke the lease, so that its keys are deleted at once; best effort."""
         lease_id = self.lease_id
         await self._leave()
         if lease_id:
