@@ -75,7 +75,7 @@ def scrape(
 
 def wait_until_led(metrics_address: str, partitions: int) -> None:
     """Return when the broker leads them all."""
-    wanted = f"headrace_broker_leaders {float(partitions)}\n".encode()
+    wanted = f"headrace_broker_leader_partitions {float(partitions)}\n".encode()
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=SECONDS) as answer:

@@ -131,11 +131,11 @@ def test_who_wants_one_coordinator_is_not_told_so(
     render: Render, coordinator: dict[str, Any], change: dict[str, Any], there: bool
 ) -> None:
     """The alert about the last one is there where two are asked for, or where it is asked for by name."""
-    rule = {"enabled": True, "alerts": {"HeadraceCoordinatorAlone": change}}
+    rule = {"enabled": True, "alerts": {"HeadraceCoordinatorNotRedundant": change}}
     values = {"coordinator": coordinator, "monitoring": {"prometheusRule": rule}}
     groups = one(render(values), "PrometheusRule")["spec"]["groups"]
     names = [each["alert"] for group in groups for each in group["rules"]]
-    assert ("HeadraceCoordinatorAlone" in names) is there
+    assert ("HeadraceCoordinatorNotRedundant" in names) is there
     assert len(names) == len(ALERTS) - (not there)
 
 

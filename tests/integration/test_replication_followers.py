@@ -67,14 +67,14 @@ def test_deleted_records_stay_deleted_under_the_next_leader(replicated: Replicat
 
 def test_a_topic_goes_while_it_is_followed(replicated: Replicated) -> None:
     """H26: a deleted topic is copied no more; one made anew under its name is another, and starts empty."""
-    followed_before = replicated.metric(2, "following")
+    followed_before = replicated.metric(2, "follower_partitions")
     with Writer(replicated.servers, "gone", 3, delivery_timeout_ms=3_000, request_timeout_ms=1_000) as writer:
         old = replicated.create("gone", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
         writer.wait_for(200)
         replicated.admin.delete_topic("gone")
         until(lambda: writer.failure is not None, "an error for the producer")
     assert isinstance(writer.failure, headrace.HeadraceError)
-    until(lambda: replicated.metric(2, "following") == followed_before, "nothing of it is followed")
+    until(lambda: replicated.metric(2, "follower_partitions") == followed_before, "nothing of it is followed")
     new = replicated.create("gone", [[1, 2, 3]])
     assert new != old
     append(replicated.broker(1).address, new, b"new")

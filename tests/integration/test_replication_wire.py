@@ -144,7 +144,7 @@ def test_a_stale_session_is_not_let_in(setting: Setting) -> None:
     with follower_at(setting.address) as follower:
         follower.identify(setting.replicated.identity(), 2, setting.replicated.broker_epoch(2) - 1)
         assert refusal(follower).code == ErrorCode.FENCED_BROKER
-    assert setting.replicated.metric(1, "followers") >= 1
+    assert setting.replicated.metric(1, "connected_followers") >= 1
 
 
 def test_unproven_or_unregistered_follower_is_refused(setting: Setting) -> None:

@@ -66,7 +66,7 @@ BOARD = Dashboard(
                     "Partitions led",
                     "Uneven: `headrace partition elect` puts the preferred leaders in their places.",
                     "short",
-                    Query(f"headrace_broker_leaders{{{HERE}}}", "{{instance}}"),
+                    Query(f"headrace_broker_leader_partitions{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
                     "Replicas held",

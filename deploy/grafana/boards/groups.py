@@ -68,7 +68,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Rebalancing",
-                    "1 while a member does not own what it is to own.",
+                    "1 while a member does not own its target assignment.",
                     "short",
                     Query(f"max by (group) (headrace_coordinator_group_rebalancing{{{GROUPS}}})", "{{group}}"),
                     highest=1.0,

@@ -67,7 +67,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Truncations and damaged answers",
-                    "Logs cut because they had parted from their leader's, and answers that failed their checks.",
+                    "Logs truncated because they diverged from their leader's, and answers that failed their checks.",
                     "short",
                     Query(
                         per_second("headrace_broker_truncations_total", HERE, "instance"), "{{instance}} truncations"
@@ -80,7 +80,7 @@ BOARD = Dashboard(
                     "Unanswered proposals",
                     "Changes of in-sync sets that etcd did not answer.",
                     "short",
-                    Query(per_second("headrace_broker_unanswered_proposals_total", HERE, "instance"), "{{instance}}"),
+                    Query(per_second("headrace_broker_isr_update_timeouts_total", HERE, "instance"), "{{instance}}"),
                 ),
             ),
         ),

@@ -52,7 +52,7 @@ BOARD = Dashboard(
                     "Refuses appends",
                     "1 while the volume is fuller than disk_refuse_below_bytes allows.",
                     "short",
-                    Query(f"headrace_broker_disk_refusing{{{HERE}}}", "{{instance}}"),
+                    Query(f"headrace_broker_appends_rejected_disk_full{{{HERE}}}", "{{instance}}"),
                     highest=1.0,
                 ),
             ),

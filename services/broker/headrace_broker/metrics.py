@@ -65,13 +65,15 @@ class BrokerMetrics:
         self.produced_batches = loop_counter("produced_batches", "Batches appended")
         self.duplicate_batches = counter("duplicate_batches", "Batches answered as duplicates")
         self.fetched_bytes = loop_counter("fetched_bytes", "Bytes of batches answered")
-        self.transferred_bytes = loop_counter("transferred_bytes", "Of those, bytes over the transfer port")
+        self.transferred_bytes = loop_counter("transferred_bytes", "Bytes of batches answered over the transfer port")
         self.transfer_connections = gauge("transfer_connections", "Connections to the transfer port now")
-        self.transfer_refused = counter("transfer_refused", "Connections to the transfer port closed, as too many")
-        self.transfer_broken = counter("transfer_broken", "Transfers that a reader left, or did not take in time")
-        self.slow_appends = counter("slow_appends", "Appends that were done in a thread")
-        self.blocking_reads = counter("blocking_reads", "Reads that were done in a thread")
-        self.throttled = counter("throttled", "Calls refused for want of memory budget")
+        self.transfer_refused = counter(
+            "transfer_refused", "Connections to the transfer port closed because of the limit"
+        )
+        self.transfer_broken = counter("transfer_broken", "Transfers that a reader aborted or did not read in time")
+        self.slow_appends = counter("slow_appends", "Appends done in a thread")
+        self.blocking_reads = counter("blocking_reads", "Reads done in a thread")
+        self.throttled = counter("throttled", "Calls rejected because the memory budget is used up")
         self.produce_errors = counter_by(
             "produce_errors", "Partitions of produce calls answered with an error, by code", "code"
         )
@@ -84,53 +86,55 @@ class BrokerMetrics:
         self.replicated_in_bytes = loop_counter("replicated_in_bytes", "Bytes of batches copied from leaders")
         self.replicated_out_bytes = loop_counter("replicated_out_bytes", "Bytes of batches sent to followers")
         self.damaged_fetches = counter("damaged_fetches", "Answers of leaders whose batches failed their checks")
-        self.truncations = counter("truncations", "Logs cut because they had parted from their leader's")
+        self.truncations = counter("truncations", "Logs truncated because they diverged from their leader's")
         self.in_sync_shrinks = counter("in_sync_shrinks", "Followers taken out of an in-sync set by their leader")
         self.in_sync_expands = counter("in_sync_expands", "Followers taken into an in-sync set by their leader")
-        self.hand_overs = counter("hand_overs", "Leaderships that were handed over in order")
+        self.hand_overs = counter("hand_overs", "Leaderships handed over on request")
         self.hand_overs_abandoned = counter(
             "hand_overs_abandoned", "Hand-overs that ended because no successor reached the log end in time"
         )
-        self.unanswered_proposals = counter("unanswered_proposals", "Changes of in-sync sets that etcd did not answer")
-        self.followers = gauge("followers", "Brokers that copy from this one now")
-        self.following = gauge("following", "Partitions copied from other brokers")
+        self.isr_update_timeouts = counter(
+            "isr_update_timeouts", "Changes of in-sync sets that etcd did not answer in time"
+        )
+        self.connected_followers = gauge("connected_followers", "Brokers that replicate from this one now")
+        self.follower_partitions = gauge("follower_partitions", "Partitions replicated from other brokers")
         self.follower_lag_records = gauge_by(
             "follower_lag_records", "Records that a follower is behind this leader, in its worst partition", "peer"
         )
         self.follower_lag_seconds = gauge_by(
-            "follower_lag_seconds", "How long ago a follower had everything, in its worst partition", "peer"
+            "follower_lag_seconds", "Time since a follower had reached the log end, in its worst partition", "peer"
         )
         self.peer_phi = gauge_by(
             "peer_phi",
-            "Phi of a broker that should be heard on replication streams: 1 means one doubt in ten is wrong",
+            "Phi of a peer on replication streams; at 1 a suspicion is wrong one time in ten",
             "peer",
         )
-        self.under_replicated = gauge("under_replicated", "Partitions led whose in-sync set is not complete")
+        self.under_replicated = gauge("under_replicated", "Partitions led with replicas out of sync")
         self.under_min_insync = gauge("under_min_insync", "Partitions led with fewer in sync than min_insync_replicas")
         self.partitions = gauge("partitions", "Replicas held")
-        self.leaders = gauge("leaders", "Partitions led")
+        self.leader_partitions = gauge("leader_partitions", "Partitions that this broker leads")
         self.leaderships_started = counter("leaderships_started", "Times that this broker began to lead a partition")
 
         self.offline_logs = gauge("offline_logs", "Replicas whose log failed")
         self.storage_refusals = counter(
-            "storage_refusals", "Flushes and maintenance put off for want of disk space, descriptors or memory"
+            "storage_refusals", "Flushes and maintenance postponed because disk space, descriptors or memory ran out"
         )
-        self.unclaimed_logs = gauge(
-            "unclaimed_logs", "Logs on disk that no key in etcd claims and nothing allows to delete"
-        )
+        self.unclaimed_logs = gauge("unclaimed_logs", "Logs on disk whose topic is not in etcd and has no tombstone")
         self.damage_found = counter("damage_found", "Damage found in logs that no other replica can replace")
         self.scrubbed_bytes = counter("scrubbed_bytes", "Bytes of logs read and checked in the background")
         self.replaced_logs = counter("replaced_logs", "Damaged logs set aside and copied anew from another replica")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")
         self.disk_total_bytes = gauge("disk_total_bytes", "Size of the data directory's volume")
-        self.disk_refusing = gauge("disk_refusing", "1 while appends are refused for want of space")
+        self.appends_rejected_disk_full = gauge(
+            "appends_rejected_disk_full", "1 while appends are rejected because the disk is full"
+        )
         self.log_bytes = gauge("log_bytes", "Bytes of all logs held")
         self.log_segments = gauge("log_segments", "Segments of all logs held")
         self.deleted_segments = counter("deleted_segments", "Segments removed below the log start")
         self.recovering = gauge("recovering", "1 while the logs are opened and recovered after a start")
-        self.recovery_seconds = gauge("recovery_seconds", "How long opening the logs has taken at this start, so far")
+        self.recovery_seconds = gauge("recovery_seconds", "Time spent opening logs at this start")
         self.recovery_logs = gauge("recovery_logs", "Logs found on disk at this start")
-        self.recovered_logs = gauge("recovered_logs", "Of those, the ones opened so far")
+        self.recovered_logs = gauge("recovered_logs", "Logs opened so far at this start")
 
 
 @dataclass(frozen=True, slots=True)

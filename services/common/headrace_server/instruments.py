@@ -106,10 +106,13 @@ class CommonMetrics:
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         self.info = Gauge(
-            f"{prefix}_info", "1; which release runs, for which cluster", ["version", "cluster"], registry=registry
+            f"{prefix}_info",
+            "Always 1; the labels carry the release and the cluster",
+            ["version", "cluster"],
+            registry=registry,
         )
         self.health = Gauge(
-            f"{prefix}_health", "1 where the process is well in the sense of the name", ["name"], registry=registry
+            f"{prefix}_health", "1 if the health check of this name passes", ["name"], registry=registry
         )
         self.log_lines = Counter(
             f"{prefix}_log_lines", "Lines logged as warnings and errors, by level", ["level"], registry=registry
@@ -122,34 +125,34 @@ class CommonMetrics:
         )
         self.loop_lag_seconds = LoopHistogram(
             f"{prefix}_loop_lag_seconds",
-            "How late the event loop was, asked four times a second",
+            "Delay of the event loop, sampled four times a second",
             registry,
             bounds=LOOP_SECONDS,
         )
         self.loop_cpu_seconds = LoopCounter(
             f"{prefix}_loop_cpu_seconds",
-            "Processor time of the event loop's thread; one a second is all there is",
+            "CPU time of the event loop's thread; saturated at 1 s/s",
             registry,
         )
         self.loop_stalls = Counter(
-            f"{prefix}_loop_stalls", "Times that the watchdog found the event loop standing still", registry=registry
+            f"{prefix}_loop_stalls", "Times that the watchdog found the event loop stalled", registry=registry
         )
         self.certificate_expiry = Gauge(
             f"{prefix}_certificate_expiry_timestamp_seconds",
-            "When the certificate that is in force for this use expires",
+            "Expiry of the certificate in use, by use",
             ["use"],
             registry=registry,
         )
         self.certificate_refused = Gauge(
             f"{prefix}_certificate_refused",
-            "1 where the certificate files of this use have changed and cannot be used: those before stay in force",
+            "1 if changed certificate files are invalid; the previous ones stay in use",
             ["use"],
             registry=registry,
         )
         self.registered = Gauge(f"{prefix}_registered", "1 while the process is registered in etcd", registry=registry)
         self.clock_in_doubt = Gauge(
             f"{prefix}_clock_in_doubt",
-            "1 while the wall clock cannot be believed: nothing is deleted by age",
+            "1 while the wall clock is not trusted: no segment is deleted by age",
             registry=registry,
         )
         self.metadata_age_seconds = Gauge(

@@ -39,40 +39,42 @@ class CoordinatorMetrics:
         self.registered = self.common.registered
 
         self.call_seconds = histogram_by(
-            "call_seconds", "Calls by method, but for heartbeats, which wait for news", "method"
+            "call_seconds", "Calls by method, without heartbeats, which are long polls", "method"
         )
         self.answer_errors = counter_by(
             "answer_errors", "Errors of single topics or partitions inside answers, by code", "code"
         )
         self.topics_created = counter("topics_created", "Topics created here")
         self.topics_deleted = counter("topics_deleted", "Topics deleted here")
-        self.unknown_writes = counter("unknown_writes", "Writes whose answer was lost; each was resolved or reported")
+        self.ambiguous_writes = counter(
+            "ambiguous_writes", "etcd writes whose answer was lost; each was resolved or reported"
+        )
         self.partition_changes = counter_by(
             "partition_changes", "Writes of partitions by this controller, by step", "step"
         )
-        self.elections = counter("elections", "Leaders elected by this controller in place of dead ones")
-        self.leadership_moves = counter(
-            "leadership_moves", "Hand-overs of leaderships that this controller asked living leaders for"
-        )
+        self.elections = counter("elections", "Leaders elected by this controller because the previous one was gone")
+        self.leadership_moves = counter("leadership_moves", "Hand-overs of leaderships that this controller requested")
         self.in_sync_shrinks = counter(
             "in_sync_shrinks", "In-sync sets from which this controller took a dead or stopping broker"
         )
-        self.unclean_elections = counter("unclean_elections", "Leaders elected whose log may lack its end")
-        self.orphans_cleared = counter("orphans_cleared", "Remains of half-created topics cleared by this controller")
+        self.unclean_elections = counter("unclean_elections", "Leaders elected that may lack committed records")
+        self.orphans_cleared = counter(
+            "orphans_cleared", "Keys of incompletely created topics removed by this controller"
+        )
         self.heartbeat_seconds = LoopHistogram(
             f"{PREFIX}_heartbeat_seconds",
-            "Heartbeats of group members, without the wait for news",
+            "Heartbeats of group members, without the long poll",
             registry,
             bounds=_SECONDS,
         )
         self.groups = gauge("groups", "Consumer groups")
         self.group_members = gauge("group_members", "Members of all consumer groups")
         self.group_transactions = counter(
-            "group_transactions", "Transactions on the state of groups, lost ones included"
+            "group_transactions", "Transactions on the state of groups, failed compares included"
         )
-        self.group_conflicts = counter("group_conflicts", "Transactions on groups that lost their compare")
+        self.group_conflicts = counter("group_conflicts", "Transactions on groups whose compare failed")
         self.group_rebalances = counter("group_rebalances", "New assignments computed for groups here")
-        self.group_evictions = counter("group_evictions", "Members put out here because their session was over")
+        self.group_evictions = counter("group_evictions", "Members removed because their session expired")
         self.group_commits = counter("group_commits", "Transactions that stored offsets")
         self.is_controller = gauge("is_controller", "1 while this coordinator is the controller")
         self.topics = gauge("topics", "Visible topics")
@@ -81,7 +83,7 @@ class CoordinatorMetrics:
         self.under_replicated_partitions = gauge(
             "under_replicated_partitions", "Partitions with a replica that is not in sync; seen by the controller"
         )
-        self.moving_partitions = gauge("moving_partitions", "Partitions whose replicas move; seen by the controller")
+        self.moving_partitions = gauge("moving_partitions", "Partitions under reassignment; reported by the controller")
         self.missing_brokers = gauge(
             "missing_brokers", "Brokers that hold replicas and are not registered; seen by the controller"
         )
@@ -89,8 +91,8 @@ class CoordinatorMetrics:
             "etcd_request_seconds", "Calls of etcd, answered or not, by operation", "operation"
         )
         self.etcd_errors = counter_by("etcd_errors", "Calls that etcd did not answer, by operation", "operation")
-        self.etcd_members_reached = gauge("etcd_members_reached", "Endpoints of etcd that answered at the last look")
-        self.etcd_has_leader = gauge("etcd_has_leader", "1 where a member of etcd knows a leader")
+        self.etcd_members_reached = gauge("etcd_members_reached", "Endpoints of etcd that answered the last check")
+        self.etcd_has_leader = gauge("etcd_has_leader", "1 if a member of etcd knows a leader")
         self.etcd_db_bytes = gauge("etcd_db_bytes", "Size of etcd's database, of its largest member")
         self.etcd_db_quota_bytes = gauge(
             "etcd_db_quota_bytes", "etcd's space quota; its default of 2 GiB where it does not say, as before 3.6"
@@ -193,10 +195,10 @@ class LagCollector(Collector):
             for sample in shown.groups:
                 family.add_metric([sample.group], read(sample))
             yield family
-        yield _plain("lag_series_omitted", "Groups and readers by topic that are left out, as too many", shown.omitted)
-        yield _plain("lag_round_seconds", "How long measuring all lags took at the last round", shown.took_seconds)
+        yield _plain("lag_series_omitted", "Groups and readers by topic left out because of the limit", shown.omitted)
+        yield _plain("lag_round_seconds", "Duration of the last measurement of all lags", shown.took_seconds)
         age_seconds = 0.0 if self.round is None else self.age_seconds()
-        yield _plain("lag_age_seconds", "How old the lags are", age_seconds)
+        yield _plain("lag_age_seconds", "Age of the lags", age_seconds)
 
     describe = collect
 
@@ -217,7 +219,7 @@ class LagCollector(Collector):
 _GROUP_GAUGES: tuple[tuple[str, str, Callable[[GroupSample], int]], ...] = (
     ("size", "Members of the group", lambda sample: sample.members),
     ("epoch", "The group's epoch; it rises when members, topics or partitions change", lambda sample: sample.epoch),
-    ("rebalancing", "1 while a member does not own what it is to own", lambda sample: sample.rebalancing),
+    ("rebalancing", "1 while a member does not own its target assignment", lambda sample: sample.rebalancing),
     (
         "unknown_partitions",
         "Partitions with an offset whose leader did not answer, so that their lag is not known",

@@ -24,7 +24,7 @@ async def test_a_broker_that_stops_follows_nobody_anew() -> None:
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         replication = Replication(view, None, context, None, tasks, None)  # type: ignore[arg-type]
         replication.follow(partition, Replica(2, 20))  # type: ignore[arg-type]
-        assert context.metrics.following.value == 1
+        assert context.metrics.follower_partitions.value == 1
         replication.close()
         replication.follow(partition, Replica(3, 30))  # type: ignore[arg-type]
         replication.fetch(partition)  # type: ignore[arg-type]

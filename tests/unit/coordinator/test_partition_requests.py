@@ -395,4 +395,4 @@ async def test_without_etcd_nothing_is_known_to_be_done(administration):
     with pytest.raises(MetastoreUnavailableError) as failure:
         await admin.brokers.drain(request, 0.3)
     assert failure.value.outcome is Outcome.UNKNOWN
-    assert parts.metric("unknown_writes") >= 1
+    assert parts.metric("ambiguous_writes") >= 1

@@ -47,7 +47,7 @@ async def test_a_small_topic_is_created_once_whatever_answers_are_lost(parts, fa
     found = await parts.store.find(by_name("t"), parts.deadline)
     assert found.message.topic_id == created.topic_id
     assert parts.metric("topics_created") == 1
-    assert parts.metric("unknown_writes") == len(faults)
+    assert parts.metric("ambiguous_writes") == len(faults)
 
 
 @pytest.mark.parametrize("lost_at", range(5))

@@ -59,7 +59,7 @@ class IsrUpdater:
         except MetastoreRolledBackError:
             raise
         except MetastoreUnavailableError as error:
-            self._metrics.unanswered_proposals.inc()
+            self._metrics.isr_update_timeouts.inc()
             log.warning(
                 "in_sync_change_unanswered", topic=partition.topic, partition=partition.number, cause=str(error)
             )

@@ -43,7 +43,7 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
             continue
         context.metrics.disk_free_bytes.set(usage.free_bytes)
         context.metrics.disk_total_bytes.set(usage.total_bytes)
-        context.metrics.disk_refusing.set(usage.refusing)
+        context.metrics.appends_rejected_disk_full.set(usage.refusing)
         logs = [found for partition in replica_manager.partitions if (found := partition.log) is not None]
         context.metrics.log_bytes.set(sum(found.size_bytes for found in logs))
         context.metrics.log_segments.set(sum(found.segment_count for found in logs))

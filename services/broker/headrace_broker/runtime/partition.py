@@ -749,7 +749,7 @@ class Partition:
                 case LeaveInSync(damaged):
                     self._host.leave_in_sync(self, damaged=damaged)
                 case LeadershipStarted(leader_epoch, start_offset):
-                    self.context.metrics.leaders.inc()
+                    self.context.metrics.leader_partitions.inc()
                     self.context.metrics.leaderships_started.inc()
                     log.info(
                         "leadership_started",
@@ -760,7 +760,7 @@ class Partition:
                     )
                     self._wake_watchers()
                 case LeadershipEnded(leader_epoch):
-                    self.context.metrics.leaders.dec()
+                    self.context.metrics.leader_partitions.dec()
                     log.info("leadership_ended", topic=self.topic, partition=self.number, leader_epoch=leader_epoch)
                     self._wake_watchers()
                     self.wake_replicas()

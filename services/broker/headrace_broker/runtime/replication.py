@@ -94,7 +94,7 @@ class Replication:
             )
             self._fetchers[leader.broker_id] = fetcher, self._tasks.create_task(fetcher.run())
         self._fetchers[leader.broker_id][0].add(partition)
-        self._context.metrics.following.set(len(self._followed))
+        self._context.metrics.follower_partitions.set(len(self._followed))
 
     def unfollow(self, partition: Partition) -> None:
         """See `PartitionHost`."""
@@ -105,7 +105,7 @@ class Replication:
             if not fetcher.partitions:
                 del self._fetchers[leader_id]
                 task.cancel()
-        self._context.metrics.following.set(len(self._followed))
+        self._context.metrics.follower_partitions.set(len(self._followed))
 
     def fetch(self, partition: Partition) -> None:
         """See `PartitionHost`."""
@@ -190,7 +190,7 @@ class Replication:
         stream = self._streams[identity.broker_id] = FollowerFetchSession(
             follower, find, self._may_join, self._failure_detector.on_heartbeat, self._context
         )
-        self._context.metrics.followers.set(len(self._streams))
+        self._context.metrics.connected_followers.set(len(self._streams))
         return stream
 
     def close_stream(self, stream: FollowerFetchSession) -> None:
@@ -198,7 +198,7 @@ class Replication:
         stream.close()
         if self._streams.get(stream.follower.broker_id) is stream:
             del self._streams[stream.follower.broker_id]
-        self._context.metrics.followers.set(len(self._streams))
+        self._context.metrics.connected_followers.set(len(self._streams))
 
     def _may_join(self, replica: Replica) -> bool:
         """Whether it is registered so, as far as is known here, and does not stop; the write compares it again."""

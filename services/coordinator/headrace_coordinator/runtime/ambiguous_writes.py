@@ -111,7 +111,7 @@ class AmbiguousWriteResolver:
         except MetastoreRolledBackError:
             raise
         except MetastoreUnknownOutcomeError as error:
-            self._metrics.unknown_writes.inc()
+            self._metrics.ambiguous_writes.inc()
             log.warning("write_unanswered", what=what, cause=error.message)
             tracker.unanswered = error
             tracker.pending = False

@@ -206,7 +206,7 @@ class Controller:
             raise
         except MetastoreUnavailableError as error:
             if isinstance(error, MetastoreUnknownOutcomeError):
-                self._metrics.unknown_writes.inc()
+                self._metrics.ambiguous_writes.inc()
             log.warning("partition_write_unanswered", key=key, cause=str(error))
             await self._pause()
         finally:

@@ -174,7 +174,7 @@ class GroupOffsets:
                 raise
             except MetastoreUnavailableError as error:
                 unanswered |= isinstance(error, MetastoreUnknownOutcomeError)
-                self._metrics.unknown_writes.inc()
+                self._metrics.ambiguous_writes.inc()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             if result.succeeded:

@@ -254,7 +254,7 @@ class GroupTransactions:
         try:
             written = await self._metastore.txn([VersionIs(key, 0)], [Put(key, encode_group(group))])
         except MetastoreUnknownOutcomeError:
-            self._metrics.unknown_writes.inc()
+            self._metrics.ambiguous_writes.inc()
             raise
         if written.succeeded:
             await self._source.wait_for(written.revision, VIEW_SECONDS)
@@ -315,7 +315,7 @@ class GroupTransactions:
         try:
             written = await self._metastore.txn(compares, operations)
         except MetastoreUnknownOutcomeError:
-            self._metrics.unknown_writes.inc()
+            self._metrics.ambiguous_writes.inc()
             raise
         self._metrics.group_transactions.inc()
         # The revision of a transaction that wrote nothing may be above all that this prefix has seen.
