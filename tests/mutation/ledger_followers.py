@@ -21,6 +21,15 @@ FOLLOWERS = (
         ),
     ),
     Mutant(
+        "flushed-since-not-reported",
+        "H30",
+        f"{BROKER}/runtime/partition.py",
+        "        replace = durable_offset > self._reported_durable_offset\n",
+        "        replace = False\n",
+        "A follower that flushes because the topic asks for it now does not say so while its fetch waits.",
+        Scenario("test_power_loss.py::test_followers_join_again_once_they_know_that_a_topic_asks_for_fsync"),
+    ),
+    Mutant(
         "cut-into-the-first-batch",
         "H8",
         FETCH,

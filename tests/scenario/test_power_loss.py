@@ -121,3 +121,22 @@ def test_a_clean_stop_counts_once() -> None:
     story.start(2)
     story.start(3)
     story.finish()
+
+
+def test_followers_join_again_once_they_know_that_a_topic_asks_for_fsync() -> None:
+    """The leader knows first. What waits there says nothing fsynced, and no record comes with a set of one (H30)."""
+    story = Scenario(durable=False)
+    story.produce(to=1)
+    for broker_id in (2, 3):
+        story.blind(broker_id)
+    story.cluster.change_durability(durable=True)
+    story.separate(1, 2, 3)
+    story.until_in_sync(1)
+    story.reunite(1, 2, 3)
+    story.run_for(1_000)
+    assert story.in_sync == [1], "followers know nothing of the setting yet"
+    for broker_id in (2, 3):
+        story.restore_sight(broker_id)
+    story.until_in_sync(1, 2, 3)
+    story.until(lambda: story.state.durable, "the promise is given")
+    story.finish()

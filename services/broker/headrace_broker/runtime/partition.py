@@ -173,6 +173,7 @@ class Partition:
         self._fetches_after = False  # a fetch was due meanwhile, and is sent when that has ended
         self._more = False  # the leader's last answer was not all it had
         self._next_offset = Offset(0)  # what is being written ends there, and the leader's log goes on; 0: not known
+        self._reported_durable_offset = Offset(0)  # of the last fetch sent
         self._copy_until_ms = 0.0  # a throttled copy waits until then
         self._copied_at_rate = 0
         self._copy_timer: asyncio.TimerHandle | None = None
@@ -540,15 +541,18 @@ class Partition:
         return state.copy_bytes_per_second if state is not None and self.context.broker_id in state.adding else 0
 
     def begin_fetch(self, end_offset: int) -> tuple[int, Offset] | None:
-        """As `PartitionReplica.begin_fetch`: the token, and where the answer begins; 0: at `end_offset`, the log's."""
-        ahead_offset = self._next_offset if self._next_offset > end_offset else Offset(0)
-        token = self.replica.begin_fetch(replace=self._fetches_anew, ahead_offset=ahead_offset)
-        return None if token is None else (token, ahead_offset)
+        """As `PartitionReplica.begin_fetch`: the token, and where the answer begins; 0: at `end_offset`, the log's.
 
-    @property
-    def _fetches_anew(self) -> bool:
-        """Whether a fetch that waits at the leader is replaced to tell it what was flushed since (flush policies)."""
-        return self.config.durability is not Durability.FSYNC and self.config.flushes_by_policy
+        A fetch that waits at the leader is replaced if more has been flushed since it was sent.
+        """
+        ahead_offset = self._next_offset if self._next_offset > end_offset else Offset(0)
+        durable_offset = min(self.replica.flushed_offset, Offset(end_offset))
+        replace = durable_offset > self._reported_durable_offset
+        token = self.replica.begin_fetch(replace=replace, ahead_offset=ahead_offset)
+        if token is None:
+            return None
+        self._reported_durable_offset = durable_offset
+        return token, ahead_offset
 
     async def take_answer(self, answer: FetchAnswer) -> bool:
         """Do what a leader's answer asks for; False: it is not the one awaited, and nothing was done.
