@@ -238,7 +238,7 @@ class Lives:
         try:
             self._wait_for_acknowledgements(stamp.word, senders, clients)
             with headrace.Reader(
-                NAME, bootstrap_servers=servers, prefetch_bytes=1, partition_fetch_max_bytes=1
+                NAME, bootstrap_servers=servers, prefetch_bytes=1, max_partition_fetch_bytes=1
             ) as reader:
                 records = iter(reader)
                 read = [next(records).value]

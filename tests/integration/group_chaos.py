@@ -71,7 +71,7 @@ def connect(**settings):
 
 with connect(bootstrap_servers=servers, group_id=topic, auto_offset_reset="earliest",
         session_timeout_ms=int(session_timeout_ms), enable_auto_commit=kind == "run", auto_commit_interval_ms=100,
-        fetch_wait_ms=50, on_assigned=assigned) as consumer:
+        fetch_max_wait_ms=50, on_assigned=assigned) as consumer:
     if kind == "run":
         consumer.run(handle, concurrency=3, ordering="partition")
     else:

@@ -89,7 +89,7 @@ class Member:
             "auto_offset_reset": "earliest",
             "enable_auto_commit": False,
             "session_timeout_ms": SESSION_MS,
-            "fetch_wait_ms": 50,
+            "fetch_max_wait_ms": 50,
             **settings,
         }
         self._stopped = threading.Event()

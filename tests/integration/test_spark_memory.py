@@ -31,7 +31,7 @@ def test_a_task_holds_what_its_options_allow_and_not_its_partition(headrace_clus
         "subscribe": topic_name,
         "headrace.prefetch.bytes": str(PREFETCH_BYTES),
         "headrace.fetch.max.bytes": str(FETCH_BYTES),
-        "headrace.partition.fetch.max.bytes": str(FETCH_BYTES),
+        "headrace.max.partition.fetch.bytes": str(FETCH_BYTES),
     }
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.spark_memory_task", json.dumps(options), "0", "1000", str(RECORDS)],

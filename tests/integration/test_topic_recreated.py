@@ -141,7 +141,7 @@ def test_handlers_of_a_group_get_every_record_of_both_lives(topic):
 
 def test_a_reader_ends_with_an_error_that_has_both_ids(topic):
     """A range is of one life; what follows under the name is not in it."""
-    with headrace.Reader(topic.name, **topic.settings, prefetch_bytes=1, partition_fetch_max_bytes=1) as reader:
+    with headrace.Reader(topic.name, **topic.settings, prefetch_bytes=1, max_partition_fetch_bytes=1) as reader:
         records = iter(reader)
         assert next(records).value == b"old-0"
         topic.make_anew()

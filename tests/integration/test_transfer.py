@@ -116,7 +116,7 @@ def test_a_broker_that_was_restarted_is_read_again(cluster):
     got = {0: [], 1: []}
     with headrace.Consumer(
         "restarted", bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest", fetch_max_bytes=20_000,
-        partition_fetch_max_bytes=20_000, prefetch_bytes=20_000,
+        max_partition_fetch_bytes=20_000, prefetch_bytes=20_000,
     ) as consumer:  # fmt: skip
         for number, record in enumerate(consumer):
             got[record.partition].append(bytes(record.value))

@@ -55,9 +55,9 @@ SETTINGS: dict[str, Any] = {
 FETCHING: dict[str, Any] = {
     **SETTINGS,
     "use_transfer_port": False,
-    "fetch_wait_ms": 400,
+    "fetch_max_wait_ms": 400,
     "fetch_max_bytes": READ_BYTES,
-    "partition_fetch_max_bytes": READ_BYTES,
+    "max_partition_fetch_bytes": READ_BYTES,
     "prefetch_bytes": 2 * READ_BYTES,
 }
 

@@ -213,10 +213,10 @@ class ProducerConfig(ClientConfig):
 class FetchConfig(ClientConfig):
     """What `Consumer` and `Reader` share."""
 
-    fetch_min_bytes: int = _setting(1, "A fetch waits for this many bytes, up to fetch_wait_ms.", low=0)
-    fetch_wait_ms: int = _setting(500, "How long a fetch waits for fetch_min_bytes.", low=0, high=60_000)
+    fetch_min_bytes: int = _setting(1, "A fetch waits for this many bytes, up to fetch_max_wait_ms.", low=0)
+    fetch_max_wait_ms: int = _setting(500, "How long a fetch waits for fetch_min_bytes.", low=0, high=60_000)
     fetch_max_bytes: int = _setting(8 * MiB, "The most that one fetch answers.", low=1, high=24 * MiB)
-    partition_fetch_max_bytes: int = _setting(
+    max_partition_fetch_bytes: int = _setting(
         4 * MiB, "The most that one fetch answers for one partition.", low=1, high=24 * MiB
     )
     prefetch_bytes: int = _setting(

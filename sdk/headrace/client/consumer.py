@@ -423,7 +423,7 @@ class Consumer:
         except Exception as error:  # a closed or forked consumer is unhealthy, and saying so is this method's work
             return ConsumerHealth(False, str(error), 0, 0)
         silent_ms = monotonic_ms() - fetcher.last_answer_ms
-        limit_ms = self._config.request_timeout_ms + self._config.fetch_wait_ms
+        limit_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
         if not problem and assigned and silent_ms > limit_ms and len(self.paused()) < assigned:
             problem = f"no broker has answered a fetch for {silent_ms} ms"
         if self._group is None:

@@ -51,7 +51,7 @@ def fetch_plan(
     """
     request = broker_pb2.FetchRequest(
         client_id=config.client_id,
-        max_wait_ms=config.fetch_wait_ms,
+        max_wait_ms=config.fetch_max_wait_ms,
         min_bytes=config.fetch_min_bytes,
         max_bytes=config.fetch_max_bytes,
         rack=config.client_rack if names_rack else "",
@@ -65,7 +65,7 @@ def fetch_plan(
         entry.partitions.add(
             partition=part.where.partition,
             offset=part.offset,
-            max_bytes=config.partition_fetch_max_bytes,
+            max_bytes=config.max_partition_fetch_bytes,
             leader_epoch=part.leader_epoch,
             last_epoch=part.last_epoch if part.last_epoch >= 0 else None,
             found_damage=part.found_damage,

@@ -418,7 +418,7 @@ class Fetcher:
 
     def _fetch(self, plan: FetchPlan) -> None:
         """Make one call and take its answer in."""
-        timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
+        timeout = (self._config.fetch_max_wait_ms + self._config.request_timeout_ms) / 1000
         answer, error, started_seconds = None, None, time.monotonic()
         try:
             answer = self._transfers.fetch(plan.transfer_address, plan.request, timeout)

@@ -227,7 +227,7 @@ class SubscriptionState:
                     names_rack=names_rack,
                     transfer_address=cluster_metadata.transfer_address(broker_id),
                 )
-                self._flying[plan] = Overdue(now_ms, self._config.fetch_wait_ms)
+                self._flying[plan] = Overdue(now_ms, self._config.fetch_max_wait_ms)
                 plans.append(plan)
         return plans
 
@@ -386,7 +386,7 @@ class SubscriptionState:
 
     def _share(self) -> int:
         """How many bytes of one partition may be here."""
-        return max(self._config.partition_fetch_max_bytes, self._config.prefetch_bytes // max(1, len(self._turn)))
+        return max(self._config.max_partition_fetch_bytes, self._config.prefetch_bytes // max(1, len(self._turn)))
 
     def _make_ready(self, partition: PartitionFetchState) -> None:
         """Let a partition with completed fetches have its turn; once, however many it has."""

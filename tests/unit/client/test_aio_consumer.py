@@ -41,7 +41,7 @@ def clicks(fake_cluster):
 
 
 def consumer_for(fake, *topics, **settings):
-    settings = {"auto_offset_reset": "earliest", "fetch_wait_ms": 50, **settings}
+    settings = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 50, **settings}
     return headrace.aio.Consumer(*topics, bootstrap_servers=fake.address, **settings)
 
 

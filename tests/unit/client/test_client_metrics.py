@@ -95,7 +95,7 @@ def test_fetches_are_timed_and_their_errors_counted(two_brokers, shown):
     first, _ = two_brokers
     first.create_topic("clicks")
     fill(first, "a")
-    settings = {**settings_for(first), "auto_offset_reset": "earliest", "fetch_wait_ms": 50}
+    settings = {**settings_for(first), "auto_offset_reset": "earliest", "fetch_max_wait_ms": 50}
     with headrace.Consumer("clicks", **settings) as consumer:
         shown.watch(consumer)
         read_all(consumer, 1)
@@ -125,7 +125,7 @@ def test_clients_of_asyncio_are_asked_on_their_loop(clicks, shown):
         settings = settings_for(clicks)
         async with (
             headrace.aio.Producer(**settings) as producer,
-            headrace.aio.Consumer("clicks", auto_offset_reset="earliest", fetch_wait_ms=50, **settings) as consumer,
+            headrace.aio.Consumer("clicks", auto_offset_reset="earliest", fetch_max_wait_ms=50, **settings) as consumer,
             headrace.aio.Reader("clicks", **settings) as reader,
         ):
             for client in (producer, consumer, reader):

@@ -41,7 +41,7 @@ def consume(clicks):
     made = []
 
     def make(*topics, **settings):
-        settings = {"auto_offset_reset": "earliest", "fetch_wait_ms": 50, **settings}
+        settings = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 50, **settings}
         consumer = headrace.Consumer(*topics, bootstrap_servers=clicks.address, **settings)
         made.append(consumer)
         return consumer

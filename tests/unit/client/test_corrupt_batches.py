@@ -22,7 +22,7 @@ from tests.unit.client.fake_groups import fake_groups
 
 P0 = TopicPartition("clicks", 0)
 POISON = poisons()["offsets descend"]
-SETTINGS = {"fetch_wait_ms": 50}
+SETTINGS = {"fetch_max_wait_ms": 50}
 LETTERS = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": "letters"}
 WAIT = 20
 
@@ -188,7 +188,7 @@ def test_task_of_spark_passes_it_too(clicks, policy):
     from headrace.spark.range_reader import read_range
     from headrace.spark.ranges import OffsetRange
 
-    given = {"subscribe": "clicks", "headrace.bootstrap.servers": clicks.address, "headrace.fetch.wait.ms": "50"}
+    given = {"subscribe": "clicks", "headrace.bootstrap.servers": clicks.address, "headrace.fetch.max.wait.ms": "50"}
     given |= {"headrace." + name.replace("_", "."): value for name, value in policy.items()}
     settings = read_options(given, BATCH).settings
     for end, expected in ((34, GOOD), (23, GOOD[:20])):

@@ -98,7 +98,7 @@ async def test_an_asyncio_producer_follows_the_leader_in_order_once(brokers, fat
 def test_a_consumer_follows_the_leader_and_misses_nothing(brokers, fate):
     first, second = brokers
     append(first, 0, 10)
-    with headrace.Consumer("t", **both(brokers), auto_offset_reset="earliest", fetch_wait_ms=50) as consumer:
+    with headrace.Consumer("t", **both(brokers), auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
         seen = list(consumer.poll(WAIT, max_records=10))
         first.hold.clear()
         fate(first, second)
@@ -114,7 +114,7 @@ def test_a_consumer_follows_the_leader_and_misses_nothing(brokers, fate):
 async def test_an_asyncio_consumer_follows_the_leader_and_misses_nothing(brokers, fate):
     first, second = brokers
     append(first, 0, 10)
-    settings = {**both(brokers), "auto_offset_reset": "earliest", "fetch_wait_ms": 50}
+    settings = {**both(brokers), "auto_offset_reset": "earliest", "fetch_max_wait_ms": 50}
     async with headrace.aio.Consumer("t", **settings) as consumer:
         seen = list(await consumer.poll(WAIT, max_records=10))
         first.hold.clear()
@@ -210,7 +210,7 @@ def test_a_consumer_reads_the_replica_of_its_rack(brokers):
     first.racks["east"] = 2
     append(first, 0, 10)
     with headrace.Consumer(
-        "t", **both(brokers), auto_offset_reset="earliest", fetch_wait_ms=50, client_rack="east"
+        "t", **both(brokers), auto_offset_reset="earliest", fetch_max_wait_ms=50, client_rack="east"
     ) as consumer:
         seen = list(consumer.poll(WAIT, max_records=10))
         assert second.calls["Fetch"]

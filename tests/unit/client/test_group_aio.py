@@ -34,7 +34,7 @@ def groups(clicks):
 def consumer_for(cluster, **settings):
     settings = {
         "auto_offset_reset": "earliest",
-        "fetch_wait_ms": 50,
+        "fetch_max_wait_ms": 50,
         "auto_commit_interval_ms": 20,
         "retry_backoff_ms": 1,
         "retry_backoff_max_ms": 20,

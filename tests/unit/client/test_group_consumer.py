@@ -66,7 +66,7 @@ class Calls:
 def consumer_for(cluster, **settings):
     settings = {
         "auto_offset_reset": "earliest",
-        "fetch_wait_ms": 50,
+        "fetch_max_wait_ms": 50,
         "auto_commit_interval_ms": 50,
         "retry_backoff_ms": 1,
         "retry_backoff_max_ms": 20,

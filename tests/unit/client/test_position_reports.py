@@ -182,7 +182,7 @@ def receiver(clicks):
 
 
 def settings(clicks):
-    return {"bootstrap_servers": clicks.address, "fetch_wait_ms": 50, "report_positions_as": "scan"}
+    return {"bootstrap_servers": clicks.address, "fetch_max_wait_ms": 50, "report_positions_as": "scan"}
 
 
 def test_a_consumer_says_where_it_is(clicks, receiver):

@@ -26,7 +26,7 @@ def clicks(fake_cluster):
 @pytest.fixture
 def read(clicks):
     def make(**arguments):
-        arguments.setdefault("fetch_wait_ms", 50)
+        arguments.setdefault("fetch_max_wait_ms", 50)
         return headrace.Reader("clicks", bootstrap_servers=clicks.address, **arguments)
 
     return make
@@ -101,7 +101,7 @@ def test_damage_is_an_error(clicks, read):
 
 def test_retention_that_overtakes_a_reader_is_an_error(clicks, read):
     """Records that vanish under a reader are reported with their number, not left out."""
-    reader = read(partitions=[0], fetch_max_bytes=1, partition_fetch_max_bytes=1, prefetch_bytes=1)
+    reader = read(partitions=[0], fetch_max_bytes=1, max_partition_fetch_bytes=1, prefetch_bytes=1)
     records = iter(reader)
     next(records)
     clicks.topics["clicks"].partitions[0].start = 25
@@ -148,7 +148,7 @@ def test_unknown_topics_and_partitions(clicks, read):
 
 def test_a_topic_made_anew_ends_the_reading(clicks, read):
     """A Reader reads one life of its topic: what follows under the name is not in its range."""
-    reader = read(prefetch_bytes=1, partition_fetch_max_bytes=1, partitions=[0])
+    reader = read(prefetch_bytes=1, max_partition_fetch_bytes=1, partitions=[0])
     records = iter(reader)
     next(records)
     old = clicks.topics["clicks"].topic_id

@@ -340,7 +340,7 @@ def test_an_unreachable_leader_is_tried_again_only_after_a_while():
 
 def test_a_fetch_that_nobody_answers_is_given_up_for_a_newer_leader():
     """Metadata is asked for once it is overdue; what the old leader answers later is dropped, and nothing twice."""
-    reading = Reading(fetch_wait_ms=500)
+    reading = Reading(fetch_max_wait_ms=500)
     reading.read(0)
     stuck = reading.fetch()
     reading.later(500 + OVERDUE_MS - 1)
@@ -441,7 +441,7 @@ def test_a_position_that_is_tried_again_waits_where_that_is_asked_for():
 def test_what_is_fetched_ahead_is_bounded_and_counted():
     """No fetch while the application has as much before it; taking, dropping and moving on give it back."""
     size = len(batch(0))
-    reading = Reading(prefetch_bytes=2 * size, partition_fetch_max_bytes=size)
+    reading = Reading(prefetch_bytes=2 * size, max_partition_fetch_bytes=size)
     reading.answer(reading.fetch(), batch(0), batch(10))
     assert reading.positions.buffered_bytes == 2 * size
     assert reading.fetch() is None
@@ -574,7 +574,7 @@ def test_a_look_at_many_partitions_goes_on_where_the_last_one_ended():
 
 def test_the_engine_is_told_of_what_it_has_to_look_at_and_of_nothing_else():
     """That a record was received is none of it: a reader would wake its engine with every completed fetch."""
-    reading = Reading(prefetch_bytes=4096, partition_fetch_max_bytes=4096)
+    reading = Reading(prefetch_bytes=4096, max_partition_fetch_bytes=4096)
     assert reading.positions.has_news
     reading.positions.has_news = False
     reading.answer(reading.fetch(), batch(0))
@@ -785,7 +785,7 @@ def test_a_replica_that_became_leader_is_asked_as_such():
 
 
 def test_a_replica_that_does_not_answer_is_left_without_asking_anybody():
-    reading = near(fetch_wait_ms=500)
+    reading = near(fetch_max_wait_ms=500)
     stuck = reading.fetch()
     reading.later(500 + OVERDUE_MS)
     assert not reading.positions.give_up_overdue(reading.cluster_metadata, reading.now_ms)

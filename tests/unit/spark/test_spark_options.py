@@ -35,12 +35,12 @@ def test_defaults_are_those_of_the_kafka_source():
 
 def test_settings_of_the_client_are_checked_and_converted():
     """Dots or underscores, numbers as numbers; Spark's lower case does no harm."""
-    given = {"headrace.prefetch.bytes": "1048576", "headrace.client_rack": "a", "headrace.fetch.wait.ms": "7"}
+    given = {"headrace.prefetch.bytes": "1048576", "headrace.client_rack": "a", "headrace.fetch.max.wait.ms": "7"}
     assert read(**given).settings == {
         "bootstrap_servers": "localhost:7170",
         "prefetch_bytes": 1 << 20,
         "client_rack": "a",
-        "fetch_wait_ms": 7,
+        "fetch_max_wait_ms": 7,
     }
     written = write_options({**SERVERS, "topic": "t", "headrace.acks": "1", "headrace.compression.type": "zstd"})
     assert written.settings["acks"] == 1

@@ -169,7 +169,7 @@ class AsyncFetcher(Fetcher):
 
     async def _fetch_plan(self, plan: FetchPlan) -> None:
         """Make one call and take its answer in."""
-        timeout = (self._config.fetch_wait_ms + self._config.request_timeout_ms) / 1000
+        timeout = (self._config.fetch_max_wait_ms + self._config.request_timeout_ms) / 1000
         answer, error, started_seconds = None, None, time.monotonic()
         try:
             answer = await self._async_transfers.fetch(plan.transfer_address, plan.request, timeout)
