@@ -51,7 +51,7 @@ class RunningCluster:
         self._tell("kill", part)
 
     def stop(self, part: str) -> None:
-        """End a part in good order."""
+        """Stop a part cleanly."""
         self._tell("stop", part)
 
     def pause(self, part: str) -> None:

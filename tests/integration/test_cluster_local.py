@@ -157,8 +157,8 @@ def test_up_status_down(tmp_path: Path) -> None:
         broker = state["parts"][2]
         os.kill(broker["pid"], signal.SIGKILL)
         psutil.wait_procs([psutil.Process(broker["pid"])], timeout=30)
-        mended = command("up", *options)
-        assert "started again: broker-1" in mended.stdout, mended.stderr
+        restarted = command("up", *options)
+        assert "started again: broker-1" in restarted.stdout, restarted.stderr
         again = json.loads(command("status", *options, "--json").stdout)["parts"][2]
         assert (again["address"], process_state(again["pid"])) == (broker["address"], "running")
         pids.append(again["pid"])

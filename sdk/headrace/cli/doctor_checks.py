@@ -1,6 +1,6 @@
 """What `headrace doctor` makes of what processes tell it: facts in, findings out. Pure.
 
-A failure loses data or availability now or at the next mishap; a warning will cost somebody a bad night. Each says what
+A failure loses data or availability now or at the next mishap; a warning will become one. Each says what
 to do. The limits are here, each with its reason.
 """
 
@@ -37,7 +37,7 @@ QUOTA_WARNING, QUOTA_FAILURE = 0.5, 0.7
 """As the alerts HeadraceEtcdQuota and HeadraceEtcdNearlyFull: past its quota etcd refuses every write."""
 FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.5, 256 << 20
 CERTIFICATE_WARNING_MS = 30 * 86_400_000
-"""Renewal by hand takes somebody who has time; by cert-manager it is over by then."""
+"""Enough for a renewal by hand; cert-manager renews earlier."""
 REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster")
 """What an fsync promises on these is not what a log needs."""
 SHOWN_TOPIC_IDS = 3
@@ -156,7 +156,7 @@ def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
             where,
             Status.FAILURE,
             f"{disk.offline_logs} logs have failed",
-            "`headrace broker describe` names them with the reason; mend the disk and start the broker again.",
+            "`headrace broker describe` lists them with the reason; repair the disk and start the broker again.",
         )
     if disk.unclaimed_logs:
         ids = ", ".join(topic_id.hex() for topic_id in disk.unclaimed_topic_ids[:SHOWN_TOPIC_IDS])

@@ -1,7 +1,7 @@
 """What is wrong with a cluster and what to do about it: facts in, problems out. Pure.
 
 A problem makes the cluster unhealthy: something cannot be written or read, or would not survive the next failure. A
-notice does not: it is somebody's wish (a move, a drain), or costs no more than time.
+notice does not: an administrator asked for it (a move, a drain), or costs no more than time.
 """
 
 from collections import Counter

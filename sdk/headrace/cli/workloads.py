@@ -45,7 +45,7 @@ class Workload(Protocol):
 
     @property
     def usual_value_bytes(self) -> float:
-        """How long a value is on average: by it somebody says how many requests are made at once."""
+        """Average size of a value, by which the number of concurrent requests is chosen."""
 
     def requests(self, count: int) -> Requests:
         """The next `count`."""

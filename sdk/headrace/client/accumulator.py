@@ -114,7 +114,7 @@ class PartitionBuffer:
         room: bytes that may be appended before more must be taken; negative while no batch is open. Belongs to the
             appender while there is one.
         reserved_bytes: bytes taken from the buffer pool for the open batch, `room` included.
-        limit: records that may be in the open batch before somebody looks whether it goes.
+        limit: records that may be in the open batch before the producer checks whether to close it.
         is_overdue: a whole batch waits for the partition to be idle, and not for the linger to pass.
         retired: nothing may be appended any more: the producer is closed, or the topic is another one by now.
         appender: the generator that appends without the lock, or None.

@@ -72,7 +72,7 @@ class BootstrapClient:
         """Read metadata from the first server whose answer takes nothing back; learn the other servers' addresses.
 
         Where every answer is older than what was seen before, the topics that it refutes are given an error that a
-        retry may mend.
+        retry may resolve.
 
         Args:
             request: what to ask; `client_id` is filled in.
@@ -251,7 +251,7 @@ class BootstrapClient:
                 continue
             self._preferred = address
             return answer
-        # What TLS forbids everywhere, and always did, no waiting will mend; a client that was connected once waits.
+        # What TLS forbids everywhere, and always did, no waiting will change; a client that was connected once waits.
         hopeless = len(explanations) == len(causes) and all(each.is_certain for each in explanations)
         raise NoBrokersAvailableError(
             causes,

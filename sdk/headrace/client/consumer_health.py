@@ -18,7 +18,7 @@ class ConsumerHealth:
     ready: bool = True
     """Of a group: whether it is a member that a coordinator has heard of within the session timeout."""
     notices: tuple[str, ...] = ()
-    """Of a group: what is not as it should be, and what starting this process again would not mend."""
+    """Of a group: problems that a restart of this process would not solve."""
     since_last_heartbeat_ms: int | None = None
     """Of a group: how long ago the last heartbeat that was answered was sent; None: without a group."""
     since_last_poll_ms: int | None = None

@@ -552,7 +552,7 @@ class Fetcher:
         )  # fmt: skip
 
     def _guarded(self, steps: Steps[None], where: TopicPartition | None = None) -> Steps[None]:
-        """Do what asks servers; an error that a retry may mend is waited out, another is the application's."""
+        """Run `steps`; back off on retriable errors, report others to the application."""
         try:
             yield from steps
         except ClosedError:

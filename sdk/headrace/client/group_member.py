@@ -415,7 +415,7 @@ class GroupMember:
         )
 
     def _reasons(self, now: int) -> tuple[list[str], list[str]]:
-        """What is wrong with this consumer, and what starting it again would not mend."""
+        """Problems of this consumer, and those that a restart would not solve."""
         session = self.session
         wrong, notices = [], []
         failure = session.failure or self.membership.failure

@@ -41,7 +41,7 @@ CommitCallback = Callable[[Commits, HeadraceError | None], object]
 
 
 class CommitTicket:
-    """What somebody waits for: all its offsets, or later ones, are stored or refused. Changed by `CommitQueue`."""
+    """A commit that a caller waits for, until its offsets, or later ones, are stored or refused; see `CommitQueue`."""
 
     __slots__ = ("callback", "errors", "offsets", "pending")
 
@@ -155,7 +155,7 @@ class CommitQueue:
     def answered(self, answer: groups_pb2.CommitOffsetsResponse) -> list[tuple[TopicPartition, bytes]]:
         """Take in what became of the commit in flight; gives the partitions that another member owns, with topic ids.
 
-        What a retry may mend is queued again, behind a newer offset of the same partition.
+        A retriable error is queued again, behind a newer offset of the same partition.
         """
         assert self._request is not None
         errors = {
@@ -223,4 +223,4 @@ class CommitQueue:
 
 
 _GONE = (UnknownTopicError, UnknownTopicIdError, UnknownPartitionError)
-"""The topic was deleted: there is nothing left to commit, whatever else a retry would mend."""
+"""The topic was deleted: there is nothing left to commit, so a retry is useless."""

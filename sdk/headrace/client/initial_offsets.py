@@ -1,7 +1,7 @@
 """Where to start in partitions that a group has assigned: the committed offset, else as auto_offset_reset says. No I/O.
 
 A partition that was added after the group began to read its topic is read from its beginning with `latest`, too: there
-was no moment at which somebody chose to skip what it holds.
+was no decision to skip what it holds.
 
 The answer must be at least as new as the assignment, so that nothing that the former owner committed is read again
 (PROTOCOL H65, I27).

@@ -80,7 +80,7 @@ class NearReplica:
         return self.broker_id >= 0
 
     def may_be_asked_for(self, now_ms: int) -> bool:
-        """Whether a fetch from the leader may name the rack: none has refused of late."""
+        """Whether a fetch from the leader may name the rack: none has refused it recently."""
         return now_ms >= self._not_before_ms
 
     def leave(self) -> None:
@@ -148,7 +148,7 @@ class PartitionFetchState:
     end_offset: int | None
     generation: int
     placed: int = 0
-    """The generation in which somebody chose the position; later ones only fetch again."""
+    """The generation in which the position was chosen; later ones only fetch again."""
     topic_id: bytes = b""
     """Of the life of the topic that the offsets and epochs belong to."""
     compared_answer: int = NO_ANSWER

@@ -405,7 +405,7 @@ class SubscriptionState:
         return partition is not None and partition.has_diverged
 
     def deliver(self, where: TopicPartition, generation: int, position: int, leader_epoch: int) -> bool:
-        """Note that the application has received the records below `position`; False where it may not: somebody has
+        """Note that the application has received the records below `position`; False if it may not: the application has
         chosen another position since they were fetched.
 
         `leader_epoch` is that of the batch with the last one. Where a failure has rewound the partition meanwhile, what

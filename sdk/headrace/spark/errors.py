@@ -1,4 +1,4 @@
-"""The errors of the data source that somebody would treat differently from others."""
+"""Errors of the data source that callers may handle differently."""
 
 import logging
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ A task cannot know which rows the others have. Where rows are divided among task
 what is stored under its own number, and nothing else. Where they are not, or where different tasks have the same row, a
 task also takes a record for its row that another one stored. The driver adds up what was found twice, which it stores
 itself, and what was not found at all, for which there is no cure. A task that finds records under its number that it
-does not have leaves its other rows to the driver: they are stored only if all records were found by somebody.
+does not have leaves its other rows to the driver: they are stored only if some task found each record.
 """
 
 from collections import Counter

@@ -391,7 +391,7 @@ class FencedBrokerError(HeadraceError):
 
 
 class ConflictError(HeadraceError):
-    """Somebody else changed the same thing first: read it again, then decide."""
+    """A concurrent change came first: read the current state, then decide."""
 
     default_code = ErrorCode.CONFLICT
 
@@ -643,7 +643,7 @@ ERRORS: Mapping[ErrorCode, ErrorRow] = {
         FencedBrokerError, "UNAVAILABLE", True, _NO, "Try again; the broker is registering anew."
     ),
     ErrorCode.CONFLICT: ErrorRow(
-        ConflictError, "ABORTED", True, _NO, "Read the current state and decide again; somebody else changed it."
+        ConflictError, "ABORTED", True, _NO, "Read the current state and decide again; it was changed concurrently."
     ),
     ErrorCode.UNKNOWN_GROUP: ErrorRow(
         UnknownGroupError, "NOT_FOUND", False, _NO, "Check the group id; `headrace group list` shows all groups."

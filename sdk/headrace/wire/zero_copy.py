@@ -43,7 +43,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
 class Sized(Protocol):
-    """What stands for batches that somebody else sends."""
+    """A placeholder for batches that are sent separately."""
 
     def __len__(self) -> int:
         """Return their size in bytes."""

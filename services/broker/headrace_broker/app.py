@@ -165,7 +165,7 @@ async def _identify(
 
 
 def crash(tasks: asyncio.TaskGroup, error: BaseException) -> None:
-    """End the broker, whose tasks these are: a call or a task of somebody else met a bug."""
+    """End the broker, whose tasks these are: a call or another task met a bug."""
 
     async def fail() -> None:
         raise error
@@ -567,7 +567,7 @@ class BrokerServer:
         registration: Registration,
         background: list[asyncio.Task[None]],
     ) -> None:
-        """Stop in good order: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
+        """Stop cleanly: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
         self._health.hold("readiness", "stopping", "it stops")
         given_away = await self._give_leaderships_away(replica_manager, registration)
         service.begin_stop()
@@ -627,7 +627,7 @@ class BrokerServer:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def _close_directory(self) -> None:
-        """Close what is on disk, once: after a stop in good order, or after whatever ended the broker."""
+        """Close what is on disk, once: after a clean stop, or after any other end of the broker."""
         if self._closed:
             return
         self._closed = True

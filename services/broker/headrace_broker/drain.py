@@ -143,7 +143,7 @@ def _catches_up(view: ClusterView, partition: PartitionEntry, replica: int) -> b
 
 
 async def _write_drain_key(metastore: Metastore, view: ClusterView, broker: Broker, clock: Clock) -> None:
-    """On the registration's lease, while that stands; where the key is there already somebody else drains it."""
+    """On the registration's lease, while that stands; if the key exists already, another caller drains it."""
     key = view.keyspace.drained(broker.broker_id)
     value = metadata_pb2.DrainedBroker(since_ms=clock.now_ms()).SerializeToString()
     await metastore.txn(

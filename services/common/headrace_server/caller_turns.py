@@ -62,7 +62,7 @@ class _Turns:
         self._is_given = False  # a slice is being done, or its pause
         self._owed_seconds = 0.0
         self._large: dict[str, float] = {}  # when a caller had its last slice
-        self._small, self._small_at = "", -math.inf  # who made a call without having had one of late, and when
+        self._small, self._small_at = "", -math.inf  # who made a call without a recent slice, and when
 
     def note_call(self, caller: str, now: float) -> None:
         """Note a call that may be small."""

@@ -1,8 +1,8 @@
 """The call that the running task answers: whose it is, and whether calls are written to the log.
 
 Clients name each operation by a request id in the call's metadata, the same one for every try and for what they look up
-on the way. Finding it costs something, so a call only leaves its context here; it is looked at when somebody asks, who
-writes a line or answers with an error.
+on the way. Finding it costs something, so a call only leaves its context here; it is evaluated for a log line or an
+error.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class ClockWatch:
         self._difference_ms = float(clock.now_ms() - clock.boottime_ms())
         self._followed_ms = self._started_ms = clock.boottime_ms()
         self._last_seen_ms = 0
-        self._confirmed = False  # somebody else has had the same time since the start
+        self._confirmed = False  # another process has had the same time since the start
         self._readings: dict[str, _Reading] = {}
         self._is_believed = False  # as `doubt` has found it, and nothing was taken in since
 

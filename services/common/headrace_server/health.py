@@ -1,7 +1,7 @@
 """How a process is, in the three senses that a supervisor asks for, each with the reasons where it is not well.
 
 - `startup`: it has come up, its logs recovered; before that nobody should expect anything of it.
-- `liveness`: its event loop beats. Nothing else: killing this process mends neither etcd nor a peer that is away.
+- `liveness`: its event loop beats. Nothing else: killing this process repairs neither etcd nor a peer that is down.
 - `readiness`: it serves: recovered, registered, and neither stopping nor draining.
 
 `Health` holds the reasons; the gRPC health service (`HealthServicer`) and the HTTP endpoint answer from it. Any thread

@@ -1,7 +1,7 @@
 """From process start to exit code: signals, an orderly stop with a deadline, and one line about what went wrong.
 
 A service is an async function that is given a `StopRequest`: it starts, serves until `stop.requested()` returns, ends
-in good order and returns. Its tasks live in a TaskGroup of its own, so that one that fails ends the service; nothing
+cleanly and returns. Its tasks live in a TaskGroup of its own, so that one that fails ends the service; nothing
 goes on half dead.
 """
 

@@ -110,7 +110,7 @@ class Places:
 
 
 class Rates:
-    """What each peer had of late of methods that are dear: bytes of answers, or calls."""
+    """What each peer recently used of expensive methods: bytes of answers, or calls."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, **per_second: float) -> None:
         """`per_second`: what `check` is not asked for."""

@@ -42,7 +42,7 @@ CommaList = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 
 
 class SettingsError(InvalidConfigError):
-    """The settings cannot be used; the message names each culprit and where it was set. Mend them and start again."""
+    """The settings cannot be used; the message names each culprit and where it was set. Correct them; start again."""
 
 
 def load_settings(
@@ -79,7 +79,7 @@ def load_settings(
                 shown = environ_prefix + name.upper() if origin == "the environment" else name
                 raise SettingsError(
                     f"unknown setting {shown} in {origin}{_nearest(name, known)}",
-                    action="Mend or remove it; docs/reference/settings.md lists all settings.",
+                    action="Correct or remove it; docs/reference/settings.md lists all settings.",
                 )
             values[name] = value
             origins[name] = origin
@@ -88,7 +88,7 @@ def load_settings(
     except ValidationError as error:
         raise SettingsError(
             "; ".join(_describe_error(detail, origins, environ_prefix) for detail in error.errors(include_url=False)),
-            action="Mend the settings and start again; docs/reference/settings.md lists all of them.",
+            action="Correct the settings and start again; docs/reference/settings.md lists all of them.",
         ) from error
 
 
@@ -136,7 +136,7 @@ def _read_file(config_file: Path | None) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"the settings file {config_file} is not TOML: {error}", action="Mend the file and start again."
+            f"the settings file {config_file} is not TOML: {error}", action="Correct the file and start again."
         ) from error
 
 

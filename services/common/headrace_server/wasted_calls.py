@@ -30,7 +30,7 @@ PASS_SECONDS = 0.1
 
 
 class WastedCalls:
-    """What the callers of one listener wasted of late. Belongs to an event loop; does nothing before `start`."""
+    """Calls that the callers of one listener recently wasted. Belongs to an event loop; does nothing before `start`."""
 
     def __init__(self) -> None:
         self._rates = Rates(calls=CALLS_PER_SECOND)

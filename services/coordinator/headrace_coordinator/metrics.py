@@ -116,7 +116,7 @@ class CoordinatorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLagSample:
-    """How far somebody is behind in one partition."""
+    """The lag of one group or reader in one partition."""
 
     partition: int
     offset: int

@@ -22,7 +22,7 @@ from headrace.wire.errors import HeadraceError
 from rich.console import Console
 from rich.table import Column, Table
 
-from headrace_devcluster.background import mend_in_background, process_state, start_in_background, stop_in_background
+from headrace_devcluster.background import process_state, restart_in_background, start_in_background, stop_in_background
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import serve_control, watch_parts
 from headrace_devcluster.demo.command import demo
@@ -61,8 +61,8 @@ def up(
     pid = owner_pid(data_dir)
     if pid is not None:
         running = read_state(data_dir)
-        mended = [] if running is None else mend_in_background(data_dir, running)
-        said = f"; started again: {', '.join(mended)}" if mended else ""
+        restarted = [] if running is None else restart_in_background(data_dir, running)
+        said = f"; started again: {', '.join(restarted)}" if restarted else ""
         print(f"a cluster runs already (process {pid}){said}; `status` shows it, `down` stops it")
         return
     if fresh:

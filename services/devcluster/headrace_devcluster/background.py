@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace_devcluster.control import MEND_SIGNAL
+from headrace_devcluster.control import RESTART_SIGNAL
 from headrace_devcluster.errors import ClusterNotStoppingError, PartStartError
 from headrace_devcluster.state import ClusterState, owner_pid, read_state
 
@@ -57,7 +57,7 @@ def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterSta
     return state
 
 
-def mend_in_background(directory: Path, state: ClusterState) -> list[str]:
+def restart_in_background(directory: Path, state: ClusterState) -> list[str]:
     """Have the owner start the parts again that ended; the names of those that run again now.
 
     Raises:
@@ -66,7 +66,7 @@ def mend_in_background(directory: Path, state: ClusterState) -> list[str]:
     ended = {part.name: part for part in state.parts if process_state(part.pid) == "stopped"}
     if not ended:
         return []
-    os.kill(state.pid, MEND_SIGNAL)
+    os.kill(state.pid, RESTART_SIGNAL)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while True:
         now = read_state(directory)

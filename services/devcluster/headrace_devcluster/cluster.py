@@ -194,7 +194,7 @@ class LocalCluster:
             raise
 
     def stop(self) -> None:
-        """End everything: in good order where the data is kept, at once where it is thrown away anyway."""
+        """Stop everything: cleanly if the data is kept, at once if it is thrown away."""
         if self._directory.temporary:
             self.kill()
             return

@@ -19,17 +19,17 @@ from headrace.wire.errors import HeadraceError
 from headrace_devcluster.cluster import LocalCluster
 
 WATCH_SECONDS = 0.5
-MEND_SIGNAL = signal.SIGUSR1
+RESTART_SIGNAL = signal.SIGUSR1
 """Sent to the owner by `up`, where a cluster runs with parts that ended."""
 
 
-def watch_parts(cluster: LocalCluster, on_mended: Callable[[], None]) -> None:
-    """Say which part ended by itself; at MEND_SIGNAL start those that ended again, then call `on_mended`.
+def watch_parts(cluster: LocalCluster, on_restarted: Callable[[], None]) -> None:
+    """Say which part ended by itself; at RESTART_SIGNAL start those that ended again, then call `on_restarted`.
 
     Returns when a signal raises through it, or when all parts have ended.
     """
     asked: list[int] = []
-    signal.signal(MEND_SIGNAL, lambda number, _frame: asked.append(number))
+    signal.signal(RESTART_SIGNAL, lambda number, _frame: asked.append(number))
     alive = {part.name for part in cluster.parts}
     while alive:
         time.sleep(WATCH_SECONDS)
@@ -37,7 +37,7 @@ def watch_parts(cluster: LocalCluster, on_mended: Callable[[], None]) -> None:
             asked.clear()
             _mend(cluster)
             alive = {part.name for part in cluster.parts if part.pid is not None}
-            on_mended()
+            on_restarted()
         for part in cluster.parts:
             if part.name in alive and part.pid is None:
                 alive.discard(part.name)

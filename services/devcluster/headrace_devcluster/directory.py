@@ -31,7 +31,7 @@ class ClusterDirectory:
         """Make it where it is missing, and lock it.
 
         Raises:
-            ClusterRunningError: somebody else holds it.
+            ClusterRunningError: another process holds it.
         """
         if self.temporary:
             remove_abandoned_directories()
@@ -68,4 +68,4 @@ def remove_abandoned_directories() -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(directory, ignore_errors=True)
         except OSError:
-            continue  # Held by a live owner, being made just now, or somebody else's.
+            continue  # Held by a live owner, being made just now, or another user's.

@@ -164,7 +164,7 @@ class Etcd:
             raise
 
     def stop(self) -> None:
-        """End etcd in good order (SIGTERM), by force after ten seconds."""
+        """Stop etcd by SIGTERM, by SIGKILL after ten seconds."""
         if self._process is None:
             return
         self._process.terminate()

@@ -148,7 +148,7 @@ class ServiceProcess:
         self.internal_address = str(ready.get("internal_address", ""))
 
     def terminate(self) -> None:
-        """Ask it to stop in good order (SIGTERM); returns at once. Asking again does nothing: a service takes a second
+        """Ask it to stop cleanly (SIGTERM); return at once. Asking again does nothing: a service takes a second
         signal as a wish not to wait.
         """
         if self._process is not None and self._process.poll() is None and not self._terminated:
@@ -157,7 +157,7 @@ class ServiceProcess:
             self.resume()
 
     def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> int | None:
-        """Stop it in good order, by force after the time; returns the exit code, None where it did not run."""
+        """Stop it cleanly, by force after the time; return the exit code, `None` if it did not run."""
         if self._process is None:
             return None
         self.terminate()

@@ -137,7 +137,7 @@ def test_an_unknown_topic_is_an_error_beside_the_others(source):
 
 
 def test_a_value_that_cannot_be_read_is_left_out_and_listed(source):
-    """One foreign value does not stop the rest; once it is mended it is taken in."""
+    """One foreign value does not stop the rest; once it is restarted it is taken in."""
     view = ClusterView(IDENTITY, source)
     clicks(source)
     source.write(**{KEYS.live(7): b"\xff\xff\xff"})

@@ -13,7 +13,7 @@ class Acknowledgements:
 
     def __init__(self) -> None:
         self._pending: list[tuple[int, int]] = []  # heap of (end offset, token)
-        self._waiting: set[int] = set()  # tokens of `_pending` that somebody still waits for
+        self._waiting: set[int] = set()  # tokens of `_pending` that a call still waits for
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

@@ -272,7 +272,7 @@ class ProducerWindows:
 
 
 def _find_duplicate(producer: _Producer, base_sequence: int, record_count: int) -> Duplicate:
-    """The place of a range wholly below the next sequence; newest first, since retries are of late batches."""
+    """The place of a range wholly below the next sequence; newest first, since retries are of recent batches."""
     for known in reversed(producer.ranges):
         skipped = sequence_distance(known.base_sequence, base_sequence)
         if skipped < 0:

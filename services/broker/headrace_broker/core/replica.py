@@ -295,7 +295,7 @@ class PartitionReplica:
         self.proposals.clear()
         self._hand_over.end()  # The key has moved on: the followers' next fetches begin anew, where it is still asked.
         if self.role is Role.OFFLINE:
-            # Somebody has chosen it meanwhile: its log cannot be trusted for that (H33).
+            # It was elected meanwhile: its log cannot be trusted for that (H33).
             members = (*event.state.in_sync, *event.state.eligible_leaders)
             named = any(member.broker_id == self.broker_id for member in members)
             return [LeaveInSync(self._damaged)] if named else []

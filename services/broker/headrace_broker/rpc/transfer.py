@@ -155,7 +155,7 @@ class TransferServer:
         return True
 
     def _count_refused(self, now_seconds: float) -> None:
-        """Its reader goes on over gRPC, which costs this broker more: somebody should know."""
+        """Its reader goes on over gRPC, which costs this broker more, so log it."""
         self._metrics.transfer_refused.inc()
         if now_seconds >= self._tell_at_seconds:
             self._tell_at_seconds = now_seconds + TELL_SECONDS

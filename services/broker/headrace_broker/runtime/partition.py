@@ -827,7 +827,7 @@ class Partition:
             self._host.fetch(self)
 
     def flushed_at(self, end_offset: int) -> float | None:
-        """When a flush of late made everything below `end_offset` durable, by `time.perf_counter`; None: none did."""
+        """When a recent flush made everything below `end_offset` durable, by `time.perf_counter`; None: none did."""
         return next((at for offset, at in self._flushes if offset >= end_offset), None)
 
     def on_flush_failed(self, error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """One broker's data directory: who owns it, which logs are in it, how much room there is.
 
     <data_dir>/identity                       sealed JSON: format, cluster id, generation, broker id, storage id
-    <data_dir>/clean                          sealed JSON: broker epoch that stopped in good order; read, then removed
+    <data_dir>/clean                          sealed JSON: broker epoch of a clean stop; read, then removed
     <data_dir>/session                        sealed JSON: how new the directory is; see `session_note`
     <data_dir>/metadata                       sealed JSON: how far the metadata in etcd was seen; see `seen_metadata`
     <data_dir>/boot                           sealed: the boot of the machine that wrote last

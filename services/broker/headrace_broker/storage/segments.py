@@ -69,7 +69,7 @@ class SegmentList:
     def pin(self, segment: Segment) -> OpenFile:
         """Pin the file of a segment while the list has it: its files are renamed or removed only after it has left.
 
-        Raises SegmentGoneError, LogDamagedError (somebody else has removed the file), OSError.
+        Raises SegmentGoneError, LogDamagedError (the file was removed by another process), OSError.
         """
         with self.lock:
             at = bisect_right(self._bases, segment.base_offset) - 1

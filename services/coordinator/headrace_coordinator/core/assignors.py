@@ -1,7 +1,7 @@
 """Who is to own which partition of a group's topics: the assignors, pure and deterministic.
 
 Called by `group_transition` when members, subscriptions or topics have changed. Every assignor gives each partition of
-a topic that somebody subscribes to exactly one subscribed member (I28). `uniform` is the default: balanced, and moving
+a subscribed topic exactly one subscribed member (I28). `uniform` is the default: balanced, and moving
 as little as that allows (KIP-54, KIP-848). `range` is algorithm 1 of the paper (section 3.2), whose remainder, which as
 printed stays unowned, goes to one consumer each. `rack-aware` is `uniform` that prefers members in a rack of a replica
 (KIP-881).
@@ -30,7 +30,7 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class AssignableTopic:
-    """A topic that somebody subscribes to."""
+    """A subscribed topic."""
 
     topic_id: bytes
     name: str

@@ -158,7 +158,7 @@ def relieve(state: PartitionState, live: Mapping[int, RegisteredBroker], *, givi
     One that bears more than the leader by now is asked for no more. `giving_away`: the move under way waits for nothing
     but the leader.
     """
-    assert state.leader is not None, "the caller asks where somebody leads"
+    assert state.leader is not None, "the caller asks where there is a leader"
     burden = {entry: _burden(entry, state, live, giving_away) for entry in state.in_sync}
     least = min(burden.values())
     wanted = state.successors

@@ -62,7 +62,7 @@ class Transition:
     assignments: Mapping[bytes, bytes]
     """Assignments to be written, by member."""
     absent: tuple[bytes, ...]
-    """Members that were put out because their lease is gone: the transaction compares that it is."""
+    """Members that were removed because their lease is gone: the transaction compares that it is."""
     ended: tuple[bytes, ...]
     """Members that left, were replaced or had their time: their lease's key is deleted in the transaction."""
     errors: Mapping[bytes, HeadraceError] = field(default_factory=dict)

@@ -21,7 +21,7 @@ def elect_preferred(state: PartitionState, live: Mapping[int, RegisteredBroker])
     None: that one leads, or the leader has been asked.
 
     Raises:
-        LeaderNotAvailableError: nobody leads now; the controller elects as soon as somebody can be elected.
+        LeaderNotAvailableError: there is no leader now; the controller elects one as soon as it can.
     """
     if state.leader is None or not is_session(state.leader, live):
         raise LeaderNotAvailableError(

@@ -74,7 +74,7 @@ class Controller:
         self._rebalance_ms = 0
         self._wake = asyncio.Event()
         self.epoch = 0
-        """The controller epoch while elected; 0: somebody else is, or nobody."""
+        """The controller epoch while elected; `0` if another coordinator is elected, or none."""
 
     async def run(self) -> None:
         """Stand for election and serve, again and again, until cancelled."""

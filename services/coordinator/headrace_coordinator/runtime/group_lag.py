@@ -1,7 +1,7 @@
 """How far each consumer group, and each reader that reports its positions, is behind: measured by the controller.
 
 Committed offsets are in this coordinator's view; the ends of the logs, and since when a record lies there, only their
-leaders know. So every `interval_ms` the controller asks each leader once, for all partitions that somebody reads
+leaders know. So every `interval_ms` the controller asks each leader once, for all partitions that are read
 (`ListOffsets`: the latest offset, and the first record from each committed offset on). Nothing is decided on it. A
 leader that does not answer makes its partitions unknown, not zero. Belongs to the event loop; `run` is a task of the
 app.

@@ -1,4 +1,4 @@
-"""What groups need without anybody asking: dead members put out, topics followed, times kept, old groups removed.
+"""Periodic work on groups: dead members removed, topics followed, times kept, old groups removed.
 
 Every coordinator may do it, since each write compares what it rests on. To save conflicts one of them, by the
 rendezvous hash of the group's id, acts at once and the others after a moment (H60, H70, H72). Belongs to the event

@@ -23,7 +23,7 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 log = structlog.get_logger(__name__)
 
 URGENT = (Step.ELECT, Step.RELIEVE)
-"""What somebody waits for: a producer without a leader, a broker that stops."""
+"""Changes that a caller waits for: a producer without a leader, a broker that stops."""
 
 
 def registered_sessions(view: ClusterView) -> dict[int, RegisteredBroker]:

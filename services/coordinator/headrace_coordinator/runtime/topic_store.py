@@ -205,7 +205,7 @@ class TopicStore:
         """Add partitions up to `total`; the revision of the write, and where they went.
 
         Raises:
-            ConflictError: somebody else changed the topic meanwhile; nothing was applied.
+            ConflictError: the topic was changed concurrently; nothing was applied.
             Otherwise as `create`.
         """
         sent = False

@@ -159,7 +159,7 @@ def _create_topics(admin: headrace.Admin, brokers: int, stop: threading.Event) -
     """Return when every partition answers, so that the figures are of sending and not of a topic's first moments.
 
     Raises:
-        HeadraceError: a partition does not answer in time, or for a reason that time does not mend.
+        HeadraceError: a partition does not answer in time, or for a reason that no retry resolves.
     """
     replicas = min(REPLICAS, brokers)
     config = {"min_insync_replicas": MIN_INSYNC_REPLICAS} if replicas == REPLICAS else None
