@@ -20,6 +20,28 @@ LOSING = {"faults": ["power", "power all", "kill"], "durable": True}
 
 STORAGE_RULES = (
     Mutant(
+        "refused-cut-not-told",
+        "H35",
+        f"{BROKER}/runtime/partition.py",
+        "            elif end_offset < self.replica.log_end_offset:\n",
+        "            elif False:\n",
+        "A cut that is refused halfway has lowered the log's end, and the core goes on with the old one.",
+        Scenario(
+            "test_refused_cut.py::test_a_follower_whose_cut_was_refused_halfway_copies_on_where_its_log_ends",
+        ),
+    ),
+    Mutant(
+        "refused-cut-keeps-producers",
+        "H35",
+        f"{BROKER}/runtime/partition.py",
+        "        self._has_stale_producers = True\n",
+        "        self._has_stale_producers = False\n",
+        "After a cut that was refused halfway a replica knows producers' batches that its log has lost.",
+        Scenario(
+            "test_refused_cut.py::test_a_follower_whose_cut_was_refused_halfway_copies_on_where_its_log_ends",
+        ),
+    ),
+    Mutant(
         "flush-without-fsync",
         "H22",
         DURABILITY,

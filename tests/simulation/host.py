@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import (
     Acknowledge,
@@ -125,7 +126,11 @@ class Host:
         for strike in cluster.strikes_at_cuts:
             strike(self.broker)
         self._tell(self.checks.shortens, self, offset)
-        end: Offset = truncate(offset)
+        try:
+            end: Offset = truncate(offset)
+        except HeadraceError:
+            self._tell_of_refused_cut()
+            raise
         self._note(f"cuts its log to {end}")
         self._tell(self.checks.cut, self, end)
         return end
@@ -134,8 +139,23 @@ class Host:
         self.broker.cluster.world.count("restarts from the log start")
         self._note(f"starts over at {offset}")
         self._tell(self.checks.shortens, self, 0)
-        reset(offset, previous_crc)
+        try:
+            reset(offset, previous_crc)
+        except HeadraceError:
+            if self.log.log_start_offset == self.log.log_end_offset == offset:
+                self._tell(self.checks.started_over, self, offset)
+            else:
+                self._tell_of_refused_cut()
+            raise
         self._tell(self.checks.started_over, self, offset)
+
+    def _tell_of_refused_cut(self) -> None:
+        """One that was refused halfway has cut the log nevertheless."""
+        end = int(self.log.log_end_offset)
+        if not self.log.offline and end < self.checks.partitions[self.key].replicas[self.broker.broker_id].end:
+            self.broker.cluster.world.count("cuts refused halfway")
+            self._note(f"cuts its log to {end}, and is refused the rest")
+            self._tell(self.checks.cut, self, end)
 
     def _plan_retention(self, plan: Any, now_ms: int | None, high_watermark: int) -> Offset:
         start: Offset = plan(now_ms, high_watermark)

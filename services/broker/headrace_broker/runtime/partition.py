@@ -174,6 +174,7 @@ class Partition:
         self._more = False  # the leader's last answer was not all it had
         self._next_offset = Offset(0)  # what is being written ends there, and the leader's log goes on; 0: not known
         self._reported_durable_offset = Offset(0)  # of the last fetch sent
+        self._has_stale_producers = False  # the log was cut and they were not rebuilt
         self._copy_until_ms = 0.0  # a throttled copy waits until then
         self._copied_at_rate = 0
         self._copy_timer: asyncio.TimerHandle | None = None
@@ -569,6 +570,8 @@ class Partition:
             if self.replica.role in (Role.OFFLINE, Role.DELETED):
                 return False
             try:
+                if self._has_stale_producers:
+                    await self._rebuild_producers()
                 step = next_step(self.replica, self.open_log, answer)
                 self._applying = step is not None
                 match step:
@@ -632,23 +635,38 @@ class Partition:
             "log_truncated",
             topic=self.topic, partition=self.number, log_end_offset=self.replica.log_end_offset, to=offset,
         )  # fmt: skip
-        producers = self._make_producers()
-
-        def cut() -> Offset:
-            end_offset = self.open_log.truncate_to(offset)
-            rebuild_producers(producers, self.open_log)
-            return end_offset
-
-        end_offset = await self.in_thread(cut)
-        self.replica.producers = producers
-        self.handle(LogTruncated(end_offset))
+        await self._cut(lambda: self.open_log.truncate_to(offset))
+        self.handle(LogTruncated(Offset(self.open_log.end.offset)))
         self.context.metrics.truncations.inc()
 
     async def _reset_log(self, offset: int, previous_crc: int) -> None:
         log.warning("log_started_over", topic=self.topic, partition=self.number, offset=offset)
-        await self.in_thread(lambda: self.open_log.reset_to(offset, previous_crc))
-        self.replica.producers = self._make_producers()
+        await self._cut(lambda: self.open_log.reset_to(offset, previous_crc), restart_offset=offset)
         self.handle(LogRestarted(Offset(offset)))
+
+    async def _cut(self, cut: Callable[[], object], *, restart_offset: int = -1) -> None:
+        """Cut the log and rebuild its producers.
+
+        A cut that is refused halfway has cut the log nevertheless: the core learns that before the error is raised, and
+        the producers are rebuilt before anything is appended (H35).
+        """
+        self._has_stale_producers = True
+        try:
+            await self.in_thread(cut)
+            await self._rebuild_producers()
+        except REFUSALS:
+            end_offset = Offset(self.open_log.end.offset)
+            if end_offset == restart_offset == self.open_log.log_start_offset:
+                self.handle(LogRestarted(end_offset))
+            elif end_offset < self.replica.log_end_offset:
+                self.handle(LogTruncated(end_offset))
+            raise
+
+    async def _rebuild_producers(self) -> None:
+        producers = self._make_producers()
+        await self.in_thread(lambda: rebuild_producers(producers, self.open_log))
+        self.replica.producers = producers
+        self._has_stale_producers = False
 
     def look_for_damage(self, offset: int) -> None:
         """A reader found bytes that fail their checks: look at what is on the disk, and go offline if it is here."""
@@ -797,6 +815,8 @@ class Partition:
             if self.replica.role is not Role.STARTING or self.replica.leader_epoch != leader_epoch:
                 return
             try:
+                if self._has_stale_producers:
+                    await self._rebuild_producers()
                 start = await self.in_thread(lambda: self._start_epoch(leader_epoch))
             except HeadraceError as error:
                 if not self.fail_unless_refused(error):
