@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             assert item.nodeid.endswith(f"@{group}")
 
 
+def _words(process: psutil.Process) -> str:
+    """Return a command line without the directory of its program: a clone may be named headrace."""
+    program, *arguments = process.cmdline() or [""]
+    return " ".join((Path(program).name, *arguments))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left() -> Iterator[None]:
     """Every process that the tests started has ended when they have: the last fixture to be torn down looks."""
@@ -69,7 +76,7 @@ def no_process_is_left() -> Iterator[None]:
         yield
     left = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
     left = [child for child in left if not is_fork_server(child)]
-    ours = [child for child in left if any(word in " ".join(child.cmdline()) for word in ("headrace", "etcd"))]
+    ours = [child for child in left if any(word in _words(child) for word in ("headrace", "etcd"))]
     for child in ours:
         child.kill()
     assert not ours, f"left running: {[child.cmdline() for child in ours]}"

@@ -36,7 +36,7 @@ def leader() -> Replication:
         identity=IDENTITY, keyspace=IDENTITY.keyspace, brokers={3: SimpleNamespace(broker_epoch=FOLLOWER.broker_epoch)}
     )
     clock = SimpleNamespace(monotonic_ms=lambda: 0)
-    metrics = SimpleNamespace(following=Metric(), followers=Metric())
+    metrics = SimpleNamespace(follower_partitions=Metric(), connected_followers=Metric())
     context = SimpleNamespace(broker_id=LEADER, clock=clock, metrics=metrics)
     failure_detector = SimpleNamespace(on_heartbeat=lambda broker_id, now_ms: None)
     made: Any = (view, None, context, failure_detector, None, None)

@@ -19,7 +19,9 @@ class Gauge:
 async def test_a_broker_that_stops_follows_nobody_anew() -> None:
     """A leader that is elected while calls end begins no stream: nobody would end it, and the stop would time out."""
     view = SimpleNamespace(brokers={}, keyspace=None)
-    context = SimpleNamespace(broker_id=1, metrics=SimpleNamespace(following=Gauge(), followers=Gauge()))
+    context = SimpleNamespace(
+        broker_id=1, metrics=SimpleNamespace(follower_partitions=Gauge(), connected_followers=Gauge())
+    )
     partition = SimpleNamespace(topic_id=b"t", number=0)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         replication = Replication(view, None, context, None, tasks, None)  # type: ignore[arg-type]
