@@ -68,6 +68,7 @@ from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
 from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
+from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.storage.directory import DataDirectory
 from headrace_broker.storage.errors import storage_error
@@ -170,11 +171,7 @@ def crash(tasks: asyncio.TaskGroup, error: BaseException) -> None:
     async def fail() -> None:
         raise error
 
-    work = fail()
-    try:
-        tasks.create_task(work)
-    except RuntimeError:
-        work.close()  # It is ending already.
+    spawn_unless_ending(tasks, fail())
 
 
 def _share_descriptors(settings: BrokerSettings) -> DescriptorShares:

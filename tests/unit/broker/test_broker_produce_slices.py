@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.errors import NotLeaderError
+from headrace.wire.errors import NotLeaderError, Outcome, ShuttingDownError
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.produce import SLICE_BATCHES, ProduceHandler
@@ -147,3 +147,24 @@ def test_a_large_request_that_is_cancelled_lets_the_next_one_go_on(run):
         assert broker.handler._budget.used_bytes == 0
 
     run(scenario)
+
+
+async def test_records_without_acknowledgement_are_refused_by_a_broker_that_ends():
+    """It is the broker's tasks that append them, and it begins none once one has failed."""
+    refused, broker = None, None
+    with pytest.raises(ExceptionGroup):
+        async with asyncio.TaskGroup() as tasks:
+            broker = Broker(tasks)
+
+            async def fail():
+                raise ValueError
+
+            tasks.create_task(fail())
+            try:
+                await asyncio.sleep(60)
+            finally:
+                with pytest.raises(ShuttingDownError) as refused:
+                    await broker.produce("a", {0: [b"x"]}, acks=broker_pb2.ACKS_NONE)
+    assert refused is not None
+    assert refused.value.outcome is Outcome.NOT_APPLIED
+    assert broker.handler._budget.used_bytes == 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from headrace.v1 import broker_pb2
-from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
+from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.caller_turns import next_turn
 from headrace_server.rpc import let_others_run
@@ -25,6 +25,7 @@ from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import AppendResult, Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.turns import Turns
+from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 
 SLICE_BYTES = 4 << 20
 """Checking and writing so many bytes keeps the event loop for some 10 ms."""
@@ -84,6 +85,7 @@ class ProduceHandler:
         Raises:
             InvalidRequestError, BatchTooLargeError: the request as a whole cannot be.
             ThrottledError: no room for its bytes now.
+            ShuttingDownError: the broker is ending.
         """
         request: broker_pb2.ProduceRequest = spliced.message
         times = _Times(time.perf_counter())
@@ -91,7 +93,9 @@ class ProduceHandler:
         work = self._unpack(spliced, connection)
         self._budget.take(work.size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
-            self._tasks.create_task(self._append_unasked(request, work, times))
+            if not spawn_unless_ending(self._tasks, self._append_unasked(request, work, times)):
+                self._budget.give_back(work.size_bytes)
+                raise ShuttingDownError("the broker is shutting down", outcome=Outcome.NOT_APPLIED)
             return broker_pb2.ProduceResponse()
         try:
             return await self._append_all(request, work, deadline, times)

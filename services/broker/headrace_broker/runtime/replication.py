@@ -31,6 +31,7 @@ from headrace_broker.runtime.isr_updater import IsrUpdater
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_fetcher import ReplicaFetcher
+from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 
 log = structlog.get_logger(__name__)
 
@@ -128,7 +129,7 @@ class Replication:
         self._failure_detector.on_heartbeat(leader_id, self._context.clock.monotonic_ms())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.create_task(work)
+        spawn_unless_ending(self._tasks, work)
 
     def _identify(self, leader_id: int, challenge: bytes) -> replication_pb2.FollowerIdentity | None:
         """Return what this broker says to a leader; `None` where it has no session."""

@@ -12,6 +12,16 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 
+def spawn_unless_ending(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` as a task of the group. Return `False` if the group is ending, where no task can begin."""
+    try:
+        tasks.create_task(work)
+    except RuntimeError:
+        work.close()
+        return False
+    return True
+
+
 async def uninterrupted(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Await `work` to its end; a cancellation meanwhile takes effect after it."""
     task = asyncio.create_task(work)
