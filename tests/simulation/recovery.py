@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_broker.inventory import look_at
+from headrace_broker.storage.errors import WrongDirectoryError
 from headrace_broker.storage.memory_filesystem import Loss
 from headrace_coordinator.new_generation import begin_in, parse_inventory
 from headrace_server.cluster_identity import read_or_create
@@ -86,14 +87,18 @@ class Recovery:
 
     def _begin_generation(self) -> None:
         cluster, store = self._cluster, self._cluster.etcd.store
-        inventories = []
+        inventories, lost = [], []
         for node in cluster.brokers.values():
-            with node.sound_disk():
-                found = look_at("/data", node.broker_id, boot_id=node.boot_id, filesystem=node.filesystem)
-            inventories.append(parse_inventory(found))
-        lines = run_now(
-            begin_in(store, cluster.identity.cluster, inventories, (), EPOCH_MS + cluster.world.now_ms, apply=True)
-        )
+            try:
+                with node.sound_disk():
+                    found = look_at("/data", node.broker_id, boot_id=node.boot_id, filesystem=node.filesystem)
+            except WrongDirectoryError:
+                cluster.world.count("generations begun without a broker's disk")
+                lost.append(node.broker_id)
+            else:
+                inventories.append(parse_inventory(found))
+        now_ms = EPOCH_MS + cluster.world.now_ms
+        lines = run_now(begin_in(store, cluster.identity.cluster, inventories, lost, now_ms, apply=True))
         for line in lines:
             cluster.world.note("op", f"new-generation: {line}")
         cluster.identity = run_now(read_or_create(store, cluster.identity.cluster, ""))
