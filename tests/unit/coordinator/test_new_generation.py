@@ -10,6 +10,7 @@ from headrace_broker.inventory import as_text
 from headrace_coordinator.core.group_state import Group, GroupTopic, Member, Ownership
 from headrace_coordinator.core.new_generation import (
     GROUP_EPOCHS_APART,
+    LEADER_EPOCHS_APART,
     Inventory,
     LogEnd,
     empty_group,
@@ -94,8 +95,11 @@ def test_nothing_counts_as_committed_that_no_disk_has(ends, high_watermark):
 def test_leader_epochs_go_on_above_all_that_a_disk_knows():
     """Also above an epoch in which nothing was written, which a log knows of all the same."""
     state = plan({1: end(5, 40, last_epoch=9), 2: end(5, 40), 3: end(5, 40)}).states[(TOPIC, 0)]
-    assert state.leader_epoch == 10
-    assert plan({1: end(2, 9), 2: None, 3: None}).states[(TOPIC, 0)].leader_epoch == BACKUP.leader_epoch + 1
+    assert state.leader_epoch == 9 + LEADER_EPOCHS_APART
+    assert (
+        plan({1: end(2, 9), 2: None, 3: None}).states[(TOPIC, 0)].leader_epoch
+        == BACKUP.leader_epoch + LEADER_EPOCHS_APART
+    )
 
 
 def test_a_replica_that_was_moved_since_counts():
@@ -108,7 +112,7 @@ def test_a_replica_that_was_moved_since_counts():
 def test_what_lost_disks_may_mean_is_said():
     """One of two in-sync members is enough to have everything; with fewer disks records may be lost, and it says so."""
     assert plan({1: end(4, 5), 2: end(4, 5)}).notes == []
-    assert plan({1: end(4, 5), 2: end(4, 5)}).states[(TOPIC, 0)].unclean_epoch == 5
+    assert plan({1: end(4, 5), 2: end(4, 5)}).states[(TOPIC, 0)].unclean_epoch == 4 + LEADER_EPOCHS_APART
     assert "of the brokers [2, 3] nothing is known" in plan({1: end(4, 5)}).notes[0]
     none = plan({4: None})
     assert none.states[(TOPIC, 0)].in_sync == ()
@@ -121,7 +125,7 @@ def test_a_topic_that_the_backup_lacks_comes_back_under_its_id():
     (topic,) = found.recovered_topics
     assert (topic.name, topic.partitions, topic.topic_id) == (f"recovered-{OTHER.hex()}", 1, OTHER)
     state = found.states[(OTHER, 0)]
-    assert (state.replicas, members(state), state.leader_epoch) == ((1, 2), [1], 4)
+    assert (state.replicas, members(state), state.leader_epoch) == ((1, 2), [1], 3 + LEADER_EPOCHS_APART)
 
 
 def test_a_topic_that_was_deleted_before_the_backup_does_not_come_back():

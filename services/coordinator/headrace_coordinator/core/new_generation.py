@@ -3,8 +3,8 @@
 What the brokers' disks hold decides, not what the backup says of who was in sync: since then members may have left,
 and others may have acknowledged more. Of each partition the most complete log, by the epoch of its last batch and its
 end, has everything that was acknowledged, as long as fewer disks are lost than `min_insync_replicas`: on so many each
-record with `acks=all` is. Logs that are equal to it are in sync; leader epochs go on above all that any disk knows, so
-that nothing of the time since the backup can be mistaken for something newer.
+record with `acks=all` is. Logs that are equal to it are in sync; leader epochs go on far above all that any disk knows,
+so that nothing of the time since the backup can be mistaken for something newer.
 
 Topics that the backup does not know come back under a name made of their id. Groups keep the offsets of the backup and
 no member: who still lives joins again.
@@ -23,6 +23,8 @@ from headrace_coordinator.core.group_state import Group
 
 GROUP_EPOCHS_APART = 1 << 20
 """How far a group's epochs jump: beyond any that were given out since the backup."""
+LEADER_EPOCHS_APART = 1 << 16
+"""How far leader epochs jump: clients know of epochs since the backup that no leader lived to write to its disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _decide(
         members = [first]
     else:
         notes.append(f"{name}: no disk of its brokers is there; it has no leader until one is elected uncleanly")
-    epoch = 1 + max([state.leader_epoch, *(end.last_epoch for end in ends.values())])
+    epoch = LEADER_EPOCHS_APART + max([state.leader_epoch, *(end.last_epoch for end in ends.values())])
     after = replace(
         state,
         replicas=replicas,
