@@ -34,6 +34,7 @@ from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.producer_state import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
 from headrace_broker.storage import LogDamagedError
 from headrace_broker.storage.checkpoint import CheckpointFile
+from headrace_broker.storage.errors import StorageBusyError
 from headrace_broker.storage.os_filesystem import OsFileSystem
 from headrace_server.clock import ManualClock
 from headrace_server.clock_watch import OPERATOR, ClockWatch
@@ -331,6 +332,33 @@ async def test_a_log_start_that_is_refused_is_tried_again(
     partition.open_log.delete_records = delete  # type: ignore[method-assign]
     assert await partition.delete_records(2, 20) == 2
     assert partition.replica.role is Role.LEADING
+
+
+@pytest.mark.parametrize("writes", ["stops", "is due"])
+async def test_producers_that_a_refused_cut_left_are_not_kept(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch, writes: str
+) -> None:
+    """H35: a snapshot that knows a batch which was cut would have its retry answered as stored, after a start."""
+    for sequence in (0, 1):
+        assert partition.append_now([batch(b"a", producer=(7, 0, sequence))], -1, committed=True) is not None
+    await committed(partition, 2)
+    _follow(partition)
+
+    def refuse(*_: object) -> int:
+        raise StorageBusyError("no descriptor", outcome=Outcome.NOT_APPLIED)
+
+    monkeypatch.setattr(partition_module, "rebuild_producers", refuse)
+    with pytest.raises(StorageBusyError):
+        await partition._truncate_log(1)
+    assert partition.replica.log_end_offset == partition.open_log.log_end_offset == 1
+    partition._last_snapshot = SnapshotClock(0, 10 * SNAPSHOT_BYTES, 0)
+    await (partition.prepare_close() if writes == "stops" else partition.snapshot_producers_if_due())
+    assert partition.open_log.load_producer_snapshot() is None
+
+    monkeypatch.setattr(partition_module, "rebuild_producers", rebuild_producers)
+    await partition._rebuild_producers()
+    await partition.prepare_close()
+    assert partition.open_log.load_producer_snapshot() is not None
 
 
 def _follow(partition: Partition) -> None:

@@ -648,7 +648,7 @@ class Partition:
         """Cut the log and rebuild its producers.
 
         A cut that is refused halfway has cut the log nevertheless: the core learns that before the error is raised, and
-        the producers are rebuilt before anything is appended (H35).
+        the producers are rebuilt before anything is appended or a snapshot of them is written (H35).
         """
         self._has_stale_producers = True
         try:
@@ -941,7 +941,8 @@ class Partition:
         async with self.log_lock:
             try:
                 await self.in_thread(self.open_log.flush)
-                await self.in_thread(self._snapshot_producers)
+                if not self._has_stale_producers:
+                    await self.in_thread(self._snapshot_producers)
             except HeadraceError as error:
                 self.fail_unless_refused(error)
 
@@ -963,7 +964,7 @@ class Partition:
         if not kept.is_due(partition_log.log_end_offset, partition_log.size_bytes, now_ms):
             return False
         async with self.log_lock:
-            if self.replica.role in (Role.OFFLINE, Role.DELETED):
+            if self.replica.role in (Role.OFFLINE, Role.DELETED) or self._has_stale_producers:
                 return False
             self.note_snapshot(partition_log.log_end_offset)
             await self.in_thread(self._snapshot_producers)
