@@ -301,8 +301,8 @@ class Followed:
     def may_fetch(self) -> bool:
         return True
 
-    def begin_fetch(self, _offset: int) -> tuple[int, int]:
-        return 1, 0
+    def begin_fetch(self, _offset: int) -> tuple[int, int, int]:
+        return 1, 0, 0
 
 
 def test_a_message_of_a_follower_is_bounded() -> None:

@@ -541,8 +541,9 @@ class Partition:
         state = self.replica.state
         return state.copy_bytes_per_second if state is not None and self.context.broker_id in state.adding else 0
 
-    def begin_fetch(self, end_offset: int) -> tuple[int, Offset] | None:
-        """As `PartitionReplica.begin_fetch`: the token, and where the answer begins; 0: at `end_offset`, the log's.
+    def begin_fetch(self, end_offset: int) -> tuple[int, Offset, Offset] | None:
+        """As `PartitionReplica.begin_fetch`: the token, what it reports as durable of a log that ends at `end_offset`,
+        and where the answer begins; 0: at `end_offset`.
 
         A fetch that waits at the leader is replaced if more has been flushed since it was sent.
         """
@@ -553,7 +554,7 @@ class Partition:
         if token is None:
             return None
         self._reported_durable_offset = durable_offset
-        return token, ahead_offset
+        return token, durable_offset, ahead_offset
 
     async def take_answer(self, answer: FetchAnswer) -> bool:
         """Do what a leader's answer asks for; False: it is not the one awaited, and nothing was done.

@@ -226,7 +226,7 @@ class ReplicaFetcher:
             begun = partition.begin_fetch(end.offset)
             if begun is None:
                 continue
-            token, read_offset = begun
+            token, durable_offset, read_offset = begun
             topic = topics.get(key[0])
             if topic is None:
                 topic = topics[key[0]] = request.topics.add(topic_id=key[0])
@@ -235,7 +235,7 @@ class ReplicaFetcher:
                 leader_epoch=replica.leader_epoch,
                 token=token,
                 offset=end.offset,
-                durable_offset=min(replica.flushed_offset, end.offset),
+                durable_offset=durable_offset,
                 last_epoch=end.epoch,
                 last_crc=end.crc,
                 high_watermark=replica.high_watermark,
