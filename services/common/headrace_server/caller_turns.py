@@ -108,13 +108,20 @@ class _Turns:
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
 
 
+def _turns_of(loop: asyncio.AbstractEventLoop) -> _Turns:
+    turns = _turns.get(loop)
+    if turns is None:
+        turns = _turns[loop] = _Turns()
+    return turns
+
+
 def note_call(caller: str) -> None:
     """Note a call of a caller, whom slices of others leave the event loop to."""
     loop = asyncio.get_running_loop()
-    _turns.setdefault(loop, _Turns()).note_call(caller, loop.time())
+    _turns_of(loop).note_call(caller, loop.time())
 
 
 async def next_turn() -> None:
     """Wait until the next slice of the task's caller may be done."""
     loop = asyncio.get_running_loop()
-    await _turns.setdefault(loop, _Turns()).wait(loop)
+    await _turns_of(loop).wait(loop)

@@ -1,6 +1,7 @@
 """Words and forms that the product's code does not use; docs/reference/glossary.md has those that it does."""
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -21,6 +22,7 @@ BANNED = (
 )
 
 
+@functools.cache
 def _modules() -> list[str]:
     """Return the hand-written modules in git."""
     names = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -24,7 +24,6 @@ from headrace.wire.errors import (
 from headrace.wire.zero_copy import SplicedMessage, fetch_response_bytes, parse_produce_request
 from headrace_server.calls import CALLER
 from headrace_server.metadata_view import ClusterView, Topic
-from headrace_server.places import peer_host
 from headrace_server.rpc import let_others_run, unary
 from headrace_server.topic_configs import CONFIGS
 
@@ -115,7 +114,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         def when_done(callback: Callable[[], None]) -> None:
             context.add_done_callback(lambda _: callback())
 
-        response = await self._fetch.fetch(request, peer_host(context.peer()), when_done)
+        response = await self._fetch.fetch(request, CALLER.get(), when_done)
         self.check_lease(Outcome.NOT_APPLIED)
         return response
 
