@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from headrace.log.directory import DataDirectory
+from headrace.log.log import PartitionLog
+from headrace.log.settings import LogSettings
 from headrace.wire.batch import read_header
-from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.log import PartitionLog
-from headrace_broker.storage.settings import LogSettings
 
 from bench.load import Load, one_batch
 

@@ -21,13 +21,13 @@ import headrace
 import psutil
 import pyarrow as pa
 import typer
+from headrace.log.directory import DataDirectory
+from headrace.log.log import PartitionLog
+from headrace.log.settings import LogSettings
 from headrace.wire.batch import check_batch, read_header
 from headrace.wire.columns import check_columns
 from headrace.wire.compression import Codec
 from headrace.wire.encoding import arrow_buffers, encode_batch, encode_columns
-from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.log import PartitionLog
-from headrace_broker.storage.settings import LogSettings
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from rich.console import Console
 from rich.table import Table

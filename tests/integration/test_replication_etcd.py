@@ -11,9 +11,9 @@ from pathlib import Path
 
 import headrace
 import pytest
-from headrace_broker.storage.checkpoint import read_sealed, seal
-from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.os_filesystem import OsFileSystem
+from headrace.log.checkpoint import read_sealed, seal
+from headrace.log.directory import DataDirectory
+from headrace.log.os_filesystem import OsFileSystem
 from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.errors import PartStartError
 

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import grpc
 import pytest
+from headrace.log.directory import DataDirectory
+from headrace.log.settings import LogSettings
 from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import topics_pb2
 from headrace.wire.batch import check_batch
 from headrace.wire.errors import FencedLeaderEpochError, to_detail
-from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.settings import LogSettings
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.internal_v1 import replication_pb2 as internal

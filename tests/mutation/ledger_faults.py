@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import BROKER, SERVER, Mutant, Scenario, Simulation
+from tests.mutation.mutants import BROKER, LOG_PACKAGE, SERVER, Mutant, Scenario, Simulation
 
 REFUSALS = {"faults": ("disk refuses",), "fault_period_ms": 400}
 CLOCKS = {"faults": ("clock wrong at a start",), "retention_ms": 2_000, "fault_period_ms": 1_500}
@@ -11,7 +11,7 @@ FAULT_RULES = (
     Mutant(
         "interrupted-call-taken-for-a-broken-disk",
         "H35",
-        f"{BROKER}/storage/errors.py",
+        f"{LOG_PACKAGE}/errors.py",
         "errno.EAGAIN, errno.EINTR))",
         "errno.EAGAIN))",
         "A replica goes offline for a call that a signal interrupted.",

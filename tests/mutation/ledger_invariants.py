@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import BROKER, CLIENT, COORDINATOR, SERVER, Mutant, Scenario, Simulation, Test
+from tests.mutation.mutants import BROKER, CLIENT, COORDINATOR, LOG_PACKAGE, SERVER, Mutant, Scenario, Simulation, Test
 
 CORE = f"{BROKER}/core"
 TRANSITION = f"{COORDINATOR}/core/group_transition.py"
@@ -206,24 +206,24 @@ INVARIANT_RULES = (
     Mutant(
         "written-in-its-place",
         "H41",
-        f"{BROKER}/storage/checkpoint.py",
+        f"{LOG_PACKAGE}/checkpoint.py",
         '    temporary = f"{directory}/{name}.tmp"\n',
         '    temporary = f"{directory}/{name}"\n',
         "A small file is written where the old one stood: power that is lost on the way leaves neither.",
         Test(
-            "tests/unit/storage/test_storage_replace_file.py::test_power_that_is_lost_on_the_way_leaves_one_of_the_two",
+            "tests/unit/log/test_storage_replace_file.py::test_power_that_is_lost_on_the_way_leaves_one_of_the_two",
             "It takes power lost within a few writes of a small file.",
         ),
     ),
     Mutant(
         "reads-wait-on-the-loop",
         "H46",
-        f"{BROKER}/storage/slices.py",
+        f"{LOG_PACKAGE}/slices.py",
         "            data = self._files.filesystem.pread_nowait(self.fileno(), self.size_bytes, self.position)\n",
         "            data = self._files.filesystem.pread(self.fileno(), self.size_bytes, self.position)\n",
         "A read that the page cache lacks holds the event loop until the disk answers.",
         Test(
-            "tests/unit/storage/test_storage_log.py::test_read_nowait_gives_up_where_the_disk_must_be_waited_for",
+            "tests/unit/log/test_storage_log.py::test_read_nowait_gives_up_where_the_disk_must_be_waited_for",
             "Calls to the simulator's disk take no time on the loop.",
         ),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Scenario, Simulation, Test
+from tests.mutation.mutants import BROKER, COORDINATOR, LOG_PACKAGE, SERVER, Mutant, Scenario, Simulation, Test
 
 STATE = f"{SERVER}/partition_state.py"
 ELECTION = f"{COORDINATOR}/core/election.py"
@@ -109,13 +109,13 @@ MEMBERS = (
     Mutant(
         "torn-before-it-was-recovered",
         "H31",
-        f"{BROKER}/storage/directory.py",
+        f"{LOG_PACKAGE}/directory.py",
         "        if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):\n"
         "            return\n",
         "        return\n",
         "Nobody notes that the logs were recovered in this boot, so that whoever was killed comes back as nobody.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_a_torn_tail_is_one_until_it_was_recovered",
+            "tests/unit/log/test_storage_recovery.py::test_a_torn_tail_is_one_until_it_was_recovered",
             "Nothing is lost by it: members are.",
         ),
     ),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from tests.mutation.ledger_faults import CLOCKS
-from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Scenario, Simulation, Test
+from tests.mutation.mutants import BROKER, COORDINATOR, LOG_PACKAGE, SERVER, Mutant, Scenario, Simulation, Test
 
-STORAGE = f"{BROKER}/storage"
-LOG = f"{STORAGE}/log.py"
-LOG_TRUNCATION = f"{STORAGE}/log_truncation.py"
-DURABILITY = f"{STORAGE}/durability.py"
-RECOVERY = f"{STORAGE}/recovery.py"
-EPOCHS = f"{STORAGE}/epochs.py"
-CHECKPOINT = f"{STORAGE}/checkpoint.py"
-SCAN = f"{STORAGE}/scan.py"
-REPLACED = "tests/unit/storage/test_storage_replace_file.py"
+LOG = f"{LOG_PACKAGE}/log.py"
+LOG_TRUNCATION = f"{LOG_PACKAGE}/log_truncation.py"
+DURABILITY = f"{LOG_PACKAGE}/durability.py"
+RECOVERY = f"{LOG_PACKAGE}/recovery.py"
+EPOCHS = f"{LOG_PACKAGE}/epochs.py"
+CHECKPOINT = f"{LOG_PACKAGE}/checkpoint.py"
+SCAN = f"{LOG_PACKAGE}/scan.py"
+REPLACED = "tests/unit/log/test_storage_replace_file.py"
 SMALL_FILE = "The simulator sees it late: as a partition that has no leader after a minute."
 LOSING = {"faults": ["power", "power all", "kill"], "durable": True}
 """Faults that take what was not fsynced."""
@@ -58,7 +57,7 @@ STORAGE_RULES = (
         "        if False:\n",
         "Whatever is bad behind the mark is cut, sound batches behind it included.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::"
+            "tests/unit/log/test_storage_recovery.py::"
             "test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail",
             "The simulator damages only what the mark vouches for: what lies behind it may be torn as well.",
         ),
@@ -71,7 +70,7 @@ STORAGE_RULES = (
         "        if False:\n            _check_mark(segments, mark)\n",
         "A log that ends before what was fsynced is opened as if it were whole.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_log_shorter_than_its_mark_is_damage",
+            "tests/unit/log/test_storage_recovery.py::test_log_shorter_than_its_mark_is_damage",
             "The simulator's disks flip bits; they do not shorten what was fsynced.",
         ),
     ),
@@ -83,7 +82,7 @@ STORAGE_RULES = (
         "",
         "Old blocks come back behind new ones after a power loss.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
+            "tests/unit/log/test_storage_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
             "The simulator's segments are smaller than a block of its disks, and the chain finds what comes back.",
         ),
     ),
@@ -95,7 +94,7 @@ STORAGE_RULES = (
         "",
         "A crash while a log is cut leaves a mark that lies beyond its end.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
+            "tests/unit/log/test_storage_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
             "The simulator's brokers die between events, and a truncation is one.",
         ),
     ),
@@ -107,7 +106,7 @@ STORAGE_RULES = (
         "",
         "After a truncation the epoch file names epochs that the log has not.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_truncation_forgets_the_epochs_it_cuts",
+            "tests/unit/log/test_storage_recovery.py::test_truncation_forgets_the_epochs_it_cuts",
             "What is appended next makes the epochs behind its offset give way.",
         ),
     ),
@@ -128,7 +127,7 @@ STORAGE_RULES = (
         "",
         "After a loss of power a snapshot of the producers knows of records that are gone.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good",
+            "tests/unit/log/test_storage_recovery.py::test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good",
             "A log must grow past a snapshot that outlived its records: rare in a seed's 2,000 events.",
         ),
     ),
@@ -164,7 +163,7 @@ STORAGE_RULES = (
         "    if False:\n",
         "A batch of another log is taken for the next one where offset and epoch fit.",
         Test(
-            "tests/unit/storage/test_storage_log.py::test_replica_refuses_what_does_not_fit",
+            "tests/unit/log/test_storage_log.py::test_replica_refuses_what_does_not_fit",
             "Truncations are synced, so that no old block is ever behind a new one.",
         ),
     ),
@@ -180,12 +179,12 @@ STORAGE_RULES = (
     Mutant(
         "io-error-forgotten",
         "H34",
-        f"{STORAGE}/log_state.py",
+        f"{LOG_PACKAGE}/log_state.py",
         "            self.offline_error = failure\n",
         "            pass\n",
         "After a failed fsync the log goes on, and the next fsync says that all is well.",
         Test(
-            "tests/unit/storage/test_storage_faults.py::test_io_error_takes_the_log_offline_for_ever",
+            "tests/unit/log/test_storage_faults.py::test_io_error_takes_the_log_offline_for_ever",
             "The broker has taken the replica out of service by then, and exits.",
         ),
     ),
@@ -197,32 +196,32 @@ STORAGE_RULES = (
         "        state.uncut = False\n        raise storage_full",
         "A batch that the disk had no room for stays in part, with the next one behind it.",
         Test(
-            "tests/unit/storage/test_storage_faults.py::test_full_disk_mid_append_leaves_no_trace",
+            "tests/unit/log/test_storage_faults.py::test_full_disk_mid_append_leaves_no_trace",
             "The next append goes over it; only a crash before that shows it, as a torn tail.",
         ),
     ),
     Mutant(
         "removed-segment-taken-for-a-failed-disk",
         "H34",
-        f"{STORAGE}/segments.py",
+        f"{LOG_PACKAGE}/segments.py",
         "            if at < 0 or self.items[at] is not segment:\n",
         "            if False:\n",
         "A look-up beside retention opens a file that was renamed.",
         Test(
-            "tests/unit/storage/test_storage_look_ups.py::test_look_up_beside_retention_leaves_the_log_in_service",
+            "tests/unit/log/test_storage_look_ups.py::test_look_up_beside_retention_leaves_the_log_in_service",
             "The simulator's look-ups are done before anything else happens.",
         ),
     ),
     Mutant(
         "cut-taken-for-damage",
         "H33",
-        f"{STORAGE}/log_reader.py",
+        f"{LOG_PACKAGE}/log_reader.py",
         "                if segment.cuts != cuts:\n                    raise _cut_meanwhile() from error\n"
         "                raise\n            finally",
         "                raise\n            finally",
         "A look-up beside a truncation calls the log damaged.",
         Test(
-            "tests/unit/storage/test_storage_look_ups.py::"
+            "tests/unit/log/test_storage_look_ups.py::"
             "test_look_up_beside_a_truncation_finds_neither_damage_nor_a_failed_disk",
             "The simulator's look-ups are done before anything else happens.",
         ),
@@ -230,12 +229,12 @@ STORAGE_RULES = (
     Mutant(
         "no-descriptor-taken-for-a-failed-disk",
         "H34",
-        f"{STORAGE}/errors.py",
+        f"{LOG_PACKAGE}/errors.py",
         "    return error.errno in _NO_ROOM or error.errno in _BUSY\n",
         "    return error.errno in _NO_ROOM\n",
         "Too many open files take a log out of service for good.",
         Test(
-            "tests/unit/storage/test_storage_look_ups.py::test_look_up_without_a_descriptor_is_refused",
+            "tests/unit/log/test_storage_look_ups.py::test_look_up_without_a_descriptor_is_refused",
             "The simulator's disks do not run out of descriptors.",
         ),
     ),
@@ -247,7 +246,7 @@ STORAGE_RULES = (
         "            raise self._state.go_offline(error) from error\n        with",
         "No room for the file of a new segment takes the log out of service for good.",
         Test(
-            "tests/unit/storage/test_storage_faults.py::test_full_disk_at_a_roll_is_refused_and_the_log_goes_on",
+            "tests/unit/log/test_storage_faults.py::test_full_disk_at_a_roll_is_refused_and_the_log_goes_on",
             "The simulator's disks are not full.",
         ),
     ),
@@ -283,7 +282,7 @@ STORAGE_RULES = (
         "",
         "After a cut that a full disk refused halfway, the log appends in front of what is left of its old end.",
         Test(
-            "tests/unit/storage/test_storage_faults.py::test_cut_back_that_is_refused_comes_before_the_next_append",
+            "tests/unit/log/test_storage_faults.py::test_cut_back_that_is_refused_comes_before_the_next_append",
             "The simulator's disks are not full.",
         ),
     ),
@@ -295,7 +294,7 @@ STORAGE_RULES = (
         "                sequence = self._sequence = self._sequence + 1\n",
         "After a checkpoint write that failed, the next one goes over the only valid slot.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot",
+            "tests/unit/log/test_storage_recovery.py::test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot",
             "The simulator's disks are not full.",
         ),
     ),
@@ -307,7 +306,7 @@ STORAGE_RULES = (
         "            raise\n",
         "After a refused fsync the next one says that all is well, of pages that it never wrote.",
         Test(
-            "tests/unit/storage/test_storage_refusals.py::test_a_refused_fsync_is_not_made_good_by_a_second_one",
+            "tests/unit/log/test_storage_refusals.py::test_a_refused_fsync_is_not_made_good_by_a_second_one",
             "The simulator's disks are not full.",
         ),
     ),
@@ -319,19 +318,19 @@ STORAGE_RULES = (
         "            self._files.unpin(file)\n",
         "The descriptor that a segment was written through is closed before its fsync, and no error is reported.",
         Test(
-            "tests/unit/storage/test_storage_faults.py::test_rolled_segment_keeps_its_descriptor_until_it_is_synced",
+            "tests/unit/log/test_storage_faults.py::test_rolled_segment_keeps_its_descriptor_until_it_is_synced",
             "The simulator's disks report an error to any descriptor.",
         ),
     ),
     Mutant(
         "closed-log-works",
         "H47",
-        f"{STORAGE}/log_state.py",
+        f"{LOG_PACKAGE}/log_state.py",
         "        if self.closed:\n",
         "        if False:\n",
         "A late call writes into the files of a log that was opened anew at the same place.",
         Test(
-            "tests/unit/storage/test_storage_faults.py::test_closed_log_refuses_everything",
+            "tests/unit/log/test_storage_faults.py::test_closed_log_refuses_everything",
             "The simulator's calls are done before anything else happens.",
         ),
     ),
@@ -371,7 +370,7 @@ STORAGE_RULES = (
         "0)",
         "A torn write of the only slot takes the mark away.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_one_bad_checkpoint_slot_costs_only_work",
+            "tests/unit/log/test_storage_recovery.py::test_one_bad_checkpoint_slot_costs_only_work",
             "Without a mark all is scanned: the same log, more work.",
         ),
     ),
@@ -383,7 +382,7 @@ STORAGE_RULES = (
         "    if len(slot) < _SLOT_BYTES:\n",
         "A damaged slot says where the log starts and what of it is durable.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::"
+            "tests/unit/log/test_storage_recovery.py::"
             "test_both_checkpoint_slots_bad_scans_all_and_refuses_only_a_bad_tail",
             "The simulator damages logs, and its writes of one slot are never torn.",
         ),
@@ -391,61 +390,61 @@ STORAGE_RULES = (
     Mutant(
         "damaged-index-believed",
         "H38",
-        f"{STORAGE}/index.py",
+        f"{LOG_PACKAGE}/index.py",
         "                if data is None or crc32c(data) != crc:\n",
         "                if data is None:\n",
         "A damaged index leads reads astray.",
         Test(
-            "tests/unit/storage/test_storage_recovery.py::test_flip_anywhere_in_an_index_file_misleads_nobody",
+            "tests/unit/log/test_storage_recovery.py::test_flip_anywhere_in_an_index_file_misleads_nobody",
             "The simulator damages logs only.",
         ),
     ),
     Mutant(
         "time-index-of-the-last-batch",
         "H44",
-        f"{STORAGE}/index.py",
+        f"{LOG_PACKAGE}/index.py",
         "        self.max_append_ms = max(self.max_append_ms, append_ms)\n"
         "        self.max_record_ms = max(self.max_record_ms, record_ms)\n",
         "        self.max_append_ms = append_ms\n        self.max_record_ms = record_ms\n",
         "A time that is only in a batch before later ones of earlier times is not found.",
         Test(
-            "tests/unit/storage/test_storage_log.py::test_a_time_that_later_batches_are_before_is_found",
+            "tests/unit/log/test_storage_log.py::test_a_time_that_later_batches_are_before_is_found",
             "Nobody in the simulator looks up an offset by its time.",
         ),
     ),
     Mutant(
         "clean-marker-stays",
         "H39",
-        f"{STORAGE}/directory.py",
+        f"{LOG_PACKAGE}/directory.py",
         "    if filesystem.exists(marker_path):\n        filesystem.unlink(marker_path)\n",
         "    if False:\n        filesystem.unlink(marker_path)\n",
         "A crash after a clean stop and a start is taken for a clean stop.",
         Test(
-            "tests/unit/storage/test_storage_clean_marker.py::test_a_clean_stop_is_known_to_the_next_start_only",
+            "tests/unit/log/test_storage_clean_marker.py::test_a_clean_stop_is_known_to_the_next_start_only",
             "The marker names the session that it ended, and a later one is not taken for it: no record is lost by it.",
         ),
     ),
     Mutant(
         "marker-though-a-log-failed",
         "H40",
-        f"{STORAGE}/directory.py",
+        f"{LOG_PACKAGE}/directory.py",
         "                clean = clean and not log.offline\n",
         "",
         "A stop counts as clean though a log could not be flushed.",
         Test(
-            "tests/unit/storage/test_storage_clean_marker.py::test_no_stop_is_clean_where_a_log_has_failed",
+            "tests/unit/log/test_storage_clean_marker.py::test_no_stop_is_clean_where_a_log_has_failed",
             "The simulator's brokers, like the shipped one, ask for no marker then.",
         ),
     ),
     Mutant(
         "retention-beyond-the-high-watermark",
         "I18",
-        f"{STORAGE}/removal.py",
+        f"{LOG_PACKAGE}/removal.py",
         "        if age.end_offset > high_watermark or not (too_old or too_many):\n",
         "        if not (too_old or too_many):\n",
         "Retention takes records that are not committed yet.",
         Test(
-            "tests/unit/storage/test_storage_log.py::"
+            "tests/unit/log/test_storage_log.py::"
             "test_retention_by_time_takes_whole_old_segments_below_the_high_watermark",
             "The simulator's topics keep everything; administrators delete records there.",
         ),
@@ -523,7 +522,7 @@ STORAGE_RULES = (
     Mutant(
         "log-start-not-persisted-first",
         "I18",
-        f"{STORAGE}/log_retention.py",
+        f"{LOG_PACKAGE}/log_retention.py",
         "                durability.write_checkpoint(Checkpoint(offset, high_watermark, state.flushed), both=True)\n",
         "",
         "Segments go before the log start that lies behind them is durable.",
@@ -532,12 +531,12 @@ STORAGE_RULES = (
     Mutant(
         "empty-segment-not-used-again",
         "H47",
-        f"{STORAGE}/open_files.py",
+        f"{LOG_PACKAGE}/open_files.py",
         "            if files.filesystem.size(file.descriptor):\n",
         "            if True:\n",
         "An empty segment file that a crash left takes the log out of service.",
         Test(
-            "tests/unit/storage/test_storage_log.py::test_empty_segment_file_that_a_crash_left_is_used_again",
+            "tests/unit/log/test_storage_log.py::test_empty_segment_file_that_a_crash_left_is_used_again",
             "Opening a log finds such a file among its segments and goes on in it.",
         ),
     ),
@@ -549,7 +548,7 @@ STORAGE_RULES = (
         "        while False:\n",
         "An epoch in which nothing was appended stays in the epoch file, beside the one that begins at its offset.",
         Test(
-            "tests/unit/storage/test_storage_epochs.py::test_an_epoch_without_records_gives_way",
+            "tests/unit/log/test_storage_epochs.py::test_an_epoch_without_records_gives_way",
             "Both end at the same offset, so that no fetch is judged in another way.",
         ),
     ),
@@ -561,7 +560,7 @@ STORAGE_RULES = (
         "            self._epochs.assign(leader_epoch, self._state.end.offset)\n",
         "A leader serves before the start of its epoch is durable.",
         Test(
-            "tests/unit/storage/test_storage_epochs.py::test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be",
+            "tests/unit/log/test_storage_epochs.py::test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be",
             "An epoch without a record decides nothing but where the next one begins.",
         ),
     ),
@@ -574,7 +573,7 @@ STORAGE_RULES = (
         "        if at < 0 or self._epochs[at] != epoch:\n            return None\n",
         "A leader that does not know a follower's epoch names no epoch that both may have.",
         Test(
-            "tests/unit/storage/test_storage_epochs.py"
+            "tests/unit/log/test_storage_epochs.py"
             "::test_an_epoch_that_is_not_known_ends_where_the_largest_below_it_does",
             "A follower that is told of no common epoch copies the whole log again, and ends with the same.",
         ),
@@ -582,19 +581,19 @@ STORAGE_RULES = (
     Mutant(
         "other-directory-taken",
         "H42",
-        f"{STORAGE}/directory.py",
+        f"{LOG_PACKAGE}/directory.py",
         "        if identity[name] != value:\n",
         "        if False:\n",
         "A broker serves the data directory of another cluster or broker.",
         Test(
-            "tests/unit/storage/test_storage_directory.py::test_directory_of_another_is_refused_and_left_alone",
+            "tests/unit/log/test_storage_directory.py::test_directory_of_another_is_refused_and_left_alone",
             "The simulator's disks stay in their machines.",
         ),
     ),
     Mutant(
         "read-beyond-the-end-asked-for",
         "I10",
-        f"{STORAGE}/log_reader.py",
+        f"{LOG_PACKAGE}/log_reader.py",
         "            if header.end_offset > limit_offset or (end_position",
         "            if (end_position",
         "A consumer is given records above the high watermark.",

@@ -13,6 +13,7 @@ from pathlib import Path
 BROKER = "services/broker/headrace_broker"
 SERVER = "services/common/headrace_server"
 CLIENT = "sdk/headrace/client"
+LOG_PACKAGE = "sdk/headrace/log"
 COORDINATOR = "services/coordinator/headrace_coordinator"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from headrace.log import DataDirectory, LogSettings
 from headrace.wire.batch import iter_batches, read_header
 from headrace.wire.columns import encode_batch
-from headrace_broker.storage import DataDirectory, LogSettings
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from headrace.log.memory_filesystem import Loss
 from headrace.wire.errors import (
     FencedProducerError,
     HeadraceError,
@@ -20,7 +21,6 @@ from headrace.wire.errors import (
 from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered, Propose
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, FetchRequest
-from headrace_broker.storage.memory_filesystem import Loss
 from headrace_server.partition_state import change
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -6,11 +6,11 @@ import random
 from itertools import pairwise
 
 import pytest
+from headrace.log import DataDirectory, DiskLimits, LogDamagedError, LogSettings, PartitionLog
+from headrace.log.memory_filesystem import Loss, MemoryFileSystem
 from headrace.wire.batch import iter_batches, read_header
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import OffsetOutOfRangeError
-from headrace_broker.storage import DataDirectory, DiskLimits, LogDamagedError, LogSettings, PartitionLog
-from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule

@@ -1,6 +1,6 @@
 """Machines lose power, with whatever nobody had fsynced (H22, I16)."""
 
-from headrace_broker.storage.memory_filesystem import Loss
+from headrace.log.memory_filesystem import Loss
 
 from tests.simulation.scenario import LARGE, Scenario
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from headrace_broker.storage.directory import LogId
-from headrace_broker.storage.memory_filesystem import Loss
+from headrace.log.directory import LogId
+from headrace.log.memory_filesystem import Loss
 
 from tests.simulation.faults import Faults, duration
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import structlog
+from headrace.log import DiskLimits, LogDamagedError, PartitionLog
+from headrace.log.directory import LogId
 from headrace.wire.errors import HeadraceError
 from headrace_broker import app
 from headrace_broker.core.producers import ProducerWindows
@@ -27,8 +29,6 @@ from headrace_broker.runtime import replica_manager as replica_manager_module
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.settings import BrokerSettings
-from headrace_broker.storage import DiskLimits, LogDamagedError, PartitionLog
-from headrace_broker.storage.directory import LogId
 from headrace_coordinator.runtime import session as coordinator_session
 from headrace_server.descriptors import DescriptorShares
 from headrace_server.event_loop_watchdog import LoopLagSampler

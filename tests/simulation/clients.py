@@ -19,9 +19,9 @@ from headrace.client.cluster_metadata import ClusterMetadata
 from headrace.client.config import CORRUPT_BATCHES
 from headrace.client.errors import LogTruncationError, TopicRecreatedError
 from headrace.client.records import Record
+from headrace.log.directory import LogId
 from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import TopicPartition
-from headrace_broker.storage.directory import LogId
 
 from tests.simulation.client_calls import ClientLoop
 from tests.simulation.exercise import CHECKED

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from headrace.log.directory import LogId
+from headrace.log.memory_filesystem import Loss, PowerLost
 from headrace.wire.batch import iter_batches
 from headrace_broker.core.replica import Role
-from headrace_broker.storage.directory import LogId
-from headrace_broker.storage.memory_filesystem import Loss, PowerLost
 from headrace_coordinator.core import topic_writes
 from headrace_server.cluster_identity import FORMAT_VERSION, ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2

@@ -44,7 +44,7 @@ from tests.simulation.virtual_loop import LoopMetastore, VirtualLoop
 from tests.simulation.world import NodeClock, WallClock, spawn
 
 if TYPE_CHECKING:
-    from headrace_broker.storage.directory import LogId
+    from headrace.log.directory import LogId
 
     from tests.simulation.cluster import Cluster
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import random
 
-from headrace_broker.storage.errors import REFUSALS as REFUSED
-from headrace_broker.storage.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss
+from headrace.log.errors import REFUSALS as REFUSED
+from headrace.log.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss
 
 from tests.simulation.cluster import DAY_MS
 from tests.simulation.faults import Faults, duration

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from headrace_broker.storage.directory import LogId
-from headrace_broker.storage.memory_filesystem import Loss
+from headrace.log.directory import LogId
+from headrace.log.memory_filesystem import Loss
 
 from tests.simulation.cluster import Cluster
 from tests.simulation.exercise import FAULT

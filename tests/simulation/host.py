@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.log import DataDirectory, LogDamagedError, LogSettings, PartitionLog
+from headrace.log.directory import LogId
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import (
@@ -26,8 +28,6 @@ from headrace_broker.core.messages import (
 )
 from headrace_broker.core.replica import PartitionReplica, Role
 from headrace_broker.core.replica_fetch import FetchRequest
-from headrace_broker.storage import DataDirectory, LogDamagedError, LogSettings, PartitionLog
-from headrace_broker.storage.directory import LogId
 from headrace_server.clock_watch import LIMIT_MS, ClockWatch
 
 from tests.simulation.world import EPOCH_MS, SimulationError

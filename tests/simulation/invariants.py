@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
+from headrace.log.directory import LogId
 from headrace.wire.batch import BatchHeader, iter_batches, sequence_after
 from headrace.wire.crc import ReadableBuffer
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchRequest
-from headrace_broker.storage.directory import LogId
 from headrace_server.keys import LiveKey, PartitionKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem, PowerLost, _Fault
+from headrace.log.memory_filesystem import Loss, MemoryFileSystem, PowerLost, _Fault
 
 from tests.simulation.broker import Broker
 from tests.simulation.exercise import CHECKED

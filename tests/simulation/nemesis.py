@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from headrace_broker.storage.memory_filesystem import Loss
+from headrace.log.memory_filesystem import Loss
 
 from tests.simulation.admin_faults import AdminFaults
 from tests.simulation.cluster import Cluster

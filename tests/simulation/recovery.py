@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.log.errors import WrongDirectoryError
+from headrace.log.memory_filesystem import Loss
 from headrace_broker.inventory import look_at
-from headrace_broker.storage.errors import WrongDirectoryError
-from headrace_broker.storage.memory_filesystem import Loss
 from headrace_coordinator.new_generation import begin_in, parse_inventory
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2

@@ -13,14 +13,14 @@ from typing import Any
 
 import grpc
 from headrace.client.connection import PRODUCE
+from headrace.log.directory import LogId
+from headrace.log.memory_filesystem import Loss
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import HeadraceError, LeaderNotAvailableError, from_detail, from_rpc_error
 from headrace.wire.zero_copy import produce_request_bytes
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer
-from headrace_broker.storage.directory import LogId
-from headrace_broker.storage.memory_filesystem import Loss
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, ask_hand_over, change, encode
 

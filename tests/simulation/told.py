@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from headrace.log.directory import LogId
 from headrace.v1 import broker_pb2
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches
 from headrace.wire.columns import decode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.errors import CorruptBatchError, from_detail, from_rpc_error
 from headrace.wire.zero_copy import parse_fetch_response, parse_produce_request
-from headrace_broker.storage.directory import LogId
 
 from tests.simulation.exercise import CHECKED, COMPRESSED
 from tests.simulation.world import SimulationError

@@ -54,7 +54,7 @@ PAGES = (
         "services/common/headrace_server/topic_configs.py",
         topic_configs.describe_topic_configs,
     ),
-    Page("reference/segment-format.md", "the modules of headrace_broker.storage", segment_body),
+    Page("reference/segment-format.md", "the modules of headrace.log", segment_body),
     Page("reference/settings.md", "the services' settings.py and sdk/headrace/client/config.py", settings_body),
     Page("reference/metrics.md", "the services' metrics.py", metrics_body),
     Page("reference/commands.md", "the modules of headrace.cli", commands_body),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace_broker.storage import checkpoint, directory, epochs, index, segment
+from headrace.log import checkpoint, directory, epochs, index, segment
 
 from reference_pages.markdown import module_section, table
 
@@ -11,7 +11,7 @@ _INTRO = """# Files on disk
 A broker has one data directory. In it each partition has a directory named by the topic's id and the partition's
 number, so a topic's name never touches the file system. Numbers are little-endian.
 
-`python -m headrace_broker.storage.dump PATH` prints a segment or a partition's directory; it only reads.
+`python -m headrace.log.dump PATH` prints a segment or a partition's directory; it only reads.
 
 ## A partition's directory"""
 

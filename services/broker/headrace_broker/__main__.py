@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from headrace.log.dump import dump
 from headrace.wire.allocator import keep_large_buffers
 from headrace.wire.errors import HeadraceError
 from headrace_server.lifecycle import ProcessExitCode
@@ -26,7 +27,6 @@ from headrace_broker.drain import drain as drain_broker
 from headrace_broker.inventory import as_text, take_inventory
 from headrace_broker.say_time import say_time
 from headrace_broker.settings import ENVIRON_PREFIX, BrokerSettings
-from headrace_broker.storage.dump import dump
 
 gc.enable()
 

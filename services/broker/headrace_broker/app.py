@@ -20,6 +20,9 @@ from typing import Any
 
 import structlog
 from headrace.disk_probe import filesystem_of, measure_fsync
+from headrace.log.directory import DataDirectory
+from headrace.log.errors import storage_error
+from headrace.log.settings import DiskLimits
 from headrace.v1 import process_pb2
 from headrace.wire.errors import HeadraceError, MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
@@ -70,9 +73,6 @@ from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
 from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 from headrace_broker.settings import BrokerSettings
-from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.errors import storage_error
-from headrace_broker.storage.settings import DiskLimits
 
 log = structlog.get_logger(__name__)
 

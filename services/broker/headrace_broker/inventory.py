@@ -11,13 +11,13 @@ import json
 import secrets
 from typing import Any
 
+from headrace.log.directory import DataDirectory, LogId, read_identity
+from headrace.log.errors import LogDamagedError
+from headrace.log.filesystem import FileSystem
+from headrace.log.settings import LogSettings
 from headrace_server.clock import read_boot_id
 
 from headrace_broker.settings import BrokerSettings
-from headrace_broker.storage.directory import DataDirectory, LogId, read_identity
-from headrace_broker.storage.errors import LogDamagedError
-from headrace_broker.storage.filesystem import FileSystem
-from headrace_broker.storage.settings import LogSettings
 
 FORMAT_VERSION = 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from headrace.log.errors import LogDamagedError
 from headrace.wire.errors import (
     CorruptBatchError,
     FencedBrokerError,
@@ -34,7 +35,6 @@ from headrace_broker.core.replica_fetch import (
     compare_logs,
     next_step,
 )
-from headrace_broker.storage.errors import LogDamagedError
 from headrace_server.partition_state import Replica, change, note_committed
 
 from tests.unit.broker.three_replicas import Node, ThreeReplicas

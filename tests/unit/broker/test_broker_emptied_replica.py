@@ -13,6 +13,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from headrace.log.directory import DataDirectory, LogId
+from headrace.log.errors import LogDamagedError
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.errors import FencedBrokerError
 from headrace.wire.ids import BrokerId, LeaderEpoch, Offset
@@ -37,8 +39,6 @@ from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replication import Replication
 from headrace_broker.settings import BrokerSettings
-from headrace_broker.storage.directory import DataDirectory, LogId
-from headrace_broker.storage.errors import LogDamagedError
 from headrace_coordinator.core.election import RegisteredBroker, elect
 from headrace_server.clock import ManualClock
 from headrace_server.cluster_identity import ClusterIdentity

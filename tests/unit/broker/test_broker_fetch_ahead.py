@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from headrace.log.errors import storage_full
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.errors import CorruptBatchError, HeadraceError
 from headrace.wire.zero_copy import SplicedMessage
@@ -19,7 +20,6 @@ from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, Restart
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_fetcher import MAX_FETCHES, ReplicaFetcher
-from headrace_broker.storage.errors import storage_full
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState, Replica

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from headrace.log.directory import DataDirectory, LogId
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import InvalidConfigError
@@ -27,7 +28,6 @@ from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replication import Replication
 from headrace_broker.settings import BrokerSettings
-from headrace_broker.storage.directory import DataDirectory, LogId
 from headrace_coordinator.core import topic_writes
 from headrace_server.clock import ManualClock
 from headrace_server.cluster_identity import ClusterIdentity

@@ -9,6 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from headrace.log import LogDamagedError
+from headrace.log.checkpoint import CheckpointFile
+from headrace.log.errors import StorageBusyError
+from headrace.log.os_filesystem import OsFileSystem
 from headrace.wire.errors import (
     NotEnoughReplicasError,
     Outcome,
@@ -32,10 +36,6 @@ from headrace_broker.runtime.maintenance import (
 )
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.producer_state import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
-from headrace_broker.storage import LogDamagedError
-from headrace_broker.storage.checkpoint import CheckpointFile
-from headrace_broker.storage.errors import StorageBusyError
-from headrace_broker.storage.os_filesystem import OsFileSystem
 from headrace_server.clock import ManualClock
 from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica

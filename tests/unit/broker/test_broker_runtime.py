@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headrace.log.directory import DataDirectory
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import NotLeaderError, Outcome, StorageOfflineError, ThrottledError
 from headrace.wire.ids import BrokerId, Offset
@@ -23,7 +24,6 @@ from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, ROUNDS_LOOKED_A
 from headrace_broker.runtime.partition import Partition, PartitionContext, log_settings
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.settings import BrokerSettings
-from headrace_broker.storage.directory import DataDirectory
 from headrace_server.clock import ManualClock
 from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import Durability, TopicConfig

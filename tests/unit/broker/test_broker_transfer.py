@@ -9,6 +9,7 @@ import socket
 import time
 
 import pytest
+from headrace.log import DataDirectory, DiskLimits, LogSettings
 from headrace.v1 import broker_pb2, errors_pb2
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
@@ -19,7 +20,6 @@ from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc import transfer
 from headrace_broker.rpc.fetch import Located
 from headrace_broker.rpc.transfer import TransferServer
-from headrace_broker.storage import DataDirectory, DiskLimits, LogSettings
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 

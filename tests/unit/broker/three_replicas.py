@@ -10,6 +10,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.log import DataDirectory, DiskLimits, LogSettings
+from headrace.log.log import PartitionLog
+from headrace.log.memory_filesystem import Loss, MemoryFileSystem
 from headrace.wire.batch import BatchHeader, read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.ids import BrokerId, Offset
@@ -52,9 +55,6 @@ from headrace_broker.core.replica_fetch import (
     next_step,
 )
 from headrace_broker.runtime.producer_state import rebuild_producers
-from headrace_broker.storage import DataDirectory, DiskLimits, LogSettings
-from headrace_broker.storage.log import PartitionLog
-from headrace_broker.storage.memory_filesystem import Loss, MemoryFileSystem
 from headrace_coordinator.core.control import sweep
 from headrace_coordinator.core.election import RegisteredBroker, elect, elect_uncleanly, electable
 from headrace_server.partition_state import PartitionState, Replica, change

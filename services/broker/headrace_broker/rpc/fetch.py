@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.log.slices import Slice
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
@@ -26,7 +27,6 @@ from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.waiters import FetchWaiters
-from headrace_broker.storage.slices import Slice
 
 THROTTLED_SHARE = 4
 """A fetch that finds no place to wait is answered at once, and its caller waits this part of its wait."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import grpc
+from headrace.log.directory import DataDirectory
+from headrace.log.log import TimestampKind
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2
 from headrace.wire.errors import (
     FencedBrokerError,
@@ -37,8 +39,6 @@ from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.waiters import FetchWaiters
-from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.log import TimestampKind
 
 SERVICE_NAME = "headrace.v1.BrokerService"
 

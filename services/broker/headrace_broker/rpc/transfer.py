@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from headrace.log.slices import Slice
 from headrace.v1 import broker_pb2
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, ThrottledError, to_detail
 from headrace.wire.transfer import (
@@ -47,7 +48,6 @@ from headrace_server.rpc import check_free, split_address
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.fetch import Located
 from headrace_broker.rpc.service import BrokerService
-from headrace_broker.storage.slices import Slice
 
 log = structlog.get_logger(__name__)
 

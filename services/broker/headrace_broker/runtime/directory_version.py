@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+from headrace.log.directory import DataDirectory
 from headrace_server.metastore.view import PrefixView
 
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
-from headrace_broker.storage.directory import DataDirectory
 
 VERSION_SECONDS = 2.0
 """A small write to etcd, under a prefix that nobody watches, and an fsync: for 100 brokers 50 writes a second."""

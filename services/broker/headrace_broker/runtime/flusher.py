@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
+from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, LogClosedError
 from headrace.wire.ids import Offset
 from headrace_server.caller_turns import CallerQueue
 
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogClosedError
 
 MIN_FLUSHES_AT_ONCE, MAX_FLUSHES_AT_ONCE = 2, 8
 SECONDS_A_THREAD = 0.001

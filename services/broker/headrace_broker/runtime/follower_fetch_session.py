@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import structlog
+from headrace.log.errors import SliceCutError
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome
 from headrace.wire.ids import Offset
@@ -28,7 +29,6 @@ from headrace_broker.runtime.replica_messages import (
     write_decision,
     write_error,
 )
-from headrace_broker.storage.errors import SliceCutError
 
 log = structlog.get_logger(__name__)
 

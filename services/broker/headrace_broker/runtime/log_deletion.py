@@ -17,15 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
+from headrace.log.directory import DataDirectory, LogId
+from headrace.log.errors import REFUSALS, RETRY_AFTER_MS
+from headrace.log.log import PartitionLog
 from headrace.wire.errors import HeadraceError
 from headrace_server.metadata_view import ClusterView
 from headrace_server.topic_configs import TopicConfig, read_stored_topic_config
 
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.partition_context import PartitionContext
-from headrace_broker.storage.directory import DataDirectory, LogId
-from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS
-from headrace_broker.storage.log import PartitionLog
 
 log = structlog.get_logger(__name__)
 

@@ -7,6 +7,9 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
+from headrace.log.directory import DataDirectory
+from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, SliceCutError
+from headrace.log.log import PartitionLog
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import Offset
 from headrace_server.rpc import let_others_run
@@ -16,9 +19,6 @@ from headrace_broker.core.replica import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.partition_context import Checkpointed, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
-from headrace_broker.storage.directory import DataDirectory
-from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, SliceCutError
-from headrace_broker.storage.log import PartitionLog
 
 log = structlog.get_logger(__name__)
 

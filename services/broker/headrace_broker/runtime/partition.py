@@ -20,6 +20,10 @@ from functools import partial
 from typing import Protocol, TypeVar, assert_never
 
 import structlog
+from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
+from headrace.log.log import PartitionLog, TimestampedOffset, TimestampKind
+from headrace.log.settings import LogSettings
+from headrace.log.slices import Slice
 from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import (
     CorruptBatchError,
@@ -90,10 +94,6 @@ from headrace_broker.runtime.batch_checks import AppendResult, check_compressed,
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.producer_state import SnapshotClock, rebuild_producers
 from headrace_broker.runtime.uninterrupted import uninterrupted
-from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
-from headrace_broker.storage.log import PartitionLog, TimestampedOffset, TimestampKind
-from headrace_broker.storage.settings import LogSettings
-from headrace_broker.storage.slices import Slice
 
 log = structlog.get_logger(__name__)
 

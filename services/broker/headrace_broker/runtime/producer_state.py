@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.log.log import PartitionLog
+
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.storage.log import PartitionLog
 
 SNAPSHOT_BYTES = 128 << 20
 SNAPSHOT_MS = 60_000

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+from headrace.log.errors import REFUSALS
 from headrace.wire.errors import HeadraceError, InvalidConfigError, MetastoreUnavailableError
 from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
@@ -30,8 +31,6 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState, give_back
 from headrace_server.telemetry import LogInterval
-
-from headrace_broker.storage.errors import REFUSALS
 
 log = structlog.get_logger(__name__)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import structlog
+from headrace.log.errors import REFUSALS
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import (
     CorruptBatchError,
@@ -38,7 +39,6 @@ from headrace_broker.runtime.replica_messages import (
     read_answer,
 )
 from headrace_broker.runtime.uninterrupted import cancel_and_wait
-from headrace_broker.storage.errors import REFUSALS
 
 log = structlog.get_logger(__name__)
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
+from headrace.log.directory import DataDirectory, LogId
+from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
@@ -36,8 +38,6 @@ from headrace_broker.runtime.partition import Partition, log_settings
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.runtime.replication import Replication
-from headrace_broker.storage.directory import DataDirectory, LogId
-from headrace_broker.storage.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
 
 log = structlog.get_logger(__name__)
 

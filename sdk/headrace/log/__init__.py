@@ -1,0 +1,34 @@
+"""The storage engine: partitions as logs of segment files on one volume.
+
+Synchronous, no clock, all disk calls injected.
+The runtime uses what is exported here; `docs/reference/` describes the files.
+"""
+
+from headrace.log.directory import DataDirectory, LogId
+from headrace.log.errors import DirectoryInUseError, LogDamagedError, SliceCutError, WrongDirectoryError
+from headrace.log.filesystem import DiskSpace, FileSystem
+from headrace.log.log import PartitionLog
+from headrace.log.recovery import RecoveryReport
+from headrace.log.settings import DiskLimits, LogSettings
+from headrace.log.slices import Slice
+from headrace.log.space import DiskUsage
+from headrace.log.timestamps import TimestampedOffset, TimestampKind
+
+__all__ = [
+    "DataDirectory",
+    "DirectoryInUseError",
+    "DiskLimits",
+    "DiskSpace",
+    "DiskUsage",
+    "FileSystem",
+    "LogDamagedError",
+    "LogId",
+    "LogSettings",
+    "PartitionLog",
+    "RecoveryReport",
+    "Slice",
+    "SliceCutError",
+    "TimestampKind",
+    "TimestampedOffset",
+    "WrongDirectoryError",
+]

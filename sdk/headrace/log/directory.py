@@ -1,0 +1,468 @@
+"""One broker's data directory: who owns it, which logs are in it, how much room there is.
+
+    <data_dir>/identity                       sealed JSON: format, cluster id, generation, broker id, storage id
+    <data_dir>/clean                          sealed JSON: broker epoch of a clean stop; read, then removed
+    <data_dir>/session                        sealed JSON: how new the directory is; see `session_note`
+    <data_dir>/metadata                       sealed JSON: how far the metadata in etcd was seen; see `seen_metadata`
+    <data_dir>/boot                           sealed: the boot of the machine that wrote last
+    <data_dir>/lock                           empty; flock'ed while a process owns the directory
+    <data_dir>/reserve                        room kept back for checkpoints on a full disk
+    <data_dir>/<topic_id hex>-<partition>/    a log
+    <data_dir>/<...>.deleted-<n>/             a log that was deleted, to be removed
+    <data_dir>/<...>.damaged-<n>/             a damaged log, kept for a person
+
+Opened once at the broker's start and closed last. Not for several threads at once, except `check_space`. Names come
+from topic ids and integers only: a topic's name never touches the file system.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.environment import LogEnvironment
+from headrace.log.errors import (
+    REFUSALS,
+    DirectoryInUseError,
+    WrongDirectoryError,
+    directory_error,
+    is_refused,
+    storage_error,
+)
+from headrace.log.filesystem import FileSystem
+from headrace.log.index import IndexCache
+from headrace.log.log import PartitionLog
+from headrace.log.open_files import OpenFiles
+from headrace.log.os_filesystem import OsFileSystem
+from headrace.log.seen_metadata import SeenMetadata
+from headrace.log.session_note import SessionNote
+from headrace.log.settings import DiskLimits, LogSettings
+from headrace.log.space import DiskSpaceGuard, DiskUsage
+
+__all__ = ["DataDirectory", "DiskUsage", "LogId"]
+
+FORMAT_VERSION = 1
+_LOG_NAME = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})\Z")
+_DELETED_NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.deleted-[0-9]+\Z")
+
+
+class LogId(NamedTuple):
+    """Names a log on disk: `<topic_id hex>-<partition>`."""
+
+    topic_id: bytes  # 16 bytes
+    partition: int
+
+    @property
+    def directory_name(self) -> str:
+        """The name of its directory."""
+        return f"{self.topic_id.hex()}-{self.partition}"
+
+
+class DataDirectory:
+    """A data directory, locked by this process."""
+
+    def __init__(
+        self,
+        path: str,
+        environment: LogEnvironment,
+        lock: int,
+        storage_id: bytes,
+        clean_broker_epoch: int | None,
+        *,
+        same_boot: bool,
+        boot_id: str,
+        era: bytes,
+        seen: SeenMetadata,
+        session: SessionNote,
+        identity: dict[str, Any],
+    ) -> None:
+        """Used by `open` only."""
+        self.path = path
+        # Drawn once for this directory; stands in the broker's session key (H42).
+        self.storage_id = storage_id
+        # Broker epoch given to the last `close(clean=True)`; None if the last process did not stop cleanly.
+        self.clean_broker_epoch = clean_broker_epoch
+        # The machine has not been started anew since the last process: what that wrote, flushed or not, is there.
+        self.same_boot = same_boot
+        # Names the time without such a start, and without an I/O error, up to now; empty: the boot is not known.
+        self.era = era
+        # How far the metadata in etcd has been seen.
+        self.seen = seen
+        self._session = session
+        self._identity = identity
+        self._boot_id = boot_id
+        self._environment = environment
+        self._filesystem = environment.filesystem
+        self._lock = lock
+        self._logs: dict[LogId, PartitionLog] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        *,
+        cluster_id: str,
+        generation: int,
+        broker_id: int,
+        new_storage_id: bytes,
+        boot_id: str = "",
+        adopts: bytes = b"",
+        limits: DiskLimits | None = None,
+        filesystem: FileSystem | None = None,
+    ) -> DataDirectory:
+        """Lock `path` (made if absent), check or write its identity, read and remove the clean marker (H39, H42).
+
+        `new_storage_id` (16 random bytes) is used where the directory is new, and to name a new era. `boot_id` names
+        the present boot of the machine; empty: not known, and then it is never the same one. Call `note_boot` once all
+        logs are open. `adopts` is the storage id of the directory of an earlier generation that goes on here.
+        Raises DirectoryInUseError, WrongDirectoryError, InvalidConfigError (`path` is a file, read-only, or not
+        permitted), StorageFullError, StorageBusyError, StorageOfflineError.
+        """
+        filesystem = filesystem or OsFileSystem()
+        limits = limits or DiskLimits()
+        try:
+            _make_directories(filesystem, path)
+            lock = _lock(filesystem, path)
+            try:
+                wanted = {"cluster_id": cluster_id, "generation": generation, "broker_id": broker_id}
+                storage_id = _check_identity(filesystem, path, wanted, new_storage_id, adopts)
+                clean_broker_epoch = _take_clean_marker(filesystem, path)
+                noted_boot_id, era = _read_boot(filesystem, path)
+                same_boot = bool(boot_id) and noted_boot_id == boot_id
+                if not same_boot:
+                    era = new_storage_id if boot_id else b""
+                if not same_boot and filesystem.exists(f"{path}/boot"):
+                    filesystem.unlink(f"{path}/boot")
+                    filesystem.fsync_directory(path)
+                environment = LogEnvironment(
+                    filesystem,
+                    OpenFiles(filesystem, limits.max_open_files),
+                    IndexCache(limits.max_index_bytes),
+                    DiskSpaceGuard(filesystem, path, limits),
+                    same_boot,
+                    lambda: _forget_boot(filesystem, path),
+                )
+                environment.space.check()
+                seen = SeenMetadata(filesystem, path, generation)
+                session = SessionNote(filesystem, path, generation)
+            except BaseException:
+                filesystem.close(lock)
+                raise
+        except OSError as error:
+            raise directory_error(path, error) from error
+        return cls(
+            path,
+            environment,
+            lock,
+            storage_id,
+            clean_broker_epoch,
+            same_boot=same_boot,
+            boot_id=boot_id,
+            era=era,
+            seen=seen,
+            session=session,
+            identity=wanted,
+        )
+
+    @property
+    def version(self) -> int:
+        """A number that only grows; see `session_note`."""
+        return self._session.version
+
+    @property
+    def broker_epoch(self) -> int:
+        """Of the last session that served from this directory in this generation; 0: none."""
+        return self._session.broker_epoch
+
+    @property
+    def announced(self) -> int:
+        """etcd's revision at the last version that it is known to have; see `session_note`."""
+        return self._session.announced
+
+    def note_session(self, version: int, broker_epoch: int, announced: int) -> None:
+        """Note how new the directory is, synced. Raises as `storage_error` says."""
+        try:
+            self._environment.space.with_reserve(lambda: self._session.write(version, broker_epoch, announced))
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+
+    def become(self, storage_id: bytes) -> None:
+        """Be another storage from now on, synced: nobody counts on what this directory held before.
+
+        Raises as `storage_error` says.
+        """
+        identity = {"format": FORMAT_VERSION, **self._identity, "storage_id": storage_id.hex()}
+        payload = seal(json.dumps(identity).encode())
+        try:
+            self._environment.space.with_reserve(lambda: replace_file(self._filesystem, self.path, "identity", payload))
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        self.storage_id, self.clean_broker_epoch = storage_id, None
+
+    def note_boot(self) -> None:
+        """Note that no log has a tail that an earlier boot of the machine may have torn: all were recovered since.
+
+        From now on a process that is killed leaves all it wrote to the next one (H31). Raises StorageOfflineError.
+        """
+        if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):
+            return
+        try:
+            note = json.dumps({"boot_id": self._boot_id, "era": self.era.hex()}).encode()
+            replace_file(self._filesystem, self.path, "boot", seal(note))
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+
+    def log_ids(self) -> list[LogId]:
+        """The logs on disk, sorted."""
+        try:
+            names = self._filesystem.list_directory(self.path)
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        matches = [match for name in names if (match := _LOG_NAME.match(name))]
+        return sorted(LogId(bytes.fromhex(match[1]), int(match[2])) for match in matches)
+
+    def open_log(
+        self, topic_id: bytes, partition: int, settings: LogSettings, *, cut_at_damage: bool = False
+    ) -> PartitionLog:
+        """Open the log, making it if absent, and recover it: O(segments) after a clean stop.
+
+        Raises LogDamagedError (file, offset, position) where records below the fsynced mark are damaged or a valid
+        batch follows a torn one; nothing is changed then. `cut_at_damage` is the operator's explicit word to lose what
+        follows.
+        """
+        log_id = LogId(topic_id, partition)
+        assert log_id not in self._logs, f"{log_id.directory_name} is open already"
+        directory = f"{self.path}/{log_id.directory_name}"
+        try:
+            if not self._filesystem.exists(directory):
+                self._make_log_directory(directory)
+        except OSError as error:
+            raise storage_error(directory, error) from error
+        log = PartitionLog.open(
+            self._environment,
+            directory,
+            topic_id,
+            partition,
+            settings,
+            cut_at_damage=cut_at_damage,
+        )
+        self._logs[log_id] = log
+        return log
+
+    def _make_log_directory(self, directory: str) -> None:
+        self._filesystem.make_directory(directory)
+        try:
+            self._filesystem.fsync_directory(self.path)
+        except OSError:
+            self._filesystem.remove_directory(directory)  # A name that is there counts as durable.
+            raise
+
+    def close_log(self, log: PartitionLog, *, high_watermark: int | None = None) -> None:
+        """Close one log and forget it; it may be opened again."""
+        self._logs.pop(LogId(log.topic_id, log.partition), None)
+        log.close(high_watermark=high_watermark)
+
+    def delete_log(self, log: PartitionLog) -> None:
+        """Close the log and rename its directory to `.deleted-<n>` (synced); `remove_deleted` removes it."""
+        self.close_log(log)
+        self._set_aside(LogId(log.topic_id, log.partition), "deleted")
+
+    def delete_log_directory(self, log_id: LogId) -> None:
+        """As `delete_log`, for a log that is not open."""
+        assert log_id not in self._logs, f"{log_id.directory_name} is open"
+        self._set_aside(log_id, "deleted")
+
+    def quarantine_log(self, log_id: LogId) -> str:
+        """Rename a damaged log's directory (not open) to `.damaged-<n>`, kept for a person; its new path."""
+        assert log_id not in self._logs, f"{log_id.directory_name} is open"
+        return self._set_aside(log_id, "damaged")
+
+    def remove_deleted(self) -> int:
+        """Remove directories of deleted logs from the disk; how many. May take long: call it in a thread."""
+        try:
+            names = [name for name in self._filesystem.list_directory(self.path) if _DELETED_NAME.match(name)]
+            for name in names:
+                directory = f"{self.path}/{name}"
+                for file in self._filesystem.list_directory(directory):
+                    self._filesystem.unlink(f"{directory}/{file}")
+                self._filesystem.remove_directory(directory)
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        return len(names)
+
+    def check_space(self) -> DiskUsage:
+        """Look at the free space, refuse or take appends by it, make the reserve file again. Call it every second."""
+        try:
+            return self._environment.space.check()
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+
+    def lacks_room(self) -> str:
+        """Why nothing could ever be appended here, in a sentence; empty: the volume is large enough."""
+        usage, needed_bytes = self.check_space(), self._environment.space.least_bytes
+        if usage.total_bytes > needed_bytes:
+            return ""
+        return (
+            f"the volume of {self.path} has {usage.total_bytes} bytes ({usage.free_bytes} free), and appends need more "
+            f"than {needed_bytes}: disk_refuse_below_bytes and the reserve"
+        )
+
+    def close(self, *, clean: bool, broker_epoch: int = 0) -> None:
+        """Close all open logs, write the clean marker last if `clean` and no log is offline (H40), unlock.
+
+        `broker_epoch`: of the last session; 0: there was none, so that the marker found at the start goes on.
+        """
+        try:
+            for log in list(self._logs.values()):
+                clean = clean and not log.offline
+                try:
+                    self.close_log(log)
+                except REFUSALS:
+                    clean = False  # The next opening recovers what a full disk had no room for.
+            if clean:
+                marker = json.dumps({"broker_epoch": broker_epoch or self.clean_broker_epoch or 0}).encode()
+                self._environment.space.with_reserve(
+                    lambda: replace_file(self._filesystem, self.path, "clean", seal(marker))
+                )
+        except OSError as error:
+            if not is_refused(error):  # Without the marker the stop is not clean, and the next start recovers.
+                raise storage_error(self.path, error) from error
+        finally:
+            self._filesystem.close(self._lock)
+
+    def _set_aside(self, log_id: LogId, suffix: str) -> str:
+        name = log_id.directory_name
+        try:
+            number = 0
+            while self._filesystem.exists(f"{self.path}/{name}.{suffix}-{number}"):
+                number += 1
+            target = f"{self.path}/{name}.{suffix}-{number}"
+            self._filesystem.rename(f"{self.path}/{name}", target)
+            try:
+                self._filesystem.fsync_directory(self.path)
+            except OSError as error:
+                if not is_refused(error):  # A log that comes back after a loss of power is set aside again.
+                    raise
+        except OSError as error:
+            raise storage_error(f"{self.path}/{name}", error) from error
+        return target
+
+
+def _make_directories(filesystem: FileSystem, path: str) -> None:
+    """Make `path` and what is missing above it, each synced into its parent."""
+    if not path or filesystem.is_directory(path):
+        return
+    parent = path.rpartition("/")[0]
+    _make_directories(filesystem, parent)
+    filesystem.make_directory(path)
+    filesystem.fsync_directory(parent or ".")
+
+
+def _lock(filesystem: FileSystem, path: str) -> int:
+    lock_path = f"{path}/lock"
+    try:
+        descriptor = filesystem.open(lock_path, create=True)
+    except FileExistsError:
+        descriptor = filesystem.open(lock_path)
+    if not filesystem.try_lock(descriptor):
+        filesystem.close(descriptor)
+        raise DirectoryInUseError(
+            f"the data directory {path} is in use by another process",
+            action="Stop that process, or give this broker a data directory of its own.",
+            retriable=False,
+        )
+    return descriptor
+
+
+def read_identity(path: str, filesystem: FileSystem | None = None) -> dict[str, Any]:
+    """Whose directory it is: format, cluster_id, generation, broker_id, storage_id (in hexadecimal).
+
+    Raises WrongDirectoryError: it has no identity, or one that cannot be read; StorageOfflineError.
+    """
+    filesystem = filesystem or OsFileSystem()
+    try:
+        return _read_identity(filesystem, path)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def _read_identity(filesystem: FileSystem, path: str) -> dict[str, Any]:
+    identity_path = f"{path}/identity"
+    if not filesystem.exists(identity_path):
+        raise _wrong(f"{path} holds no identity file")
+    payload = read_sealed(filesystem, identity_path)
+    if payload is None:
+        raise _wrong(f"{identity_path} is damaged")
+    identity: dict[str, Any] = json.loads(payload)
+    if identity["format"] != FORMAT_VERSION:
+        raise WrongDirectoryError(
+            f"{path} has format {identity['format']}, and this release knows {FORMAT_VERSION}: it was written by a "
+            f"{'newer' if identity['format'] > FORMAT_VERSION else 'much older'} release",
+            action="Start that release; the data are left as they are.",
+            retriable=False,
+        )
+    return identity
+
+
+def _check_identity(
+    filesystem: FileSystem, path: str, wanted: dict[str, Any], new_storage_id: bytes, adopts: bytes
+) -> bytes:
+    """Return the storage id of a directory that is `wanted`'s, or make a new directory, or one that goes on, so."""
+    identity_path = f"{path}/identity"
+    if not filesystem.exists(identity_path):
+        strangers = [name for name in filesystem.list_directory(path) if _LOG_NAME.match(name)]
+        if strangers:
+            raise _wrong(f"{path} holds logs but no identity file")
+        identity = {"format": FORMAT_VERSION, **wanted, "storage_id": new_storage_id.hex()}
+        replace_file(filesystem, path, "identity", seal(json.dumps(identity).encode()))
+        return new_storage_id
+    identity = _read_identity(filesystem, path)
+    is_earlier = identity["generation"] < wanted["generation"]
+    if is_earlier and identity == {**identity, **wanted, "generation": identity["generation"]}:
+        if identity["storage_id"] != adopts.hex():
+            raise WrongDirectoryError(
+                f"{path} is of generation {identity['generation']}, and generation {wanted['generation']} began "
+                "without it: etcd was restored from a backup",
+                action="Set it aside and start with an empty data directory; the other replicas have the records.",
+                retriable=False,
+            )
+        identity["generation"] = wanted["generation"]
+        replace_file(filesystem, path, "identity", seal(json.dumps(identity).encode()))
+    for name, value in wanted.items():
+        if identity[name] != value:
+            raise _wrong(f"{path} belongs to {name} {identity[name]}, not {value}")
+    return bytes.fromhex(identity["storage_id"])
+
+
+def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
+    marker_path = f"{path}/clean"
+    payload = read_sealed(filesystem, marker_path)
+    if filesystem.exists(marker_path):
+        filesystem.unlink(marker_path)
+        filesystem.fsync_directory(path)
+    return None if payload is None else int(json.loads(payload)["broker_epoch"])
+
+
+def _read_boot(filesystem: FileSystem, path: str) -> tuple[str, bytes]:
+    payload = read_sealed(filesystem, f"{path}/boot")
+    if payload is None:
+        return "", b""
+    note = json.loads(payload)
+    return note["boot_id"], bytes.fromhex(note["era"])
+
+
+def _forget_boot(filesystem: FileSystem, path: str) -> None:
+    """After an I/O error nobody knows what the kernel has kept: the next start takes nothing for granted."""
+    try:
+        filesystem.unlink(f"{path}/boot")
+        filesystem.fsync_directory(path)
+    except OSError:
+        pass  # The note stays on a disk that takes no writes: a member that returns on it is checked by its leader.
+
+
+def _wrong(message: str) -> WrongDirectoryError:
+    return WrongDirectoryError(
+        message, action="Give this broker the data directory that is its own, or an empty one.", retriable=False
+    )

@@ -1,0 +1,254 @@
+"""What of one log is on the disk for certain: fsync rounds, checkpoints, index files, the epoch file.
+
+A call that a full disk or a busy machine refuses leaves what it was to write due, and the next one writes it.
+
+Belongs to a `PartitionLog`, which documents the methods it passes through. `flush` and `checkpoint` run in any thread;
+`round_lock` serialises them with whatever shortens the log, is held over fsyncs, and is taken before the segment
+list's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+from headrace.log.checkpoint import Checkpoint, CheckpointFile, Mark, replace_file, seal
+from headrace.log.environment import LogEnvironment
+from headrace.log.epochs import EPOCHS_FILE, EpochHistory
+from headrace.log.errors import is_no_room, is_refused
+from headrace.log.log_state import LogState
+from headrace.log.open_files import OpenFile
+from headrace.log.scan import ChainPoint, write_again
+from headrace.log.segment import Segment
+from headrace.log.segments import SegmentList
+from headrace.wire.ids import Offset
+
+
+class LogDurability:
+    """Moves the durable mark, and keeps what a restart starts from."""
+
+    def __init__(
+        self,
+        environment: LogEnvironment,
+        state: LogState,
+        segments: SegmentList,
+        epochs: EpochHistory,
+        checkpoint_file: CheckpointFile,
+    ) -> None:
+        self.round_lock = threading.RLock()
+        # A file was made or renamed in the log's directory since it was last fsynced.
+        self.directory_dirty = False
+        # The epochs have changed since the epoch file was written.
+        self.epochs_due = False
+        # An fsync was refused: the page cache may call clean what the disk does not have.
+        self._in_doubt = False
+        self._held = 0  # rolled segments with a pinned file
+        self._files = environment.files
+        self._filesystem = environment.filesystem
+        self._space = environment.space
+        self._state = state
+        self._segments = segments
+        self._lock = segments.lock
+        self._epochs = epochs
+        self._checkpoint_file = checkpoint_file
+        self._checkpoint_due = False
+        self._last_checkpoint: Checkpoint | None = None
+        self._noted_high_watermark = 0
+        self._last_checkpoint_ms = -(2**62)
+        self._unwritten_indexes: list[Segment] = []
+
+    def settle_opened(self, stored: Checkpoint | None) -> None:
+        """Make durable what recovery found, where `stored` is the checkpoint that it read. Raises OSError."""
+        self.flush_dirty()
+        if self._make_checkpoint() != stored:
+            self.write_checkpoint(both=stored is None)
+        self._last_checkpoint = self._make_checkpoint()
+
+    def flush(self) -> Offset:
+        """See `PartitionLog.flush`."""
+        state = self._state
+        wanted = state.end.offset
+        with self.round_lock:
+            state.check_online()
+            if state.flushed.offset < wanted:
+                with state.disk():
+                    self.flush_dirty()
+            return Offset(state.flushed.offset)
+
+    def flush_dirty(self) -> None:
+        """One fsync a dirty file, one of the directory if a segment is new; then the mark moves. Raises OSError.
+
+        What is not done stays dirty. After a refused fsync the kernel may have marked pages clean that never reached
+        the disk, and a second fsync would say nothing of them: they are written again first (fsyncgate, H34).
+        """
+        with self._lock:
+            target = self._state.end
+        self._write_again(target)
+        with self._lock:
+            dirty = [segment for segment in self._segments.items if segment.dirty]
+            directory_dirty = self.directory_dirty
+        for segment in dirty:
+            self._sync(segment)
+        self._in_doubt = False
+        if directory_dirty:
+            self.directory_dirty = False
+            try:
+                self._filesystem.fsync_directory(self._state.directory)
+            except OSError:
+                self.directory_dirty = True
+                raise
+        with self._lock:
+            self._state.flushed = target
+
+    def _sync(self, segment: Segment) -> None:
+        file = self._files.pin(segment.path)
+        segment.dirty = False
+        try:
+            self.sync_file(file)
+        except OSError:
+            segment.dirty = True
+            raise
+        finally:
+            self._files.unpin(file)
+        self.release(segment)
+
+    def sync_file(self, file: OpenFile) -> None:
+        """Fsync a segment's file; where that fails, what it holds beyond the mark is in doubt. Raises OSError."""
+        try:
+            self._filesystem.fsync(file.descriptor)
+        except OSError:
+            self._in_doubt = True
+            raise
+
+    @property
+    def holds_files(self) -> bool:
+        """See `PartitionLog.holds_files`."""
+        return self._held > 0
+
+    def release(self, segment: Segment) -> None:
+        """Unpin the file of a rolled segment: it was synced, or has left the log."""
+        with self._lock:
+            file, segment.held_file = segment.held_file, None
+            self._held -= file is not None
+        if file is not None:
+            self._files.unpin(file)
+
+    def _write_again(self, target: Mark) -> None:
+        """Write what lies between the mark and `target` once more, where it is in doubt. Raises OSError."""
+        if not self._in_doubt:
+            return
+        mark = self._state.flushed
+        before = ChainPoint(mark.offset, mark.crc, mark.epoch)
+        with self._lock:
+            parts = [each for each in self._segments.items if mark.segment <= each.base_offset <= target.segment]
+        for segment in parts:
+            position = mark.position if segment.base_offset == mark.segment else 0
+            end_position = target.position if segment.base_offset == target.segment else segment.size_bytes
+            file = self._files.pin(segment.path)
+            try:
+                before = write_again(self._filesystem, file.descriptor, segment.path, position, end_position, before)
+            finally:
+                self._files.unpin(file)
+            segment.dirty = True
+
+    def is_stale(self, high_watermark: int) -> bool:
+        """See `PartitionLog.checkpoint_is_stale`."""
+        last, state = self._last_checkpoint, self._state
+        return (
+            last is None
+            or self._checkpoint_due
+            or (last.log_start_offset, last.high_watermark) != (state.log_start_offset, high_watermark)
+            or last.mark != state.flushed
+        )
+
+    def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool) -> bool:
+        """See `PartitionLog.checkpoint`."""
+        state = self._state
+        with self.round_lock:
+            state.check_online()
+            with self._lock:
+                state.high_watermark = high_watermark
+                content = self._make_checkpoint()
+                waited = at_ms - self._last_checkpoint_ms >= state.settings.checkpoint_interval_ms
+            if content == self._last_checkpoint or not (waited or force or self._checkpoint_due):
+                return False
+            with state.disk():
+                self._write(content, both=False)
+                self._write_indexes()
+            self._last_checkpoint_ms = at_ms
+            self._checkpoint_due = False
+            return True
+
+    def note_high_watermark(self, high_watermark: int) -> None:
+        """See `PartitionLog.note_high_watermark`."""
+        state = self._state
+        with self.round_lock:
+            last = self._last_checkpoint
+            if last is None or high_watermark <= max(last.high_watermark, self._noted_high_watermark):
+                return
+            state.check_online()
+            with state.disk():
+                self._checkpoint_file.note(last._replace(high_watermark=high_watermark))
+            self._noted_high_watermark = high_watermark
+
+    def write_checkpoint(self, content: Checkpoint | None = None, *, both: bool = False) -> None:
+        """Write a checkpoint of how things stand, or `content`, to one slot or to both. Raises OSError."""
+        self._write(content or self._make_checkpoint(), both=both)
+
+    def write_all(self, high_watermark: int | None) -> None:
+        """Leave the disk so that the next start has nothing to scan. Raises OSError."""
+        self.flush_dirty()
+        self.write_epochs()
+        if high_watermark is not None:
+            self._state.high_watermark = high_watermark
+        if self._make_checkpoint() != self._last_checkpoint:
+            self.write_checkpoint()
+        self._write_indexes()
+
+    def note_rolled(self, closed: Segment, file: OpenFile) -> None:
+        """A segment was closed: its index is still to be written, and `file` stays pinned until it is synced.
+
+        Called under the segment list's lock.
+        """
+        if closed.held_file is None:
+            closed.held_file = file
+            self._held += 1
+        else:
+            self._files.unpin(file)  # It was closed before, and became the active one by a truncation.
+        self._unwritten_indexes.append(closed)
+        self._checkpoint_due = True
+
+    def forget_removed(self) -> None:
+        """Write no index of a segment that left the list. Called under the segment list's lock."""
+        closed = self._segments.items[:-1]
+        self._unwritten_indexes = [segment for segment in self._unwritten_indexes if segment in closed]
+
+    def write_epochs(self) -> None:
+        """Replace the epoch file if it is due. Raises OSError."""
+        if self.epochs_due:
+            content = seal(self._epochs.encode())
+            replace = partial(replace_file, self._filesystem, self._state.directory, EPOCHS_FILE, content)
+            self._space.with_reserve(replace)
+            self.epochs_due = False
+
+    def _make_checkpoint(self) -> Checkpoint:
+        state = self._state
+        return Checkpoint(state.log_start_offset, state.high_watermark, state.flushed)
+
+    def _write(self, content: Checkpoint, *, both: bool) -> None:
+        self._last_checkpoint = None  # while it is not known what the slots hold
+        self._space.with_reserve(lambda: self._checkpoint_file.write(content, both=both))
+        self._last_checkpoint, self._noted_high_watermark = content, 0
+
+    def _write_indexes(self) -> None:
+        """Write new index entries; refused ones stay in memory, and a restart scans the headers instead."""
+        with self._lock:
+            try:
+                for segment in (*self._unwritten_indexes, self._segments.active):
+                    segment.index.write()
+                self._unwritten_indexes.clear()
+            except OSError as error:
+                if not is_refused(error):
+                    raise
+                if is_no_room(error):
+                    self._space.note_full()

@@ -1,0 +1,114 @@
+"""The start of one log: retention and `delete_records` raise it, and segments below it go (paper section 3.1, I18).
+
+Belongs to a `PartitionLog`, which documents the methods it passes through and calls them from its one thread.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+
+from headrace.log.checkpoint import Checkpoint
+from headrace.log.durability import LogDurability
+from headrace.log.environment import LogEnvironment
+from headrace.log.epochs import EpochHistory
+from headrace.log.errors import REFUSALS
+from headrace.log.log_state import LogState
+from headrace.log.removal import DeletedFiles, SegmentAge, expired
+from headrace.log.segment import Segment
+from headrace.log.segments import SegmentList
+from headrace.wire.errors import OffsetOutOfRangeError
+from headrace.wire.ids import Offset
+
+
+class LogRetention:
+    """Raises the log start, never lowers it."""
+
+    def __init__(
+        self,
+        environment: LogEnvironment,
+        state: LogState,
+        segments: SegmentList,
+        epochs: EpochHistory,
+        durability: LogDurability,
+    ) -> None:
+        self._files = environment.files
+        self._state = state
+        self._segments = segments
+        self._epochs = epochs
+        self._durability = durability
+        self._deleted = DeletedFiles(environment.files)
+
+    def plan_retention(self, now_ms: int | None, high_watermark: int) -> Offset:
+        """See `PartitionLog.plan_retention`."""
+        state, segments = self._state, self._segments
+        state.check_online()
+        total_bytes = segments.size_bytes()
+        ages: list[SegmentAge] = []
+        count = 0
+        for segment, following in pairwise(segments.items):
+            ages.append(SegmentAge(following.base_offset, segment.size_bytes, self._last_append_ms(segment)))
+            count = expired(ages, total_bytes, high_watermark, now_ms, state.settings)
+            if count < len(ages):
+                break
+        return Offset(ages[count - 1].end_offset if count else state.log_start_offset)
+
+    def _last_append_ms(self, segment: Segment) -> int:
+        if not segment.index_ready:
+            with self._state.disk():
+                file = self._segments.pin(segment)
+                try:
+                    read_at = self._segments.reader(file)
+                    self._segments.ready_index(segment, read_at, self._state.settings.index_interval_bytes)
+                finally:
+                    self._files.unpin(file)
+        return segment.index.max_append_ms
+
+    def delete_records(self, before: int, high_watermark: int) -> Offset:
+        """See `PartitionLog.delete_records`."""
+        state = self._state
+        state.check_online()
+        if before > min(high_watermark, state.end.offset):
+            raise OffsetOutOfRangeError(f"offset {before} is above the high watermark {high_watermark}")
+        if before > state.log_start_offset:
+            self._raise_to(before)
+        return Offset(state.log_start_offset)
+
+    def _raise_to(self, offset: int) -> None:
+        """Persist the log start, then let the segments below it go."""
+        state, durability = self._state, self._durability
+        with durability.round_lock, state.disk():
+            state.check_online()
+            if offset > state.log_start_offset:
+                high_watermark = max(state.high_watermark, offset)
+                if state.flushed.offset < offset:
+                    durability.flush_dirty()  # the recovery point may not lie in a segment that goes
+                durability.write_checkpoint(Checkpoint(offset, high_watermark, state.flushed), both=True)
+                with self._segments.lock:
+                    state.log_start_offset, state.high_watermark = offset, high_watermark
+                    durability.epochs_due |= self._epochs.cut_start(offset)
+        with suppress(*REFUSALS):  # The log start counts; what still lies below it goes in a later round.
+            self._remove_below_start()
+
+    def _remove_below_start(self) -> None:
+        """Let go of what lies below the log start. May be repeated."""
+        state, segments, durability = self._state, self._segments, self._durability
+        with durability.round_lock, state.disk():
+            state.check_online()
+            durability.write_epochs()
+            with segments.lock:
+                start = state.log_start_offset
+                gone = [s for s, following in pairwise(segments.items) if following.base_offset <= start]
+                for segment in gone:
+                    segments.remove(segment)
+                    durability.release(segment)
+                    self._deleted.add(segment)
+                durability.forget_removed()
+            self._deleted.rename(state.directory)
+
+    def remove_deleted_files(self, now_ms: int) -> int:
+        """See `PartitionLog.remove_deleted_files`."""
+        state = self._state
+        self._remove_below_start()
+        with state.disk():
+            return self._deleted.remove_due(now_ms, state.settings.file_delete_delay_ms)

@@ -1,0 +1,175 @@
+"""Cutting the end of one log: truncation where a follower's log forked, and a start from nothing (H8, H32).
+
+Belongs to a `PartitionLog`, which documents the methods it passes through and calls them from its one thread.
+"""
+
+from __future__ import annotations
+
+from headrace.log.checkpoint import Checkpoint, Mark
+from headrace.log.durability import LogDurability
+from headrace.log.environment import LogEnvironment
+from headrace.log.epochs import EpochHistory
+from headrace.log.log_reader import LogReader
+from headrace.log.log_state import LogState
+from headrace.log.open_files import pin_empty
+from headrace.log.producer_snapshots import ProducerSnapshots
+from headrace.log.segment import LOG_SUFFIX, Segment
+from headrace.log.segments import SegmentList
+from headrace.wire.batch import HEADER_BYTES
+from headrace.wire.ids import Offset
+
+
+class LogTruncation:
+    """Lowers the log end; whatever describes records above it goes too."""
+
+    def __init__(
+        self,
+        environment: LogEnvironment,
+        state: LogState,
+        segments: SegmentList,
+        epochs: EpochHistory,
+        durability: LogDurability,
+        reader: LogReader,
+        snapshots: ProducerSnapshots,
+    ) -> None:
+        self._files = environment.files
+        self._filesystem = environment.filesystem
+        self._state = state
+        self._segments = segments
+        self._epochs = epochs
+        self._durability = durability
+        self._reader = reader
+        self._snapshots = snapshots
+        self._discarded: list[Segment] = []  # out of the log, last first, their files not yet off the disk
+
+    def truncate_to(self, offset: int) -> Offset:
+        """See `PartitionLog.truncate_to`."""
+        state = self._state
+        with self._durability.round_lock, state.disk():
+            state.check_online()
+            self.remove_rest()
+            if offset < state.log_start_offset:
+                self.reset_to(offset, 0)
+            elif offset < state.end.offset:
+                segment = self._segments.find(offset)
+                position, header = next(self._segments.walk(segment, offset, state.settings.index_interval_bytes))
+                cut = Mark(
+                    header.base_offset,
+                    segment.base_offset,
+                    position,
+                    header.previous_crc,
+                    self._epoch_before(header.base_offset),
+                )
+                self._cut_to(segment, cut)
+            return Offset(state.end.offset)
+
+    def _epoch_before(self, offset: int) -> int:
+        """The epoch of the last batch below `offset`; -1 for none."""
+        before = [epoch for epoch, start in self._epochs.entries() if start < offset]
+        return before[-1] if before else -1
+
+    def _cut_to(self, segment: Segment, cut: Mark) -> None:
+        """Make `cut` the end, in an order that a crash at any point leaves a whole log, perhaps the longer one.
+
+        What can be refused comes first and changes nothing; then the cut counts, and `remove_rest` may be repeated.
+        """
+        state, segments, durability = self._state, self._segments, self._durability
+        self._snapshots.drop_above(cut.offset)
+        file = segments.pin(segment)
+        try:
+            read_at = segments.reader(file)
+            index = segments.new_index(segment, read_at, state.settings.index_interval_bytes, cut.position)
+            first = read_at(HEADER_BYTES, 0) if cut.position else b""
+            lowered = Checkpoint(
+                min(state.log_start_offset, cut.offset), min(state.high_watermark, cut.offset), min(state.flushed, cut)
+            )
+            durability.write_checkpoint(lowered, both=True)
+            segments.drop_index_files(segment.stem)  # hints: where the cut is refused, they are built again
+        except BaseException:
+            self._files.unpin(file)
+            raise
+        with segments.lock:
+            state.log_start_offset, state.high_watermark, state.flushed = lowered
+            state.uncut = True
+            state.truncations += 1
+            for later in reversed([item for item in segments.items if item.base_offset > segment.base_offset]):
+                self._discard(later)
+            self._files.unpin(segments.active_file)
+            segments.active_file = file
+            segment.cuts += 1
+            segment.size_bytes = cut.position
+            segment.index.drop()
+            segment.index, segment.index_ready = index, True
+            segment.first_append_ms = int.from_bytes(first[8:16], "little", signed=True) if first else -1
+            state.end = cut
+            self._reader.forget_positions()
+            durability.forget_removed()
+            durability.epochs_due |= self._epochs.cut_end(cut.offset)
+            durability.directory_dirty = True
+        self.remove_rest()
+        durability.flush_dirty()
+        durability.write_checkpoint()
+
+    def _discard(self, segment: Segment) -> None:
+        """Take a segment out of the log; slices of it raise SliceCutError, and its files go with `remove_rest`."""
+        segment.cuts += 1
+        self._segments.remove(segment)
+        self._durability.release(segment)
+        self._files.forget(segment.path)
+        self._discarded.append(segment)
+
+    def remove_rest(self) -> None:
+        """Remove from the disk what lies beyond the log end: of a refused append, or of a cut that was refused halfway.
+
+        Synced, so that no later append finds old blocks behind it (H32). May be repeated. Raises OSError.
+        """
+        state, segments, filesystem = self._state, self._segments, self._filesystem
+        if not state.uncut:
+            return
+        while self._discarded:
+            segment = self._discarded[0]
+            segments.drop_index_files(segment.stem)
+            if filesystem.exists(segment.path):
+                filesystem.unlink(segment.path)
+            filesystem.fsync_directory(state.directory)
+            del self._discarded[0]
+        filesystem.truncate(segments.active_file.descriptor, segments.active.size_bytes)
+        self._durability.sync_file(segments.active_file)
+        self._durability.write_epochs()
+        state.uncut = False
+
+    def reset_to(self, offset: int, previous_crc: int) -> None:
+        """See `PartitionLog.reset_to`."""
+        state, segments, durability = self._state, self._segments, self._durability
+        with durability.round_lock, state.disk():
+            state.check_online()
+            self.remove_rest()
+            self._snapshots.drop_above(-1)
+            # The first step is an empty log where it starts now, the second one where it shall start.
+            first = segments.items[0]
+            self._cut_to(first, Mark(first.base_offset, first.base_offset, 0, previous_crc, -1))
+            durability.epochs_due |= self._epochs.cut_end(0)
+            durability.write_epochs()
+            if offset != first.base_offset:
+                self._move_to(offset, first, Mark(offset, offset, 0, previous_crc, -1))
+
+    def _move_to(self, offset: int, first: Segment, start: Mark) -> None:
+        """Let an empty log, of which `first` is the segment, start at `offset`."""
+        state, segments = self._state, self._segments
+        file = pin_empty(self._files, f"{state.directory}/{offset:020d}{LOG_SUFFIX}")
+        try:
+            self._filesystem.fsync_directory(state.directory)
+            self._durability.write_checkpoint(Checkpoint(offset, offset, start), both=True)
+        except BaseException:
+            self._files.unpin(file)
+            raise
+        with segments.lock:
+            state.uncut = True
+            state.truncations += 1
+            state.end = state.flushed = start
+            state.log_start_offset = state.high_watermark = offset
+            self._files.unpin(segments.active_file)
+            self._discard(first)
+            segments.add(offset, 0)
+            segments.active_file = file
+        self.remove_rest()

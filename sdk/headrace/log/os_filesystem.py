@@ -1,0 +1,129 @@
+"""The real file system, on POSIX calls (Linux; elsewhere `pread_nowait` always says None)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import stat
+from collections.abc import Sequence
+
+from headrace.log.filesystem import DiskSpace
+
+_OPEN_FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+_RWF_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+
+
+class OsFileSystem:
+    """Implements `FileSystem`; stateless, any thread."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        """Open read-write; a new file is readable by its owner and group."""
+        return os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL if create else _OPEN_FLAGS, 0o640)
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor."""
+        os.close(descriptor)
+
+    def pwritev(self, descriptor: int, buffers: Sequence[bytes | memoryview], position: int) -> int:
+        """One `pwritev` system call."""
+        return os.pwritev(descriptor, buffers, position)
+
+    def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
+        """Read until `size_bytes` or the end of the file."""
+        data = os.pread(descriptor, size_bytes, position)
+        if len(data) == size_bytes or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < size_bytes:  # Linux answers at most 2 GiB - 4 KiB a call, a signal may cut one short
+            data = os.pread(descriptor, size_bytes - got, position + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def pread_nowait(self, descriptor: int, size_bytes: int, position: int) -> bytes | None:
+        """One `preadv2` with RWF_NOWAIT, straight into the bytes object that is returned."""
+        if _RWF_NOWAIT is None:
+            return None
+        # BytesIO owns the only reference to its initial bytes, lets us write into them, and gives them back uncopied.
+        target = io.BytesIO(bytes(size_bytes))
+        with target.getbuffer() as view:
+            try:
+                got = os.preadv(descriptor, [view], position, _RWF_NOWAIT)
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    return None
+                raise
+        return target.getvalue() if got == size_bytes else None
+
+    def size(self, descriptor: int) -> int:
+        """Size by `fstat`."""
+        return os.fstat(descriptor).st_size
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        """Set the size."""
+        os.ftruncate(descriptor, size_bytes)
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        """Reserve blocks."""
+        os.posix_fallocate(descriptor, 0, size_bytes)
+
+    def fsync(self, descriptor: int) -> None:
+        """Full fsync: the size must be durable as well as the data."""
+        os.fsync(descriptor)
+
+    def fsync_directory(self, path: str) -> None:
+        """Fsync a directory."""
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory for owner and group."""
+        os.mkdir(path, 0o750)
+
+    def list_directory(self, path: str) -> list[str]:
+        """Sorted names."""
+        return sorted(os.listdir(path))
+
+    def is_directory(self, path: str) -> bool:
+        """Follows symbolic links."""
+        try:
+            return stat.S_ISDIR(os.stat(path).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def exists(self, path: str) -> bool:
+        """By `lstat`."""
+        return os.path.lexists(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename over."""
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Remove a name."""
+        os.unlink(path)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def space(self, path: str) -> DiskSpace:
+        """Free bytes are those an unprivileged process may use."""
+        volume = os.statvfs(path)
+        return DiskSpace(volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize)
+
+    def try_lock(self, descriptor: int) -> bool:
+        """Non-blocking exclusive flock."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,67 @@
+"""Snapshots of the producer windows beside one log: `producers-<offset>.snapshot`, sealed, replaced atomically (H48).
+
+Belongs to a `PartitionLog`, which documents the methods it passes through. What is in a snapshot is the broker's.
+"""
+
+from __future__ import annotations
+
+from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.environment import LogEnvironment
+from headrace.log.log_state import LogState
+from headrace.wire.ids import Offset
+
+_PREFIX, _SUFFIX = "producers-", ".snapshot"
+_KEPT = 2
+
+
+class ProducerSnapshots:
+    """The snapshot files of one log, the newest two."""
+
+    def __init__(self, environment: LogEnvironment, state: LogState) -> None:
+        self._filesystem = environment.filesystem
+        self._space = environment.space
+        self._state = state
+
+    def store(self, offset: int, snapshot: bytes) -> None:
+        """See `PartitionLog.store_producer_snapshot`."""
+        state = self._state
+        state.check_online()
+        name = f"{_PREFIX}{offset:020d}{_SUFFIX}"
+        with state.disk():
+            self._space.with_reserve(lambda: replace_file(self._filesystem, state.directory, name, seal(snapshot)))
+            for old in self._offsets()[:-_KEPT]:
+                self._filesystem.unlink(self._path(old))
+
+    def load(self) -> tuple[Offset, bytes] | None:
+        """See `PartitionLog.load_producer_snapshot`."""
+        state = self._state
+        state.check_online()
+        with state.disk():
+            for offset in reversed(self._offsets()):
+                if state.log_start_offset <= offset <= state.end.offset:
+                    content = read_sealed(self._filesystem, self._path(offset))
+                    if content is not None:
+                        return Offset(offset), content
+        return None
+
+    def drop_above(self, end_offset: int) -> None:
+        """Remove for good the snapshots that know of records at or after `end_offset`. Raises OSError.
+
+        Before the log is cut, and when it is opened: what grows there again has other producers.
+        """
+        above = [offset for offset in self._offsets() if offset > end_offset]
+        for offset in above:
+            self._filesystem.unlink(self._path(offset))
+        if above:
+            self._filesystem.fsync_directory(self._state.directory)
+
+    def _offsets(self) -> list[int]:
+        names = self._filesystem.list_directory(self._state.directory)
+        return sorted(
+            int(name.removeprefix(_PREFIX).removesuffix(_SUFFIX))
+            for name in names
+            if name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+        )
+
+    def _path(self, offset: int) -> str:
+        return f"{self._state.directory}/{_PREFIX}{offset:020d}{_SUFFIX}"

@@ -1,0 +1,91 @@
+"""Removing segments: which ones retention takes, and files that wait for their end under a `.deleted` name.
+
+The decision is pure; `DeletedFiles` belongs to one log and is touched by its one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.log.open_files import OpenFile, OpenFiles
+from headrace.log.segment import DELETED_SUFFIX, INDEX_SUFFIXES, LOG_SUFFIX, Segment
+from headrace.log.settings import UNLIMITED, LogSettings
+
+
+class SegmentAge(NamedTuple):
+    """What retention needs to know of a closed segment."""
+
+    end_offset: int
+    size_bytes: int
+    last_append_ms: int
+
+
+def expired(
+    ages: Sequence[SegmentAge], total_bytes: int, high_watermark: int, now_ms: int | None, settings: LogSettings
+) -> int:
+    """Return the number of oldest closed segments to remove; `total_bytes` includes the active segment.
+
+    Only segments wholly below the high watermark, and none after the first that stays (I18). `now_ms` is None while the
+    clock is in doubt: then only sizes count (H43).
+    """
+    by_time = now_ms is not None and settings.retention_ms != UNLIMITED
+    oldest_ms = (now_ms or 0) - settings.retention_ms
+    count = 0
+    for age in ages:
+        too_old = by_time and age.last_append_ms < oldest_ms
+        too_many = settings.retention_bytes != UNLIMITED and total_bytes - age.size_bytes >= settings.retention_bytes
+        if age.end_offset > high_watermark or not (too_old or too_many):
+            break
+        total_bytes -= age.size_bytes
+        count += 1
+    return count
+
+
+class DeletedFiles:
+    """Segments that are out of the log but not yet off the disk; a slice may still read them.
+
+    A call that is refused (a full disk, a busy machine) may be repeated: it goes on where it stopped.
+    """
+
+    def __init__(self, files: OpenFiles) -> None:
+        self._files = files
+        self._unnamed: list[tuple[str, OpenFile | None]] = []  # not yet renamed
+        self._waiting: list[tuple[int | None, str, OpenFile | None]] = []
+
+    def add(self, segment: Segment) -> None:
+        """Take in a segment that has left the list; `rename` follows."""
+        self._unnamed.append((segment.stem, self._files.forget(segment.path)))
+
+    def rename(self, directory: str) -> None:
+        """Rename the files of what was added, and sync the directory. Raises OSError."""
+        filesystem = self._files.filesystem
+        if not self._unnamed:
+            return
+        for stem, _ in self._unnamed:
+            for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):
+                path = stem + suffix
+                if filesystem.exists(path):
+                    filesystem.rename(path, path + DELETED_SUFFIX)
+        filesystem.fsync_directory(directory)
+        self._waiting += [(None, stem, open_file) for stem, open_file in self._unnamed]
+        self._unnamed = []
+
+    def remove_due(self, now_ms: int, delay_ms: int) -> int:
+        """Unlink what has waited `delay_ms` since the first call that saw it and is not pinned; how many wait on."""
+        left: list[tuple[int | None, str, OpenFile | None]] = []
+        for since_ms, stem, open_file in self._waiting:
+            since_ms = now_ms if since_ms is None else since_ms
+            if now_ms - since_ms < delay_ms or (open_file is not None and open_file.pins):
+                left.append((since_ms, stem, open_file))
+            else:
+                self._unlink(stem)
+        self._waiting = left
+        return len(left)
+
+    def _unlink(self, stem: str) -> None:
+        filesystem = self._files.filesystem
+        for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):
+            path = stem + suffix + DELETED_SUFFIX
+            if filesystem.exists(path):
+                filesystem.unlink(path)

@@ -1,0 +1,172 @@
+"""Walking over the batches of one segment file: headers only for look-ups, whole batches for recovery and verification.
+
+Damage raises `LogDamagedError` with file, offset and position (I17). Nothing here changes a file but `write_again`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.log.errors import LogDamagedError
+from headrace.log.filesystem import FileSystem
+from headrace.wire.batch import HEADER_BYTES, BatchHeader, read_header
+from headrace.wire.crc import crc32c
+from headrace.wire.errors import CorruptBatchError
+
+WINDOW_BYTES = 8192
+_SEARCH_BYTES = 1 << 20
+
+# Reads so many bytes at a position; fewer only at the end of the file.
+ReadAt = Callable[[int, int], bytes]
+
+
+def walk_headers(
+    read_at: ReadAt, path: str, position: int, end_position: int, offset: int | None
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield position and header of each batch from `position` to `end_position`, by windows of a few KiB.
+
+    Checks the stamp's CRC and that offsets are contiguous from `offset` (None: whatever the first has), no payload.
+    """
+    window, window_position = b"", 0
+    while position < end_position:
+        at = position - window_position
+        if at + HEADER_BYTES > len(window):
+            window, window_position, at = read_at(min(WINDOW_BYTES, end_position - position), position), position, 0
+        try:
+            header = read_header(window, at)
+            if crc32c(window[at : at + 28]) != header.stamp_crc:
+                raise CorruptBatchError("the stamp's checksum is wrong")
+            if offset is not None and header.base_offset != offset:
+                raise CorruptBatchError(f"base offset {header.base_offset} where {offset} was expected")
+            if position + header.batch_bytes > end_position:
+                raise CorruptBatchError("the batch goes past the end of the segment")
+        except CorruptBatchError as error:
+            raise LogDamagedError(error.message, file=path, offset=offset or 0, position=position) from error
+        yield position, header
+        offset = header.end_offset
+        position += header.batch_bytes
+
+
+class ChainPoint(NamedTuple):
+    """What the next batch must fit onto."""
+
+    offset: int
+    crc: int
+    epoch: int
+
+
+def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoint) -> str:
+    """Check one whole batch: both CRCs, contiguous offset, chain, epoch. Says what is wrong, empty when nothing is."""
+    view = memoryview(batch)
+    if crc32c(view[:28]) != header.stamp_crc:
+        return "the stamp's checksum is wrong"
+    if crc32c(view[36:]) != header.crc:
+        return "the batch's checksum is wrong"
+    if header.base_offset != before.offset:
+        return f"base offset {header.base_offset} where {before.offset} was expected"
+    if header.previous_crc != before.crc:
+        return "the chain is broken: previous_crc is not the crc of the batch before"
+    if header.leader_epoch < before.epoch:
+        return f"leader epoch {header.leader_epoch} after {before.epoch}"
+    return ""
+
+
+class BadBatch(NamedTuple):
+    """Where a checked walk could not go on."""
+
+    position: int
+    offset: int
+    reason: str
+    # The batch's own end where its stamp is sound, so that a search for later batches leaves its payload out.
+    next_position: int
+
+
+def check_batches(
+    read_at: ReadAt, position: int, size_bytes: int, before: ChainPoint, max_batch_bytes: int
+) -> Iterator[tuple[int, BatchHeader] | BadBatch]:
+    """Read and check every batch from `position` to the end of the file; the last item may be a `BadBatch`."""
+    while position < size_bytes:
+        head = read_at(min(_SEARCH_BYTES, size_bytes - position), position)
+        try:
+            header = read_header(head)
+        except CorruptBatchError as error:
+            yield BadBatch(position, before.offset, error.message, position + 8)
+            return
+        sound_stamp = crc32c(head[:28]) == header.stamp_crc
+        end = position + header.batch_bytes
+        if header.batch_bytes > max_batch_bytes or end > size_bytes:
+            reason = f"a batch of {header.batch_bytes} bytes cannot be here: {size_bytes - position} are left"
+            yield BadBatch(position, before.offset, reason, min(end, size_bytes) if sound_stamp else position + 8)
+            return
+        batch = memoryview(head)[: header.batch_bytes]
+        if len(batch) < header.batch_bytes:
+            batch = memoryview(read_at(header.batch_bytes, position))
+        wrong = check_next(batch, header, before)
+        if wrong:
+            yield BadBatch(position, before.offset, wrong, end if sound_stamp else position + 8)
+            return
+        yield position, header
+        before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+        position = end
+
+
+def write_again(
+    filesystem: FileSystem, descriptor: int, path: str, position: int, end_position: int, before: ChainPoint
+) -> ChainPoint:
+    """Write the batches from `position` to `end_position` over themselves, each checked as it is read; the last one.
+
+    Raises OSError: also where a batch does not pass its checks, as what was written there cannot be read any more.
+    """
+    while position < end_position:
+        try:
+            header = read_header(filesystem.pread(descriptor, HEADER_BYTES, position))
+            batch = filesystem.pread(descriptor, header.batch_bytes, position)
+            wrong = check_next(batch, header, before) if len(batch) == header.batch_bytes else "it ends early"
+        except CorruptBatchError as error:
+            wrong = error.message
+        if wrong:
+            reason = f"what a refused fsync left at byte {position} is not what was written: {wrong}"
+            raise OSError(errno.EIO, reason, path)
+        if filesystem.pwritev(descriptor, [batch], position) != len(batch):
+            raise OSError(errno.ENOSPC, "short write", path)
+        before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+        position += header.batch_bytes
+    return before
+
+
+def find_valid_batch(read_at: ReadAt, position: int, size_bytes: int, offset: int, max_batch_bytes: int) -> int | None:
+    """Return the position of a whole valid batch at or after `position` with a base offset of at least `offset`.
+
+    None for none (H31).
+    Batches are multiples of 8 bytes, so a batch starts at a multiple of 8: candidates are sifted by numpy over the
+    fixed fields.
+    """
+    position = -(-position // 8) * 8
+    while position + HEADER_BYTES <= size_bytes:
+        data = read_at(min(_SEARCH_BYTES + HEADER_BYTES, size_bytes - position), position)
+        words = np.frombuffer(data, "<i8", len(data) // 8)
+        starts = len(words) - HEADER_BYTES // 8 + 1
+        if starts <= 0:
+            return None
+        batch_bytes = words[2 : 2 + starts] & 0xFFFFFFFF
+        magic = (words[4 : 4 + starts] >> 32) & 0xFF
+        fits = (magic == 1) & (batch_bytes > HEADER_BYTES) & (batch_bytes % 8 == 0) & (batch_bytes <= max_batch_bytes)
+        for index in np.flatnonzero(fits & (words[:starts] >= offset)).tolist():
+            start = position + index * 8
+            size = int(batch_bytes[index])
+            if start + size <= size_bytes and _is_valid(read_at(size, start)):
+                return start
+        position += starts * 8
+    return None
+
+
+def _is_valid(batch: bytes) -> bool:
+    try:
+        header = read_header(batch)
+    except CorruptBatchError:
+        return False
+    return crc32c(batch[:28]) == header.stamp_crc and crc32c(memoryview(batch)[36:]) == header.crc

@@ -1,0 +1,58 @@
+"""One segment of a log: a file `<base_offset:020d>.log` of batches, with its sparse indexes.
+
+Owned by a `PartitionLog` and changed under its lock. The file itself is reached through `OpenFiles`.
+"""
+
+from __future__ import annotations
+
+from headrace.log.filesystem import FileSystem
+from headrace.log.index import IndexCache, SegmentIndex
+from headrace.log.open_files import OpenFile
+
+LOG_SUFFIX = ".log"
+DELETED_SUFFIX = ".deleted"
+INDEX_SUFFIXES = (".index", ".timeindex")
+
+
+class Segment:
+    """What the log knows of a segment without reading it."""
+
+    __slots__ = (
+        "base_offset",
+        "cuts",
+        "dirty",
+        "first_append_ms",
+        "held_file",
+        "index",
+        "index_ready",
+        "path",
+        "size_bytes",
+        "stem",
+    )
+
+    def __init__(
+        self, filesystem: FileSystem, directory: str, base_offset: int, size_bytes: int, cache: IndexCache
+    ) -> None:
+        self.base_offset = base_offset
+        self.stem = f"{directory}/{base_offset:020d}"
+        self.path = self.stem + LOG_SUFFIX
+        # Bytes of whole batches; what is written beyond does not exist for readers.
+        self.size_bytes = size_bytes
+        # How often the file was truncated: a slice made before a cut must not be read after it.
+        self.cuts = 0
+        # Written since the last fsync.
+        self.dirty = False
+        # The descriptor that a rolled segment was written through, pinned until its fsync has ended well: an error of
+        # writing back is reported to descriptors that were open, and once (fsyncgate).
+        self.held_file: OpenFile | None = None
+        # Append timestamp of the first batch in ms; -1 while not known.
+        self.first_append_ms = -1
+        self.index = SegmentIndex(filesystem, self.stem, base_offset, cache)
+        # The index covers the whole segment; a closed segment's is made ready on first use.
+        self.index_ready = size_bytes == 0
+
+
+def segment_base_offsets(names: list[str]) -> list[int]:
+    """Return the base offsets of the segment files among `names`, ascending."""
+    stems = (name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX))
+    return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())

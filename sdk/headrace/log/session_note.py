@@ -1,0 +1,45 @@
+"""How new a data directory is: `<data_dir>/session`, sealed JSON (PROTOCOL H16, H42, H81).
+
+generation      of the cluster's metadata that `broker_epoch` is of
+version         a number that only grows, raised here before it is raised in etcd: a directory with a smaller one
+                than etcd has is an older copy of itself
+broker_epoch    of the last session that served from this directory; 0: none in this generation
+announced       etcd's revision at the last version that it is known to have of this directory: nobody else writes that
+                key, so an etcd that has it at a lower one was put back; 0: none in this generation
+"""
+
+from __future__ import annotations
+
+import json
+
+from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.filesystem import FileSystem
+
+FILE = "session"
+
+
+class SessionNote:
+    """Read at the start; each change is synced before it is relied on. One thread at a time."""
+
+    def __init__(self, filesystem: FileSystem, path: str, generation: int) -> None:
+        """Read what `path` holds; a file that is missing or damaged counts as the oldest. Raises OSError."""
+        self._filesystem = filesystem
+        self._path = path
+        self._generation = generation
+        self.version = 0
+        self.broker_epoch = self.announced = 0
+        payload = read_sealed(filesystem, f"{path}/{FILE}")
+        if payload is not None:
+            noted = json.loads(payload)
+            self.version = int(noted["version"])
+            if noted["generation"] == generation:
+                self.broker_epoch = int(noted["broker_epoch"])
+                self.announced = int(noted.get("announced", self.broker_epoch))
+
+    def write(self, version: int, broker_epoch: int, announced: int) -> None:
+        """Note all three, synced. Raises OSError."""
+        assert version >= self.version, (version, self.version)
+        numbers = {"version": version, "broker_epoch": broker_epoch, "announced": announced}
+        noted = json.dumps({"generation": self._generation, **numbers})
+        replace_file(self._filesystem, self._path, FILE, seal(noted.encode()))
+        self.version, self.broker_epoch, self.announced = version, broker_epoch, announced

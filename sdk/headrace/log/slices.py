@@ -1,0 +1,134 @@
+"""A range of whole batches in one segment file, as the read path hands it out.
+
+Made by `PartitionLog.read`; read by `Fetch`, replica fetch and, by file descriptor, the transfer port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.log.errors import LogDamagedError, SliceCutError
+from headrace.log.open_files import OpenFile, OpenFiles
+from headrace.log.segment import Segment
+from headrace.wire.errors import HeadraceError
+
+
+class Slice:
+    """Whole batches at `position .. position + size_bytes` of one file; owns a pin on that file until `close`.
+
+    The pin keeps the file descriptor open although the segment is deleted meanwhile. A truncation that cuts into the
+    range does not wait: reading then raises `SliceCutError`, never bytes of another epoch. Any thread may read; close
+    it once (`with` does). An empty slice (`size_bytes == 0`) means that there is nothing before the end asked for.
+    """
+
+    __slots__ = (
+        "_cuts",
+        "_failed",
+        "_file",
+        "_files",
+        "_segment",
+        "base_offset",
+        "end_offset",
+        "position",
+        "size_bytes",
+    )
+
+    def __init__(
+        self,
+        segment: Segment,
+        files: OpenFiles,
+        file: OpenFile | None,
+        *,
+        cuts: int,
+        base_offset: int,
+        end_offset: int,
+        position: int,
+        size_bytes: int,
+        failed: Callable[[OSError], HeadraceError],
+    ) -> None:
+        """`failed`: the error to raise for a disk call of this log that failed; `LogState.failed`."""
+        self._failed = failed
+        self._segment = segment
+        self._files = files
+        self._file = file
+        self._cuts = cuts
+        # First offset of the first batch; may be below the offset asked for. Equals `end_offset` when empty.
+        self.base_offset = base_offset
+        # The offset after the last batch: where the next read goes on.
+        self.end_offset = end_offset
+        # Where the batches start in the file, and how many bytes they are.
+        self.position = position
+        self.size_bytes = size_bytes
+
+    def __len__(self) -> int:
+        """Return the bytes of the batches."""
+        return self.size_bytes
+
+    @property
+    def path(self) -> str:
+        """The segment's file."""
+        return self._segment.path
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the log was truncated into the range since: what was read may be of another epoch."""
+        return self._segment.cuts != self._cuts
+
+    def fileno(self) -> int:
+        """Return the file descriptor for `sendfile`; valid until `close`.
+
+        Only of a slice that is not empty or closed.
+        """
+        assert self._file is not None, "an empty or closed slice has no file"
+        return self._file.descriptor
+
+    def read(self) -> bytes:
+        """Read the batches; may block on the disk. Raises SliceCutError, LogDamagedError, StorageOfflineError."""
+        if self.size_bytes == 0:
+            return b""
+        try:
+            data = self._files.filesystem.pread(self.fileno(), self.size_bytes, self.position)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._check_uncut(len(data))
+        return data
+
+    def try_read_nowait(self) -> bytes | None:
+        """Read the batches if all of them are in the page cache, else None: then `read` in a thread (H46)."""
+        if self.size_bytes == 0:
+            return b""
+        try:
+            data = self._files.filesystem.pread_nowait(self.fileno(), self.size_bytes, self.position)
+        except OSError as error:
+            raise self._failed(error) from error
+        if data is not None:
+            self._check_uncut(len(data))
+        return data
+
+    def _check_uncut(self, got_bytes: int) -> None:
+        if not self.was_cut and got_bytes != self.size_bytes:
+            raise LogDamagedError(
+                "the file is shorter than what was written", file=self._segment.path,
+                offset=self.base_offset, position=self.position + got_bytes,
+            )  # fmt: skip
+        if self.was_cut:
+            raise SliceCutError(
+                f"{self._segment.path} was truncated below offset {self.end_offset} while it was read",
+                action="Read again at the log's new end.",
+                retriable=True,
+            )
+
+    def close(self) -> None:
+        """Release the pin; further calls do nothing."""
+        file, self._file = self._file, None
+        if file is not None:
+            self._files.unpin(file)
+
+    def __enter__(self) -> Slice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,44 @@
+"""Finding an offset by time: by segment, by time index, by batch header, and by record where no inflating is needed."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.wire.batch import BatchFlags, BatchHeader, Codec
+from headrace.wire.columns import decode_batch
+from headrace.wire.ids import Offset
+
+
+class TimestampKind(Enum):
+    """Which timestamp a look-up goes by."""
+
+    APPEND = "append"  # the leader's clock when the batch was appended
+    RECORD = "record"  # the producer's timestamp of the record
+
+
+class TimestampedOffset(NamedTuple):
+    """The answer of a look-up by timestamp."""
+
+    offset: Offset
+    timestamp_ms: int
+
+
+def batch_timestamp(header: BatchHeader, kind: TimestampKind) -> int:
+    """Return the largest timestamp of a batch, in ms."""
+    return header.append_timestamp_ms if kind is TimestampKind.APPEND else header.max_timestamp_ms
+
+
+def has_plain_timestamps(header: BatchHeader) -> bool:
+    """Whether the records' own timestamps can be read without inflating anything."""
+    return bool(header.flags & BatchFlags.RECORD_TIMESTAMPS) and header.codec == Codec.NONE
+
+
+def first_record(batch: bytes, header: BatchHeader, timestamp_ms: int) -> TimestampedOffset:
+    """Return the first record of the batch at `timestamp_ms` or later; the batch has one. Raises CorruptBatchError."""
+    timestamps = decode_batch(batch, max_payload_bytes=header.payload_bytes).timestamps_ms
+    assert timestamps is not None, "the batch is flagged to have timestamps"
+    at = int(np.argmax(timestamps >= timestamp_ms))
+    return TimestampedOffset(Offset(header.base_offset + at), int(timestamps[at]))

@@ -1,0 +1,35 @@
+"""The leader epochs of a log are what its batches say, and what was promised before the first of them (H2, I6)."""
+
+import random
+
+from headrace.log.memory_filesystem import Loss
+
+
+def test_an_epoch_without_records_gives_way(bench):
+    """Starts rise strictly: of two epochs that begin at one offset the later one stands."""
+    bench.open()
+    bench.append(epoch=1)
+    bench.log.start_epoch(2)
+    bench.log.start_epoch(3)
+    bench.append(epoch=3)
+    assert bench.log.epochs() == ((1, 0), (3, 1))
+
+
+def test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be(bench):
+    """Power is lost right after `start_epoch`: the next process knows the epoch, which has no batch yet."""
+    bench.open()
+    bench.append(epoch=1)
+    bench.log.flush()
+    assert bench.log.start_epoch(4) == 1
+    bench.disk.crash(Loss.ALL, random.Random(1))
+    bench.open()
+    assert bench.log.epochs() == ((1, 0), (4, 1))
+
+
+def test_an_epoch_that_is_not_known_ends_where_the_largest_below_it_does(bench):
+    """KIP-279: a follower's epoch that this log never had is answered with the one before it that both may have."""
+    bench.open()
+    for epoch in (1, 1, 4):
+        bench.append(epoch=epoch)
+    ends = {epoch: bench.log.epoch_end(epoch) for epoch in range(6)}
+    assert ends == {0: (-1, 0), 1: (1, 2), 2: (1, 2), 3: (1, 2), 4: (4, 3), 5: (4, 3)}
