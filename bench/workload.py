@@ -12,9 +12,9 @@ import time
 from typing import Annotated
 
 import typer
-from headrace.cli.bench import ETC_KEYS, ETC_ZIPF, PAPER_VALUE_BYTES
-from headrace.cli.bench_records import BLOCK_RECORDS, KeyPool, made_blocks
-from headrace.cli.workloads import EtcWorkload, PaperWorkload, Workload
+from headrace.cli.bench.commands import ETC_KEYS, ETC_ZIPF, PAPER_VALUE_BYTES
+from headrace.cli.bench.records import BLOCK_RECORDS, KeyPool, made_blocks
+from headrace.cli.bench.workloads import EtcWorkload, PaperWorkload, Workload
 from rich.console import Console
 from rich.table import Table
 

@@ -6,31 +6,31 @@ Names are imported when they are first used, so that `import headrace.wire`, whi
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.client.admin import Admin as Admin
-    from headrace.client.consumer import Consumer as Consumer
-    from headrace.client.errors import BufferFullError as BufferFullError
-    from headrace.client.errors import ClosedError as ClosedError
-    from headrace.client.errors import ConfigError as ConfigError
-    from headrace.client.errors import DeliveryError as DeliveryError
-    from headrace.client.errors import ForkedError as ForkedError
-    from headrace.client.errors import HandlerError as HandlerError
-    from headrace.client.errors import HandlerTimeoutError as HandlerTimeoutError
-    from headrace.client.errors import LogTruncationError as LogTruncationError
-    from headrace.client.errors import NoBrokersAvailableError as NoBrokersAvailableError
-    from headrace.client.errors import ProcessEndedError as ProcessEndedError
-    from headrace.client.errors import SerializationError as SerializationError
-    from headrace.client.errors import TopicRecreatedError as TopicRecreatedError
-    from headrace.client.errors import WakeupError as WakeupError
-    from headrace.client.group_offsets import OffsetAndMetadata as OffsetAndMetadata
-    from headrace.client.handler_pool import RunSummary as RunSummary
-    from headrace.client.producer import Producer as Producer
-    from headrace.client.reader import Reader as Reader
-    from headrace.client.receipts import ManyReceipt as ManyReceipt
-    from headrace.client.receipts import Receipt as Receipt
-    from headrace.client.records import Record as Record
-    from headrace.client.records import RecordBatch as RecordBatch
-    from headrace.client.records import RecordMetadata as RecordMetadata
-    from headrace.client.work_queue import RetryPolicy as RetryPolicy
+    from headrace.client.admin.admin import Admin as Admin
+    from headrace.client.base.errors import BufferFullError as BufferFullError
+    from headrace.client.base.errors import ClosedError as ClosedError
+    from headrace.client.base.errors import ConfigError as ConfigError
+    from headrace.client.base.errors import DeliveryError as DeliveryError
+    from headrace.client.base.errors import ForkedError as ForkedError
+    from headrace.client.base.errors import HandlerError as HandlerError
+    from headrace.client.base.errors import HandlerTimeoutError as HandlerTimeoutError
+    from headrace.client.base.errors import LogTruncationError as LogTruncationError
+    from headrace.client.base.errors import NoBrokersAvailableError as NoBrokersAvailableError
+    from headrace.client.base.errors import ProcessEndedError as ProcessEndedError
+    from headrace.client.base.errors import SerializationError as SerializationError
+    from headrace.client.base.errors import TopicRecreatedError as TopicRecreatedError
+    from headrace.client.base.errors import WakeupError as WakeupError
+    from headrace.client.base.receipts import ManyReceipt as ManyReceipt
+    from headrace.client.base.receipts import Receipt as Receipt
+    from headrace.client.base.records import Record as Record
+    from headrace.client.base.records import RecordBatch as RecordBatch
+    from headrace.client.base.records import RecordMetadata as RecordMetadata
+    from headrace.client.consumer.consumer import Consumer as Consumer
+    from headrace.client.consumer.reader import Reader as Reader
+    from headrace.client.group.offsets import OffsetAndMetadata as OffsetAndMetadata
+    from headrace.client.handlers.handler_pool import RunSummary as RunSummary
+    from headrace.client.handlers.work_queue import RetryPolicy as RetryPolicy
+    from headrace.client.producer.producer import Producer as Producer
     from headrace.wire.allocator import keep_large_buffers as keep_large_buffers
     from headrace.wire.errors import ErrorCode as ErrorCode
     from headrace.wire.errors import HeadraceError as HeadraceError
@@ -40,31 +40,31 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Admin": "headrace.client.admin",
-    "Consumer": "headrace.client.consumer",
-    "OffsetAndMetadata": "headrace.client.group_offsets",
-    "Producer": "headrace.client.producer",
-    "Reader": "headrace.client.reader",
-    "ManyReceipt": "headrace.client.receipts",
-    "Receipt": "headrace.client.receipts",
-    "Record": "headrace.client.records",
-    "RecordBatch": "headrace.client.records",
-    "RecordMetadata": "headrace.client.records",
-    "RetryPolicy": "headrace.client.work_queue",
-    "RunSummary": "headrace.client.handler_pool",
-    "BufferFullError": "headrace.client.errors",
-    "ClosedError": "headrace.client.errors",
-    "ConfigError": "headrace.client.errors",
-    "DeliveryError": "headrace.client.errors",
-    "ForkedError": "headrace.client.errors",
-    "HandlerError": "headrace.client.errors",
-    "HandlerTimeoutError": "headrace.client.errors",
-    "LogTruncationError": "headrace.client.errors",
-    "NoBrokersAvailableError": "headrace.client.errors",
-    "ProcessEndedError": "headrace.client.errors",
-    "SerializationError": "headrace.client.errors",
-    "TopicRecreatedError": "headrace.client.errors",
-    "WakeupError": "headrace.client.errors",
+    "Admin": "headrace.client.admin.admin",
+    "Consumer": "headrace.client.consumer.consumer",
+    "OffsetAndMetadata": "headrace.client.group.offsets",
+    "Producer": "headrace.client.producer.producer",
+    "Reader": "headrace.client.consumer.reader",
+    "ManyReceipt": "headrace.client.base.receipts",
+    "Receipt": "headrace.client.base.receipts",
+    "Record": "headrace.client.base.records",
+    "RecordBatch": "headrace.client.base.records",
+    "RecordMetadata": "headrace.client.base.records",
+    "RetryPolicy": "headrace.client.handlers.work_queue",
+    "RunSummary": "headrace.client.handlers.handler_pool",
+    "BufferFullError": "headrace.client.base.errors",
+    "ClosedError": "headrace.client.base.errors",
+    "ConfigError": "headrace.client.base.errors",
+    "DeliveryError": "headrace.client.base.errors",
+    "ForkedError": "headrace.client.base.errors",
+    "HandlerError": "headrace.client.base.errors",
+    "HandlerTimeoutError": "headrace.client.base.errors",
+    "LogTruncationError": "headrace.client.base.errors",
+    "NoBrokersAvailableError": "headrace.client.base.errors",
+    "ProcessEndedError": "headrace.client.base.errors",
+    "SerializationError": "headrace.client.base.errors",
+    "TopicRecreatedError": "headrace.client.base.errors",
+    "WakeupError": "headrace.client.base.errors",
     "keep_large_buffers": "headrace.wire.allocator",
     "ErrorCode": "headrace.wire.errors",
     "HeadraceError": "headrace.wire.errors",

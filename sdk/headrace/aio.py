@@ -4,9 +4,9 @@ They run on gRPC channels of the running loop and start no thread; the decisions
 wait is a coroutine, what cannot is a plain method. A cancelled await loses no record and leaves nothing half done.
 """
 
-from headrace.client.aio.admin import Admin
-from headrace.client.aio.consumer import Consumer
-from headrace.client.aio.producer import ManyReceipt, Producer, Receipt
-from headrace.client.aio.reader import Reader
+from headrace.client.admin.admin_async import Admin
+from headrace.client.consumer.consumer_async import Consumer
+from headrace.client.consumer.reader_async import Reader
+from headrace.client.producer.producer_async import ManyReceipt, Producer, Receipt
 
 __all__ = ["Admin", "Consumer", "ManyReceipt", "Producer", "Reader", "Receipt"]

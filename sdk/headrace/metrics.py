@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace.client.call_counts import SECONDS, CallStats
-from headrace.client.consumer import Consumer
-from headrace.client.consumer_health import ConsumerHealth
-from headrace.client.producer import Producer
-from headrace.client.reader import Reader
-from headrace.client.sender import ProducerStats
+from headrace.client.base.call_counts import SECONDS, CallStats
+from headrace.client.consumer.consumer import Consumer
+from headrace.client.consumer.reader import Reader
+from headrace.client.group.consumer_health import ConsumerHealth
+from headrace.client.producer.producer import Producer
+from headrace.client.producer.sender import ProducerStats
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 

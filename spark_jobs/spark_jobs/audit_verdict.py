@@ -1,8 +1,8 @@
 """What producers claim against what arrived, by topic and window: the decision of the audit. Pure.
 
-`headrace.client.audit` says what a claim is. Of a window's claims, `acknowledged` records must have arrived at
-least, and `sent - failed` at most; what lies between was never answered for. Counts alone cannot tell a record that is
-missing from one that is doubled where both happened in one window: `distinct` can, where something identifies a record.
+`headrace.client.interceptors.audit` says what a claim is. Of a window's claims, at least `acknowledged` and at most
+`sent - failed` records must have arrived; the difference was never answered for. Counts alone cannot tell a missing
+record from a duplicated one where both happened in one window: `distinct` can, where something identifies a record.
 """
 
 from __future__ import annotations

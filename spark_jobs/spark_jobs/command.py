@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from headrace.cli.exit_codes import ExitCode, exit_code_of
+from headrace.cli.common.exit_codes import ExitCode, exit_code_of
 from headrace.wire.errors import HeadraceError
 from rich.console import Console
 

@@ -12,7 +12,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from headrace.cli.exit_codes import ExitCode
+from headrace.cli.common.exit_codes import ExitCode
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.settings import load_settings

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import grpc
 import headrace
-from headrace.client.admin_replication import LogInfo
-from headrace.client.admin_rpc import PartitionDescription
+from headrace.client.admin.replication import LogInfo
+from headrace.client.admin.rpc import PartitionDescription
 from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import broker_pb2_grpc, topics_pb2
 from headrace.wire.batch import iter_batches

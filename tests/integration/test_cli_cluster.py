@@ -13,8 +13,8 @@ from typing import Any
 
 import headrace as sdk
 import pytest
+from headrace.cli.common.session import SdkClients
 from headrace.cli.main import run
-from headrace.cli.session import SdkClients
 from headrace_devcluster.cluster import LocalCluster
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

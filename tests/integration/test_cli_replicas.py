@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import headrace as sdk
 import pytest
+from headrace.cli.common.session import SdkClients
 from headrace.cli.main import run
-from headrace.cli.session import SdkClients
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.replicated import Replicated

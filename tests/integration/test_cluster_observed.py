@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import headrace
 import pytest
-from headrace.cli.exit_codes import ExitCode
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.session import SdkClients
 from headrace.cli.main import run
-from headrace.cli.session import SdkClients
 from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import broker_pb2_grpc, process_pb2, process_pb2_grpc, topics_pb2
 from headrace.wire.errors import InvalidRequestError, from_rpc_error

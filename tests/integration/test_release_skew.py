@@ -9,7 +9,8 @@ import grpc
 import headrace
 import headrace.aio
 import pytest
-from headrace.client import bootstrap_client, membership
+from headrace.client.group import membership
+from headrace.client.net import bootstrap_client
 from headrace.v1 import handshake_pb2
 from headrace.wire.errors import UnsupportedVersionError, from_rpc_error
 from headrace.wire.releases import CAPABILITIES, RELEASE

@@ -13,7 +13,7 @@ from typing import Any
 
 import headrace
 import pytest
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace_devcluster.cluster import LocalCluster
 
 from tests.integration.replicated import until

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace_devcluster.cluster import LocalCluster
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 

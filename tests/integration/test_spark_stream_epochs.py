@@ -1,7 +1,7 @@
 """The stream source's planning against real brokers, without a JVM: leader epochs are found and compared."""
 
 import headrace
-from headrace.client.epoch_ends import record_epochs, truncation_points
+from headrace.client.admin.epoch_ends import record_epochs, truncation_points
 from headrace.spark.schema import full_schema
 from headrace.spark.stream_offsets import EPOCHS
 from headrace.spark.stream_reader import HeadraceStreamReader

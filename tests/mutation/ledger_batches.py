@@ -15,7 +15,7 @@ LEAVING = "tests/security/test_bombs_leaving.py"
 ENTERING = "tests/security/test_poison_entering.py"
 REFUSED = f"{ENTERING}::test_batch_that_no_reader_decodes_is_refused"
 CLIENT = "sdk/headrace/client"
-CORRUPT = f"{CLIENT}/corrupt_batches.py"
+CORRUPT = f"{CLIENT}/fetch/corrupt_batches.py"
 PASSING = "tests/unit/client/test_corrupt_batches.py"
 FAKE = "The simulator's readers decode nothing."
 SOUND = "The simulator's producers send sound, uncompressed batches."
@@ -99,7 +99,7 @@ BATCHES = (
     Mutant(
         "poison-asked-for-again",
         "H147",
-        f"{CLIENT}/subscription_state.py",
+        f"{CLIENT}/fetch/subscription_state.py",
         "        if error.written_so:  ",
         "        if False:  ",
         "What every replica has is asked for three times, and brokers look for damage that is not theirs.",
@@ -117,7 +117,7 @@ BATCHES = (
     Mutant(
         "letter-not-awaited",
         "H147",
-        f"{CLIENT}/fetching.py",
+        f"{CLIENT}/fetch/fetching.py",
         "        for receipt in receipts:\n            receipt.result()\n",
         "",
         "A batch is passed before its dead letter is stored.",
@@ -126,7 +126,7 @@ BATCHES = (
     Mutant(
         "passed-and-not-committed",
         "H147",
-        f"{CLIENT}/consumer.py",
+        f"{CLIENT}/consumer/consumer.py",
         "                    self._group.mark_consumed(completed.where, error.next_offset, NO_EPOCH)\n",
         "                    pass\n",
         "Every owner of the partition meets the batch again, until something behind it is committed.",
@@ -135,7 +135,7 @@ BATCHES = (
     Mutant(
         "poll-takes-what-a-fetch-brought",
         "H147",
-        f"{CLIENT}/consumer.py",
+        f"{CLIENT}/consumer/consumer.py",
         "            if decoded_batches and size > self._config.max_poll_bytes:\n",
         "            if False:\n",
         "One poll holds all that one fetch inflates to.",
@@ -144,7 +144,7 @@ BATCHES = (
     Mutant(
         "reader-inflates-a-whole-fetch",
         "H147",
-        f"{CLIENT}/reader.py",
+        f"{CLIENT}/consumer/reader.py",
         "            if decoded_batches and size > self._config.max_poll_bytes:\n",
         "            if False:\n",
         "Iterating a Reader holds all that one fetch inflates to.",
@@ -153,7 +153,7 @@ BATCHES = (
     Mutant(
         "error-in-the-middle-loses-what-came-before",
         "H147",
-        f"{CLIENT}/consumer.py",
+        f"{CLIENT}/consumer/consumer.py",
         "                    if first:\n                        raise\n                    return None",
         "                    raise\n                    return None",
         "A poll that meets a batch which it cannot decode drops the records before it, whose position has moved.",
@@ -162,7 +162,7 @@ BATCHES = (
     Mutant(
         "all-headers-of-a-batch-at-once",
         "H147",
-        f"{CLIENT}/records.py",
+        f"{CLIENT}/base/records.py",
         "    if ends[end] - ends[start] <= HEADERS_AT_ONCE:\n",
         "    if True:\n",
         "The first record of a batch makes objects of all headers of the batch.",

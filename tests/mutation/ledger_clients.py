@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutation.mutants import BROKER, CLIENT, SERVER, Mutant, Simulation, Test
 
-VERSIONS = f"{CLIENT}/topic_versions.py"
-INFLIGHT = f"{CLIENT}/inflight.py"
-POSITION = f"{CLIENT}/partition_fetch_state.py"
-CALLS = f"{CLIENT}/bootstrap_client.py"
+VERSIONS = f"{CLIENT}/net/topic_versions.py"
+INFLIGHT = f"{CLIENT}/producer/inflight.py"
+POSITION = f"{CLIENT}/fetch/partition_fetch_state.py"
+CALLS = f"{CLIENT}/net/bootstrap_client.py"
 VIEW = f"{SERVER}/metadata_view.py"
 SPARK = "sdk/headrace/spark"
 NO_SPARK = "The simulator runs no query."
@@ -71,7 +71,7 @@ CLIENTS = (
     Mutant(
         "lower-epoch-believed",
         "H4",
-        f"{CLIENT}/cluster_metadata.py",
+        f"{CLIENT}/net/cluster_metadata.py",
         "    merged = [new if new.epoch >= old.epoch else old for old, new in zip(known, given, strict=False)]\n",
         "    merged = [new for _, new in zip(known, given, strict=False)]\n",
         "A client sends to the leader of an epoch that is over, because the server that it asked was behind.",
@@ -80,7 +80,7 @@ CLIENTS = (
     Mutant(
         "open-batch-of-another-life",
         "H26",
-        f"{CLIENT}/subscription_state.py",
+        f"{CLIENT}/fetch/subscription_state.py",
         "        if partition is None or generation < partition.placed:\n",
         "        if partition is None:\n",
         "The rest of a deleted topic's batch is delivered as if it stood in the topic that has its name.",
@@ -92,7 +92,7 @@ CLIENTS = (
     Mutant(
         "reset-to-the-end",
         "H143",
-        f"{CLIENT}/offset_resets.py",
+        f"{CLIENT}/fetch/offset_resets.py",
         '        return earliest if auto_offset_reset == "earliest" else latest\n',
         "        return latest\n",
         "A reader whose next records were removed leaves out all that are left, too.",
@@ -149,7 +149,7 @@ CLIENTS = (
     Mutant(
         "records-deleted-in-another-life",
         "H26",
-        f"{CLIENT}/admin_steps.py",
+        f"{CLIENT}/admin/steps.py",
         "                _check_life(topic, topic_id, topic_leaders.topic_id)\n",
         "                topic_id = topic_leaders.topic_id\n",
         "An offset that was looked up in one topic deletes records of the next one of its name.",

@@ -8,10 +8,10 @@ TRANSITION = f"{COORDINATOR}/core/group_transition.py"
 GROUP_TRANSACTIONS = f"{COORDINATOR}/runtime/group_transactions.py"
 OFFSETS = f"{COORDINATOR}/runtime/group_offsets.py"
 SERVICE = f"{COORDINATOR}/rpc/group_service.py"
-MEMBERSHIP = f"{CLIENT}/membership.py"
-COMMITS = f"{CLIENT}/group_offsets.py"
-INITIAL_OFFSETS = f"{CLIENT}/initial_offsets.py"
-MEMBER = f"{CLIENT}/group_member.py"
+MEMBERSHIP = f"{CLIENT}/group/membership.py"
+COMMITS = f"{CLIENT}/group/offsets.py"
+INITIAL_OFFSETS = f"{CLIENT}/group/initial_offsets.py"
+MEMBER = f"{CLIENT}/group/member.py"
 GROUP_MAINTENANCE = f"{COORDINATOR}/runtime/group_maintenance.py"
 TIMES = f"{COORDINATOR}/runtime/group_times.py"
 COORDINATOR_TESTS = "tests/unit/coordinator"
@@ -175,7 +175,7 @@ GROUPS = (
     Mutant(
         "no-member-on-a-refused-commit",
         "H63",
-        f"{CLIENT}/group_loops.py",
+        f"{CLIENT}/group/loops.py",
         "                self.membership.request_heartbeat()\n                self.heartbeat_now()\n",
         "                self.lose_all()\n                return\n",
         "A member takes a coordinator that is behind at its word, and drops all that it reads.",

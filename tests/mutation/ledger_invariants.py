@@ -117,7 +117,7 @@ INVARIANT_RULES = (
     Mutant(
         "several-in-flight-without-sequences",
         "I21",
-        f"{CLIENT}/inflight.py",
+        f"{CLIENT}/producer/inflight.py",
         "partition_queue.recovering or partition_queue.needs_epoch or not self._idempotent",
         "partition_queue.recovering or partition_queue.needs_epoch",
         "A producer without an id sends on while a batch before may fail and be sent again.",
@@ -129,7 +129,7 @@ INVARIANT_RULES = (
     Mutant(
         "unknown-outcome-called-failed",
         "I22",
-        f"{CLIENT}/inflight.py",
+        f"{CLIENT}/producer/inflight.py",
         "        if batch.outcome_unknown and error.outcome == Outcome.NOT_APPLIED:\n",
         "        if False:\n",
         "A batch that an earlier try may have written is reported as certainly not written.",
@@ -160,7 +160,7 @@ INVARIANT_RULES = (
     Mutant(
         "own-commit-of-a-former-term-believed",
         "I27",
-        f"{CLIENT}/initial_offsets.py",
+        f"{CLIENT}/group/initial_offsets.py",
         "        if own is not None and epoch == holding.assignment_epoch:\n",
         "        if own is not None:\n",
         "A member that is given a partition again begins where it stopped, before what others have committed since.",
@@ -169,7 +169,7 @@ INVARIANT_RULES = (
     Mutant(
         "first-records-of-a-grown-topic-skipped",
         "I29",
-        f"{CLIENT}/initial_offsets.py",
+        f"{CLIENT}/group/initial_offsets.py",
         '        found += yield from self._reset(added, "earliest" if at == "latest" else at)\n',
         "        found += yield from self._reset(added, at)\n",
         "Of a partition that was added under a group that starts at the end the first records reach nobody.",

@@ -5,8 +5,8 @@ import zlib
 from itertools import pairwise
 
 import pytest
-from headrace.client.errors import ConfigError
-from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.base.errors import ConfigError
+from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
 
 
 def test_section_3_2_a_randomly_selected_partition() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
-from headrace.cli.record_writers import RecordOutput, record_writer
-from headrace.client.decoding import decoded_batches_of
-from headrace.client.partition_fetch_state import CompletedFetch
-from headrace.client.records import Deserializers, RecordBatch
+from headrace.cli.records.record_writers import RecordOutput, record_writer
+from headrace.client.base.records import Deserializers, RecordBatch
+from headrace.client.fetch.decoding import decoded_batches_of
+from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.wire.batch import CRC_START, HEADER_BYTES, MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, BatchFlags, Codec
 from headrace.wire.batch import check_batch as check_header
 from headrace.wire.columns import check_columns

@@ -19,10 +19,14 @@ from typing import Any
 from unittest import mock
 
 import grpc
-from headrace.client import admin_steps, bootstrap_client, consumer, fetching, producer, security, sender, transfer
-from headrace.client.aio import connection
-from headrace.client.aio import fetching as aio_fetching
-from headrace.client.aio import producer as aio_producer
+from headrace.client.admin import steps as admin_steps
+from headrace.client.consumer import consumer
+from headrace.client.fetch import fetching
+from headrace.client.fetch import fetching_async as aio_fetching
+from headrace.client.net import bootstrap_client, security, transfer
+from headrace.client.net import connection_async as connection
+from headrace.client.producer import producer, sender
+from headrace.client.producer import producer_async as aio_producer
 
 from tests.simulation.told import Told
 from tests.simulation.transport import Transport

@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace import aio
-from headrace.client.cluster_metadata import ClusterMetadata
-from headrace.client.config import CORRUPT_BATCHES
-from headrace.client.errors import LogTruncationError, TopicRecreatedError
-from headrace.client.records import Record
+from headrace.client.base.config import CORRUPT_BATCHES
+from headrace.client.base.errors import LogTruncationError, TopicRecreatedError
+from headrace.client.base.records import Record
+from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.log.directory import LogId
 from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import TopicPartition

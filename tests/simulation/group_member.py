@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.config import ConsumerConfig, build
-from headrace.client.group_member import GroupMember
-from headrace.client.steps import Pause, Steps
+from headrace.client.base.config import ConsumerConfig, build
+from headrace.client.base.steps import Pause, Steps
+from headrace.client.group.member import GroupMember
 from headrace.wire.errors import HeadraceError, UnknownTopicError, UnknownTopicIdError
 from headrace.wire.ids import TopicPartition
 
@@ -242,7 +242,7 @@ class MemberLife:
 
 
 class _Positions:
-    """Where the application reads: what of `headrace.client.subscription_state` a `GroupMember` uses."""
+    """Where the application reads: what of `headrace.client.fetch.subscription_state` a `GroupMember` uses."""
 
     def __init__(self, life: MemberLife) -> None:
         self._life = life
@@ -281,7 +281,7 @@ class _Found:
 
 
 class _Fetcher:
-    """What of `headrace.client.fetching` a `GroupMember` uses."""
+    """What of `headrace.client.fetch.fetching` a `GroupMember` uses."""
 
     def __init__(self, life: MemberLife) -> None:
         self._life = life

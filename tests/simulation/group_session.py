@@ -1,6 +1,6 @@
 """A member's session with its group, in virtual time: the third shell of the SDK's `GroupLoops`.
 
-As `headrace.client.group_session` runs the loops on threads, this runs them on the world's events. `Shell` performs the
+As `headrace.client.group.session` runs the loops on threads, this runs them on the world's events. `Shell` performs the
 steps; what it does beyond the shipped shells is nothing.
 """
 
@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-from headrace.client import bootstrap_client, group_loops, group_member
-from headrace.client.config import ConsumerConfig
-from headrace.client.group_loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
-from headrace.client.membership import Membership
-from headrace.client.retry import Backoff
-from headrace.client.steps import Call, Pause, Steps
+from headrace.client.base.config import ConsumerConfig
+from headrace.client.base.retry import Backoff
+from headrace.client.base.steps import Call, Pause, Steps
+from headrace.client.group import loops as group_loops
+from headrace.client.group import member as group_member
+from headrace.client.group.loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
+from headrace.client.group.membership import Membership
+from headrace.client.net import bootstrap_client
 
 from tests.simulation.group_calls import MemberCall
 from tests.simulation.world import Event, Process, World

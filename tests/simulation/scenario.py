@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from headrace.client.connection import PRODUCE
+from headrace.client.net.connection import PRODUCE
 from headrace.log.directory import LogId
 from headrace.log.memory_filesystem import Loss
 from headrace.v1 import broker_pb2, topics_pb2

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from headrace.client.membership import Membership
+from headrace.client.group.membership import Membership
 from headrace_server.metastore.api import Put
 
 from tests.simulation.checking import counts_of_all, outputs_under_two_hash_seeds, sound

@@ -24,7 +24,7 @@ from tests.simulation.exercise import CHECKED, COMPRESSED
 from tests.simulation.world import SimulationError
 
 if TYPE_CHECKING:
-    from headrace.client.cluster_metadata import ClusterMetadata
+    from headrace.client.net.cluster_metadata import ClusterMetadata
 
     from tests.simulation.broker import Broker
     from tests.simulation.cluster import Cluster

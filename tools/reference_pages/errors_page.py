@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import headrace.client.errors as client_errors
+import headrace.client.base.errors as client_errors
 from headrace.wire.errors import ERRORS, ErrorCode, HeadraceError, TransportError
 
 from reference_pages.markdown import summary, table

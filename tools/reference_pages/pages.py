@@ -42,7 +42,7 @@ def _etcd_keys_body() -> str:
 
 PAGES = (
     Page("reference/batch-format.md", "sdk/headrace/wire/batch.py, columns.py and compression.py", batch_body),
-    Page("reference/errors.md", "sdk/headrace/wire/errors.py and sdk/headrace/client/errors.py", errors_body),
+    Page("reference/errors.md", "sdk/headrace/wire/errors.py and sdk/headrace/client/base/errors.py", errors_body),
     Page("reference/rpcs.md", "proto/headrace/v1/*.proto", rpcs_body),
     Page(
         "reference/etcd-keys.md",
@@ -55,7 +55,7 @@ PAGES = (
         topic_configs.describe_topic_configs,
     ),
     Page("reference/segment-format.md", "the modules of headrace.log", segment_body),
-    Page("reference/settings.md", "the services' settings.py and sdk/headrace/client/config.py", settings_body),
+    Page("reference/settings.md", "the services' settings.py and sdk/headrace/client/base/config.py", settings_body),
     Page("reference/metrics.md", "the services' metrics.py", metrics_body),
     Page("reference/commands.md", "the modules of headrace.cli", commands_body),
     Page("reference/jobs.md", "the modules of spark_jobs", jobs_body),

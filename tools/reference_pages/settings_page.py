@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.client.config import AdminConfig, ClientConfig, ConsumerConfig, ProducerConfig, ReaderConfig, describe
+from headrace.client.base.config import (
+    AdminConfig,
+    ClientConfig,
+    ConsumerConfig,
+    ProducerConfig,
+    ReaderConfig,
+    describe,
+)
 from headrace_broker.settings import ENVIRON_PREFIX as BROKER_PREFIX
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.settings import ENVIRON_PREFIX as COORDINATOR_PREFIX

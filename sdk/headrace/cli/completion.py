@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.session import write_out
+from headrace.cli.common.session import write_out
 
 PROGRAM = "headrace"
 COMPLETE_VARIABLE = "_HEADRACE_COMPLETE"

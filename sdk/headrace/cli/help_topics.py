@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import offsets, record_format
-from headrace.cli.exit_codes import exit_code_table
-from headrace.cli.session import write_out
+from headrace.cli.common.exit_codes import exit_code_table
+from headrace.cli.common.session import write_out
+from headrace.cli.records import offsets, record_format
 
 
 class HelpTopic(enum.StrEnum):

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.exit_codes import ExitCode
-from headrace.cli.session import CommandFailed, tell
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.session import CommandFailed, tell
 
 MODULE = "headrace_devcluster"
 

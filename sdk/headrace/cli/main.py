@@ -10,12 +10,20 @@ from collections.abc import Sequence
 
 import typer
 
-from headrace.cli import bench, broker, cluster, consume, doctor, group, local, partition, produce, topic
+from headrace.cli import local
+from headrace.cli.bench import commands as bench
+from headrace.cli.broker import commands as broker
+from headrace.cli.cluster import commands as cluster
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import Facts, JsonValue, Report
+from headrace.cli.common.session import Clients, SdkClients, Session, command, one_line, report_error, tell
 from headrace.cli.completion import PROGRAM, completion
-from headrace.cli.exit_codes import ExitCode
+from headrace.cli.doctor import commands as doctor
+from headrace.cli.group import commands as group
 from headrace.cli.help_topics import help_command
-from headrace.cli.rendering import Facts, JsonValue, Report
-from headrace.cli.session import Clients, SdkClients, Session, command, one_line, report_error, tell
+from headrace.cli.partition import commands as partition
+from headrace.cli.records import consume, produce
+from headrace.cli.topic import commands as topic
 
 EPILOG = (
     "Exit codes: 0 worked, 1 failed, 2 usage, 3 not reachable, 4 not found, 5 unhealthy, 6 timed out, "

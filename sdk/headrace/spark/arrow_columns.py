@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.client.records import DecodedBatch
+from headrace.client.base.records import DecodedBatch
 from headrace.wire.ids import TopicPartition
 
 LEAST_ROWS = 4_096

@@ -3,7 +3,7 @@
 import hashlib
 from typing import NamedTuple
 
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.wire.ids import OWN_PRODUCER_IDS, PRODUCER_FAMILY_BITS
 
 DRIVER_TASK = (1 << PRODUCER_FAMILY_BITS) - 1

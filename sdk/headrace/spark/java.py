@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 
 MINIMUM_VERSION = 17
 VERSION_TIMEOUT_S = 30.0

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from headrace.client.admin import Admin
+from headrace.client.admin.admin import Admin
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from headrace.client.config import ClientConfig, ProducerConfig, ReaderConfig, build
-from headrace.client.config_text import nearest
-from headrace.client.errors import ConfigError
+from headrace.client.base.config import ClientConfig, ProducerConfig, ReaderConfig, build
+from headrace.client.base.config_text import nearest
+from headrace.client.base.errors import ConfigError
 from headrace.spark.starting_offsets import (
     EARLIEST,
     LATEST,

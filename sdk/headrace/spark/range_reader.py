@@ -9,9 +9,9 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from headrace.client.errors import LogTruncationError, TopicRecreatedError
-from headrace.client.reader import Reader
-from headrace.client.records import DecodedBatch
+from headrace.client.base.errors import LogTruncationError, TopicRecreatedError
+from headrace.client.base.records import DecodedBatch
+from headrace.client.consumer.reader import Reader
 from headrace.spark.errors import check_data_loss
 from headrace.spark.ranges import DataLoss, OffsetRange
 from headrace.wire.errors import OffsetOutOfRangeError

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.wire.ids import TopicPartition
 
 

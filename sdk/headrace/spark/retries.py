@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from headrace.client.admin import Admin
-from headrace.client.producer import Producer
-from headrace.client.records import DecodedBatch
+from headrace.client.admin.admin import Admin
+from headrace.client.base.records import DecodedBatch
+from headrace.client.producer.producer import Producer
 from headrace.spark.arrow_columns import keys_of, values_of
 from headrace.spark.errors import OtherRowsError
 from headrace.spark.identity import DRIVER_TASK, TaskIdentity

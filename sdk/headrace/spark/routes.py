@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.client.errors import SerializationError
-from headrace.client.partitioner import partition_for_key
+from headrace.client.base.errors import SerializationError
+from headrace.client.base.partitioner import partition_for_key
 
 
 class Share(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.client.records import DecodedBatch
+from headrace.client.base.records import DecodedBatch
 from headrace.spark.arrow_columns import keys_of, values_of
 
 RowKey = bytes

@@ -12,8 +12,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headrace.client.config_text import nearest
-from headrace.client.errors import ConfigError
+from headrace.client.base.config_text import nearest
+from headrace.client.base.errors import ConfigError
 
 HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 COLUMNS: dict[str, DataType] = {

@@ -25,7 +25,7 @@ def check_version(version: str) -> None:
     Raises:
         ConfigError: it is too old; install a later one.
     """
-    from headrace.client.errors import ConfigError
+    from headrace.client.base.errors import ConfigError
 
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_VERSION:
         raise ConfigError(f"the data source headrace needs Spark 4.2 or later, and this is pyspark {version}")

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from headrace.client.admin import Admin
-from headrace.client.errors import ConfigError
-from headrace.client.producer_offsets import StoredOffsets, producer_offsets
-from headrace.client.records import DecodedBatch
-from headrace.client.sequences import SEQUENCES
+from headrace.client.admin.admin import Admin
+from headrace.client.admin.producer_offsets import StoredOffsets, producer_offsets
+from headrace.client.base.errors import ConfigError
+from headrace.client.base.records import DecodedBatch
+from headrace.client.producer.sequences import SEQUENCES
 from headrace.spark.errors import DataLossError, OtherRowsError
 from headrace.spark.identity import TaskIdentity
 from headrace.spark.range_reader import read_range

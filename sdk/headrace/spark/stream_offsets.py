@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.spark.ranges import OffsetRange
 from headrace.wire.ids import TopicPartition
 

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.spark.errors import check_data_loss
 from headrace.spark.lag_reports import LagReports
 from headrace.spark.options import STREAM, ReadOptions, read_options

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.client.admin import Admin
-from headrace.client.admin_rpc import OffsetAt, TopicDescription
-from headrace.client.admin_steps import AdminSteps
-from headrace.client.config import AdminConfig, build
-from headrace.client.epoch_ends import record_epochs, truncation_points
-from headrace.client.errors import ConfigError, NoBrokersAvailableError
-from headrace.client.steps import Steps
+from headrace.client.admin.admin import Admin
+from headrace.client.admin.epoch_ends import record_epochs, truncation_points
+from headrace.client.admin.rpc import OffsetAt, TopicDescription
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.errors import ConfigError, NoBrokersAvailableError
+from headrace.client.base.steps import Steps
 from headrace.spark.options import SERVERS, Subscription
 from headrace.spark.starting_offsets import EARLIEST, LATEST, OffsetBound
 from headrace.wire.errors import UnknownTopicError, UnknownTopicIdError

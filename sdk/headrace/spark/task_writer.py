@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from headrace.client.admin import Admin
-from headrace.client.config import AdminConfig
-from headrace.client.producer import Producer
-from headrace.client.receipts import ManyReceipt
+from headrace.client.admin.admin import Admin
+from headrace.client.base.config import AdminConfig
+from headrace.client.base.receipts import ManyReceipt
+from headrace.client.producer.producer import Producer
 from headrace.spark.errors import DataLossError, OtherRowsError
 from headrace.spark.held_rows import HeldRows
 from headrace.spark.identity import TaskIdentity

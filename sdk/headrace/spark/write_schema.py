@@ -2,8 +2,8 @@
 
 from pyspark.sql.types import StructType
 
-from headrace.client.config_text import nearest
-from headrace.client.errors import ConfigError
+from headrace.client.base.config_text import nearest
+from headrace.client.base.errors import ConfigError
 
 WRITABLE: dict[str, tuple[str, ...]] = {
     "key": ("binary", "string"),

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.spark.options import Subscription, WriteOptions, write_options
 from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.spark.write_schema import check_write_schema

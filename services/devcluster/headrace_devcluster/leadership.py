@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import headrace
-from headrace.client.admin_rpc import ClusterDescription, TopicDescription
+from headrace.client.admin.rpc import ClusterDescription, TopicDescription
 
 TIMEOUT_SECONDS = 5.0
 

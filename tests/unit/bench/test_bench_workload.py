@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from headrace.cli.workloads import PaperWorkload, Requests
+from headrace.cli.bench.workloads import PaperWorkload, Requests
 
 from bench import workload
 

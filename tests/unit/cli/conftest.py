@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pytest
-from headrace.cli import watching
+from headrace.cli.common import watching
 from headrace.cli.main import run
-from headrace.client.admin_replication import (
+from headrace.client.admin.replication import (
     DiskInfo,
     DrainResult,
     FollowerInfo,
@@ -18,7 +18,7 @@ from headrace.client.admin_replication import (
     PartitionChange,
     Reassignment,
 )
-from headrace.client.admin_rpc import (
+from headrace.client.admin.rpc import (
     BrokerDescription,
     ClusterDescription,
     ConfigValue,
@@ -28,10 +28,10 @@ from headrace.client.admin_rpc import (
     PartitionDescription,
     TopicDescription,
 )
-from headrace.client.call_counts import CallStats
-from headrace.client.errors import DeliveryError
-from headrace.client.records import Record
-from headrace.client.sender import ProducerStats
+from headrace.client.base.call_counts import CallStats
+from headrace.client.base.errors import DeliveryError
+from headrace.client.base.records import Record
+from headrace.client.producer.sender import ProducerStats
 from headrace.wire.errors import (
     HeadraceError,
     InvalidConfigError,

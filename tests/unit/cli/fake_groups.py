@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.client.admin_groups import (
+from headrace.client.admin.groups import (
     CommittedOffset,
     GroupDescription,
     GroupListing,

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headrace.cli import bench
-from headrace.cli.bench_pace import percentiles_ms, send_paced
-from headrace.cli.bench_records import KeyPool, MadeBlock, RecordColumns, Timetable, block_records, made_blocks
-from headrace.cli.exit_codes import ExitCode
-from headrace.cli.record_json import OutgoingRecord
-from headrace.cli.workloads import (
+from headrace.cli.bench import commands as bench
+from headrace.cli.bench.pace import percentiles_ms, send_paced
+from headrace.cli.bench.records import KeyPool, MadeBlock, RecordColumns, Timetable, block_records, made_blocks
+from headrace.cli.bench.workloads import (
     SHORT_VALUES,
     EtcWorkload,
     PaperWorkload,
@@ -27,9 +25,11 @@ from headrace.cli.workloads import (
     gaps_us,
     mean_gap_us,
 )
-from headrace.client.errors import DeliveryError
-from headrace.client.partitioner import partition_for_key
-from headrace.client.receipts import ManyReceipt, PendingBatch, receipt_for
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.records.record_json import OutgoingRecord
+from headrace.client.base.errors import DeliveryError
+from headrace.client.base.partitioner import partition_for_key
+from headrace.client.base.receipts import ManyReceipt, PendingBatch, receipt_for
 from headrace.wire.errors import NotEnoughReplicasError
 from headrace.wire.ids import TopicPartition
 

@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 import pytest
-from headrace.cli.exit_codes import ExitCode
+from headrace.cli.common.exit_codes import ExitCode
 from headrace.wire.errors import StorageFullError
 
 

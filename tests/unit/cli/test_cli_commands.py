@@ -10,9 +10,9 @@ import pytest
 import typer
 import yaml
 from headrace.cli import local
-from headrace.cli.exit_codes import MEANINGS, ExitCode
+from headrace.cli.common.exit_codes import MEANINGS, ExitCode
 from headrace.cli.main import app
-from headrace.client.errors import ConfigError, NoBrokersAvailableError
+from headrace.client.base.errors import ConfigError, NoBrokersAvailableError
 from headrace.wire.errors import StorageFullError, TimedOutError
 
 
@@ -285,7 +285,7 @@ def test_help_pages(headrace: Any) -> None:
 def test_the_sdk_is_imported_inside_commands_only() -> None:
     """`headrace --help` stays quick: neither grpc nor numpy nor yaml is loaded for it."""
     script = (
-        "import sys; from headrace.cli.main import run; from headrace.cli.session import SdkClients\n"
+        "import sys; from headrace.cli.main import run; from headrace.cli.common.session import SdkClients\n"
         "assert run(['--help'], SdkClients()) == 0\n"
         "loaded = {'grpc', 'numpy', 'yaml', 'rich', 'google.protobuf', 'headrace.client'} & set(sys.modules)\n"
         "sys.exit(f'loaded: {loaded}' if loaded else 0)"

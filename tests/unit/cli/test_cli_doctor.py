@@ -4,19 +4,19 @@ import json
 from dataclasses import replace
 
 import pytest
-from headrace.cli import doctor_host
-from headrace.cli.doctor_checks import Status, check_processes
-from headrace.cli.doctor_host_checks import HostFacts, UnreadableCertificate, check_host
-from headrace.cli.exit_codes import ExitCode
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.doctor import host as doctor_host
+from headrace.cli.doctor.checks import Status, check_processes
+from headrace.cli.doctor.host_checks import HostFacts, UnreadableCertificate, check_host
 from headrace.cli.main import run
-from headrace.client.admin_processes import (
+from headrace.client.admin.processes import (
     CertificateDescription,
     DiskDescription,
     EtcdMemberDescription,
     LogLevelResult,
     ProcessDescription,
 )
-from headrace.client.errors import NoBrokersAvailableError
+from headrace.client.base.errors import NoBrokersAvailableError
 from headrace_devcluster.certificates import Authority
 
 NOW_MS = 1_700_000_000_000

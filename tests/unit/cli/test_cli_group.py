@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 import pytest
-from headrace.cli.exit_codes import ExitCode
-from headrace.cli.group_options import group_names, member_list
-from headrace.client.errors import NoBrokersAvailableError
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.group.options import group_names, member_list
+from headrace.client.base.errors import NoBrokersAvailableError
 from headrace.wire.errors import TimedOutError
 from headrace.wire.ids import TopicPartition
 

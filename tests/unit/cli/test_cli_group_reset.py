@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.cli import group_reset
-from headrace.cli.exit_codes import ExitCode
-from headrace.cli.offset_plan import (
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.session import UsageProblem
+from headrace.cli.group import reset as group_reset
+from headrace.cli.records.offset_plan import (
     OffsetTarget,
     offsets_file,
     parse_position,
     plan_from_json,
     plan_offset,
 )
-from headrace.cli.offsets import LogBounds
-from headrace.cli.session import UsageProblem
+from headrace.cli.records.offsets import LogBounds
 from headrace.wire.errors import GroupNotEmptyError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 from hypothesis import given

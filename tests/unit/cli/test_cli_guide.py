@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import typer
-from headrace.cli import offsets, partition_problems, record_format
-from headrace.cli.exit_codes import MEANINGS
+from headrace.cli.common.exit_codes import MEANINGS
 from headrace.cli.main import app
-from headrace.cli.record_json import parse_json_line
+from headrace.cli.partition import problems as partition_problems
+from headrace.cli.records import offsets, record_format
+from headrace.cli.records.record_json import parse_json_line
 
 GUIDES = Path(__file__).resolve().parents[3] / "docs" / "guides"
 GUIDE = (GUIDES / "command-line.md").read_text("utf-8")

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from headrace.cli.exit_codes import ExitCode
-from headrace.cli.watching import RateWindow, eta_text
-from headrace.client.errors import NoBrokersAvailableError
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.watching import RateWindow, eta_text
+from headrace.client.base.errors import NoBrokersAvailableError
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.ids import TopicPartition
 
@@ -171,7 +171,7 @@ def test_on_a_terminal_a_picture_replaces_the_one_before(
     headrace: Any, three: Any, happens: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cleared once at the start, then drawn from the top."""
-    monkeypatch.setattr("headrace.cli.watching.sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("headrace.cli.common.watching.sys.stdout.isatty", lambda: True)
     happens(lambda held: held.lose_leader("clicks", 1), lambda held: None)
     out = headrace("cluster", "health", "--watch").out
     assert out.startswith("\x1b[2J\x1b[H\x1b[Jhealthy")

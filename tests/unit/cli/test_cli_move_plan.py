@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from headrace.cli.move_plan import (
+from headrace.cli.partition.move_plan import (
     PlanBroker,
     PlanImpossibleError,
     PlannedMove,

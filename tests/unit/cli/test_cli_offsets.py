@@ -1,7 +1,7 @@
 """The offset grammar: what parses, what it means, and that errors point at the place."""
 
 import pytest
-from headrace.cli.offsets import (
+from headrace.cli.records.offsets import (
     END,
     MAX_OFFSET,
     MAX_TIMESTAMP_MS,

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.cli.arguments import parse_broker_ids, parse_partition, parse_rate
-from headrace.cli.exit_codes import ExitCode
-from headrace.cli.move_progress import MoveProgress
-from headrace.cli.partition_problems import PartitionProblem
-from headrace.cli.session import UsageProblem
-from headrace.client.admin_replication import LogInfo, Reassignment
+from headrace.cli.common.arguments import parse_broker_ids, parse_partition, parse_rate
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.session import UsageProblem
+from headrace.cli.partition.move_progress import MoveProgress
+from headrace.cli.partition.problems import PartitionProblem
+from headrace.client.admin.replication import LogInfo, Reassignment
 from headrace.wire.errors import ConflictError, TimedOutError, UnknownTopicError
 from headrace.wire.ids import TopicPartition
 

@@ -4,7 +4,7 @@ import os
 import sys
 
 import pytest
-from headrace.cli.consume import check_pipe
+from headrace.cli.records.consume import check_pipe
 
 
 def test_a_closed_pipe_is_noticed_without_writing(monkeypatch):

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace.cli import line_source
-from headrace.cli.exit_codes import ExitCode
-from headrace.cli.line_source import read_blocks
-from headrace.client.records import Record
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.records import line_source
+from headrace.cli.records.line_source import read_blocks
+from headrace.client.base.records import Record
 from headrace.wire.errors import StorageFullError
 from headrace.wire.ids import TopicPartition
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from headrace.cli import bytes_text
-from headrace.cli.record_format import FormatSyntaxError, compile_format
-from headrace.cli.record_json import parse_json_line, to_document
-from headrace.cli.record_writers import RecordOutput, record_writer, timestamp_text
+from headrace.cli.common import bytes_text
+from headrace.cli.records.record_format import FormatSyntaxError, compile_format
+from headrace.cli.records.record_json import parse_json_line, to_document
+from headrace.cli.records.record_writers import RecordOutput, record_writer, timestamp_text
 from hypothesis import given
 from hypothesis import strategies as st
 

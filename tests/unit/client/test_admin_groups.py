@@ -3,15 +3,16 @@
 import grpc
 import pytest
 from headrace import TopicPartition
-from headrace.client import admin_group_steps, admin_groups
-from headrace.client.admin_group_steps import AdminGroupSteps
-from headrace.client.admin_steps import AdminSteps
-from headrace.client.bootstrap_client import BootstrapClient
-from headrace.client.config import AdminConfig, build
-from headrace.client.errors import ConfigError
-from headrace.client.group_routing import coordinators_for
-from headrace.client.record_times import timestamp_of
-from headrace.client.steps import Pause, drive
+from headrace.client.admin import group_steps as admin_group_steps
+from headrace.client.admin import groups as admin_groups
+from headrace.client.admin.group_steps import AdminGroupSteps
+from headrace.client.admin.record_times import timestamp_of
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.errors import ConfigError
+from headrace.client.base.steps import Pause, drive
+from headrace.client.net.bootstrap_client import BootstrapClient
+from headrace.client.net.group_routing import coordinators_for
 from headrace.v1 import broker_pb2, cluster_pb2, errors_pb2, groups_pb2
 from headrace.wire.batch import read_header, stamp
 from headrace.wire.encoding import encode_batch

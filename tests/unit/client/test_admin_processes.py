@@ -1,10 +1,10 @@
 """Asking processes how they are, and setting their logs' levels: what one answers is never told of another. No I/O."""
 
 import pytest
-from headrace.client.admin_processes import LogLevelResult, ProcessSteps
-from headrace.client.bootstrap_client import BootstrapClient
-from headrace.client.config import ClientConfig
-from headrace.client.steps import drive
+from headrace.client.admin.processes import LogLevelResult, ProcessSteps
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.steps import drive
+from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import cluster_pb2, process_pb2
 
 SHARED, OWN = "headrace:7170", "broker-1:7180"

@@ -6,12 +6,12 @@ import grpc
 import headrace.aio
 import pytest
 from headrace import TopicPartition
-from headrace.client.admin import Admin
-from headrace.client.admin_steps import AdminSteps
-from headrace.client.bootstrap_client import BootstrapClient
-from headrace.client.config import AdminConfig, build
-from headrace.client.errors import ConfigError
-from headrace.client.steps import drive
+from headrace.client.admin.admin import Admin
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.errors import ConfigError
+from headrace.client.base.steps import drive
+from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.errors import ConflictError, TransportError, UnknownBrokerError, UnknownTopicIdError, to_detail
 

@@ -6,8 +6,8 @@ import sys
 PROGRAM = """
 import sys
 import pyarrow
-from headrace.client.arrow_tables import table_of
-from headrace.client.records import Deserializers, DecodedBatch, TopicPartition
+from headrace.client.base.arrow_tables import table_of
+from headrace.client.base.records import Deserializers, DecodedBatch, TopicPartition
 from headrace.wire.columns import decode_batch, encode_batch
 for more in ({}, {"keys": [b"k"], "headers": [[("h", b"x")]], "timestamps_ms": [1]}):
     columns = decode_batch(encode_batch([b"v"], base_timestamp_ms=1, **more), max_payload_bytes=1000)

@@ -8,8 +8,9 @@ import threading
 import headrace
 import headrace.aio
 import pytest
-from headrace.client import audit, config
-from headrace.client.receipts import PendingBatch
+from headrace.client.base import config
+from headrace.client.base.receipts import PendingBatch
+from headrace.client.interceptors import audit
 from headrace.wire.errors import BatchTooLargeError, Outcome, TimedOutError
 from headrace.wire.ids import TopicPartition
 

@@ -2,12 +2,12 @@
 
 import grpc
 import pytest
-from headrace.client import bootstrap_client
-from headrace.client.admin_rpc import by_name
-from headrace.client.bootstrap_client import METADATA_PROBE_S, BootstrapClient, error_of_call
-from headrace.client.config import ClientConfig
-from headrace.client.errors import NoBrokersAvailableError
-from headrace.client.steps import drive
+from headrace.client.admin.rpc import by_name
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.errors import NoBrokersAvailableError
+from headrace.client.base.steps import drive
+from headrace.client.net import bootstrap_client
+from headrace.client.net.bootstrap_client import METADATA_PROBE_S, BootstrapClient, error_of_call
 from headrace.v1 import cluster_pb2, errors_pb2
 from headrace.wire.errors import (
     STATUS_DETAILS_KEY,

@@ -9,7 +9,7 @@ import headrace
 import headrace.aio
 import pytest
 from headrace import metrics
-from headrace.client.call_counts import SECONDS, CallCounts
+from headrace.client.base.call_counts import SECONDS, CallCounts
 from headrace.metrics import ClientCollector
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import ErrorCode, NotLeaderError, ThrottledError

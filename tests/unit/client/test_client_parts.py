@@ -6,19 +6,19 @@ import threading
 import zlib
 
 import pytest
-from headrace.client import config as settings
-from headrace.client.accumulator import BATCH_OVERHEAD, PIECE_BYTES, BufferPool, PartitionBuffer, record_cost
-from headrace.client.bulk import bulk_of
-from headrace.client.cluster_metadata import ClusterMetadata
-from headrace.client.errors import ConfigError, NoBrokersAvailableError, SerializationError
-from headrace.client.interrupts import DeferredKeyboardInterrupt
-from headrace.client.partition_queue import PartitionQueue, Request, RequestPart, SealedBatch
-from headrace.client.partitioner import check_partition, next_sticky, partition_for_key
-from headrace.client.produce_rpc import produce_request
-from headrace.client.receipts import PendingBatch
-from headrace.client.retry import Backoff
-from headrace.client.sequences import MAX_EPOCH, SEQUENCES, ProducerStamp, SequenceState, restamp
-from headrace.client.serializers import deserialize, resolve_serializer, serialize
+from headrace.client.base import config as settings
+from headrace.client.base.errors import ConfigError, NoBrokersAvailableError, SerializationError
+from headrace.client.base.interrupts import DeferredKeyboardInterrupt
+from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.base.receipts import PendingBatch
+from headrace.client.base.retry import Backoff
+from headrace.client.base.serializers import deserialize, resolve_serializer, serialize
+from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.producer.accumulator import BATCH_OVERHEAD, PIECE_BYTES, BufferPool, PartitionBuffer, record_cost
+from headrace.client.producer.bulk import bulk_of
+from headrace.client.producer.partition_queue import PartitionQueue, Request, RequestPart, SealedBatch
+from headrace.client.producer.produce_rpc import produce_request
+from headrace.client.producer.sequences import MAX_EPOCH, SEQUENCES, ProducerStamp, SequenceState, restamp
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.batch import check_batch, read_header
 from headrace.wire.columns import decode_batch, encode_batch
@@ -234,7 +234,7 @@ def test_an_appender_lets_one_thread_in_at_a_time_and_says_so():
 
 
 def test_an_appender_that_never_ends_is_an_error_and_not_a_hang(monkeypatch):
-    monkeypatch.setattr("headrace.client.accumulator.APPENDER_TIMEOUT_S", 0)
+    monkeypatch.setattr("headrace.client.producer.accumulator.APPENDER_TIMEOUT_S", 0)
     buffer = make_buffer()
 
     class Value(bytes):

@@ -5,7 +5,7 @@ import threading
 
 import headrace
 import headrace.aio
-import headrace.client.sender
+import headrace.client.producer.sender
 import pytest
 from headrace import TopicPartition
 from headrace.wire.columns import encode_batch
@@ -179,7 +179,7 @@ def test_a_bug_in_reading_an_answer_is_the_records_error(brokers, monkeypatch):
 
     async def on_a_loop():
         async with headrace.aio.Producer(**both(brokers)) as producer:
-            monkeypatch.setattr(headrace.client.sender, "answers_of", bug)
+            monkeypatch.setattr(headrace.client.producer.sender, "answers_of", bug)
             with pytest.raises(InternalError, match="a bug"):
                 await producer.send_and_wait("t", b"b")
             monkeypatch.undo()
@@ -188,7 +188,7 @@ def test_a_bug_in_reading_an_answer_is_the_records_error(brokers, monkeypatch):
                 await producer.flush()
 
     with headrace.Producer(**both(brokers)) as producer:
-        monkeypatch.setattr(headrace.client.sender, "answers_of", bug)
+        monkeypatch.setattr(headrace.client.producer.sender, "answers_of", bug)
         receipt = producer.send("t", b"a")
         with pytest.raises(InternalError, match="a bug") as caught:
             receipt.result(WAIT)

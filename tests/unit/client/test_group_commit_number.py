@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.client.group_offsets import CommitQueue, CommitTicket, OffsetAndMetadata
+from headrace.client.group.offsets import CommitQueue, CommitTicket, OffsetAndMetadata
 from headrace.v1 import groups_pb2
 from headrace.wire.ids import TopicPartition
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from headrace.client.config import ConsumerConfig
-from headrace.client.membership import InitialPosition, Membership, Phase, Stage
+from headrace.client.base.config import ConsumerConfig
+from headrace.client.group.membership import InitialPosition, Membership, Phase, Stage
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
     FencedInstanceError,

@@ -6,9 +6,9 @@ import random
 
 import pytest
 from headrace import ConfigError, Record, TopicPartition
-from headrace.client.dead_letters import dead_letter
-from headrace.client.offset_tracker import OffsetTracker
-from headrace.client.work_queue import RetryDecision, RetryPolicy, WorkQueue
+from headrace.client.fetch.dead_letters import dead_letter
+from headrace.client.handlers.offset_tracker import OffsetTracker
+from headrace.client.handlers.work_queue import RetryDecision, RetryPolicy, WorkQueue
 from hypothesis import given, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -157,7 +157,7 @@ def test_a_dead_letter_has_the_bytes_and_the_cause():
     queue.add(record(7)._replace(headers=(("own", b"1"),)), 0)
     task = queue.take(0)
     queue.failed(task, ValueError("no \ud800 such order"), 0)
-    letter = dead_letter(task, "g", 5_000)
+    letter = dead_letter(task.record, task.error, task.attempts, "g", 5_000)
     assert (letter.value, letter.key) == (b"v7", b"k")
     assert letter.headers[0] == ("own", b"1")
     assert dict(letter.headers[1:]) == {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from headrace import OffsetAndMetadata, TopicPartition
-from headrace.client.config import ConsumerConfig
-from headrace.client.initial_offsets import InitialOffsets
-from headrace.client.membership import InitialPosition, OwnedPartition
-from headrace.client.steps import drive
+from headrace.client.base.config import ConsumerConfig
+from headrace.client.base.steps import drive
+from headrace.client.group.initial_offsets import InitialOffsets
+from headrace.client.group.membership import InitialPosition, OwnedPartition
 from headrace.v1 import groups_pb2
 
 TOPIC = b"t" * 16

@@ -2,7 +2,7 @@
 
 import headrace
 import pytest
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.wire.errors import OutOfOrderSequenceError, UnknownProducerError
 from headrace.wire.ids import OWN_PRODUCER_IDS
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 from headrace import Record, TopicPartition
-from headrace.client.errors import ProcessEndedError
-from headrace.client.group_offsets import OffsetAndMetadata
-from headrace.client.poison_records import (
+from headrace.client.base.errors import ProcessEndedError
+from headrace.client.group.offsets import OffsetAndMetadata
+from headrace.client.handlers.poison_records import (
     ISOLATE_MS,
     ISOLATE_RECORDS,
     MARK_WAIT_MS,
@@ -16,7 +16,7 @@ from headrace.client.poison_records import (
     PoisonRecordDetector,
     ProgressMarker,
 )
-from headrace.client.work_queue import RetryPolicy, WorkQueue
+from headrace.client.handlers.work_queue import RetryPolicy, WorkQueue
 
 WATCH_MS = 1_000
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -10,10 +10,10 @@ import headrace
 import headrace.aio
 import pytest
 from headrace import TopicPartition
-from headrace.client.config import ReaderConfig, build
-from headrace.client.errors import ClosedError, ConfigError
-from headrace.client.position_reports import EXPIRE_MS, UNCHANGED_INTERVALS, PositionReports
-from headrace.client.steps import drive
+from headrace.client.base.config import ReaderConfig, build
+from headrace.client.base.errors import ClosedError, ConfigError
+from headrace.client.base.steps import drive
+from headrace.client.fetch.position_reports import EXPIRE_MS, UNCHANGED_INTERVALS, PositionReports
 from headrace.v1 import cluster_pb2, groups_pb2, groups_pb2_grpc
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import ConflictError, InternalError, InvalidRequestError, MetastoreUnavailableError, Outcome
@@ -93,7 +93,7 @@ def test_what_fails_is_not_made_good_but_tried_at_the_next_look(caplog, monkeypa
 
 def fail_with(monkeypatch, coordinator, error):
     """Let the coordinator's answer be a typed error."""
-    from headrace.client import bootstrap_client
+    from headrace.client.net import bootstrap_client
 
     class Failure(grpc.RpcError):
         def code(self):
@@ -163,8 +163,8 @@ class Receiver(groups_pb2_grpc.GroupServiceServicer):
 @pytest.fixture
 def clicks(fake_cluster, monkeypatch):
     """Two partitions, three batches of ten records in the first; looks follow each other at once."""
-    monkeypatch.setattr("headrace.client.fetching.INTERVAL_S", 0.01)
-    monkeypatch.setattr("headrace.client.aio.fetching.INTERVAL_S", 0.01)
+    monkeypatch.setattr("headrace.client.fetch.fetching.INTERVAL_S", 0.01)
+    monkeypatch.setattr("headrace.client.fetch.fetching_async.INTERVAL_S", 0.01)
     fake_cluster.create_topic("clicks", 2)
     for _ in range(3):
         fake_cluster.append("clicks", encode_batch([b"v"] * 10, base_timestamp_ms=1_000))
@@ -239,7 +239,7 @@ def test_a_coordinator_that_hangs_holds_up_no_record_and_no_close(clicks, receiv
 
 def test_a_close_waits_for_no_look(clicks, receiver, monkeypatch):
     """The thread that waits for the time of the next report ends with the reader."""
-    monkeypatch.setattr("headrace.client.fetching.INTERVAL_S", 3_600)
+    monkeypatch.setattr("headrace.client.fetch.fetching.INTERVAL_S", 3_600)
     pause = threading.Event()
     with headrace.Reader("clicks", **settings(clicks)) as reader:
         receiver.wait_for({("clicks", 0): 0, ("clicks", 1): 0})

@@ -6,8 +6,8 @@ from concurrent import futures
 
 import grpc
 import pytest
-from headrace.client.request_ids import metadata_of, new_request_id, operation, operation_metadata
-from headrace.client.steps import drive, drive_async, drive_on
+from headrace.client.base.request_ids import metadata_of, new_request_id, operation, operation_metadata
+from headrace.client.base.steps import drive, drive_async, drive_on
 from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError, InvalidTopicNameError
 
 

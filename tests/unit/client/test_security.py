@@ -2,9 +2,9 @@
 
 import headrace
 import pytest
-from headrace.client import security
-from headrace.client.config import AdminConfig, build
-from headrace.client.security import ChannelSecurity
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.net import security
+from headrace.client.net.security import ChannelSecurity
 from headrace_devcluster.certificates import Authority
 
 

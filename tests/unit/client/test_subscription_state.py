@@ -5,24 +5,24 @@ clock.
 import random
 
 import pytest
-from headrace.client.cluster_metadata import ClusterMetadata
-from headrace.client.config import ConsumerConfig
-from headrace.client.errors import LogTruncationError, TopicRecreatedError
-from headrace.client.partition_fetch_state import (
+from headrace.client.base.config import ConsumerConfig
+from headrace.client.base.errors import LogTruncationError, TopicRecreatedError
+from headrace.client.base.retry import OVERDUE_MS, Backoff
+from headrace.client.fetch.partition_fetch_state import (
     DAMAGE_PATIENCE_MS,
     DAMAGED_COPIES,
     LAGGING_TRIES,
     REFUSED_REPLICA_MS,
     SILENT_REPLICA_MS,
 )
-from headrace.client.retry import OVERDUE_MS, Backoff
-from headrace.client.subscription_state import (
+from headrace.client.fetch.subscription_state import (
     FETCHES_BEHIND,
     FETCHES_PER_BROKER,
     MAX_THROTTLE_MS,
     PARTITIONS_BEHIND,
     SubscriptionState,
 )
+from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.columns import encode_batch

@@ -8,11 +8,11 @@ import socket
 import threading
 
 import pytest
-from headrace.client import transfer
-from headrace.client.aio.transfer import AsyncTransfers
-from headrace.client.config import ConsumerConfig
-from headrace.client.errors import ClosedError
-from headrace.client.transfer import Transfers
+from headrace.client.base.config import ConsumerConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.net import transfer
+from headrace.client.net.transfer import Transfers
+from headrace.client.net.transfer_async import AsyncTransfers
 from headrace.v1 import broker_pb2
 from headrace.wire.errors import ThrottledError, to_detail
 from headrace.wire.transfer import ANSWER, ANSWER_HEAD, DISCARD, PREFACE, REFUSAL, REQUEST_HEAD, WHOLE
@@ -221,7 +221,7 @@ def test_a_connection_that_failed_in_the_middle_is_not_kept(client, port, monkey
     def fail(*_):
         raise MemoryError
 
-    for module in ("headrace.client.transfer", "headrace.client.aio.transfer"):
+    for module in ("headrace.client.net.transfer", "headrace.client.net.transfer_async"):
         monkeypatch.setattr(f"{module}.answer_buffer", fail)
     with pytest.raises(MemoryError):
         client.fetch(there.address)

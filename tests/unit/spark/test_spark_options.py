@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.spark.options import (
     BATCH,
     OPTIONS,

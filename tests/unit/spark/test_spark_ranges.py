@@ -1,7 +1,7 @@
 """Ranges and offsets as plain functions: splitting, limits, losses, bounds, and what a checkpoint keeps."""
 
 import pytest
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.spark.ranges import OffsetRange, check_order, limited, split, within_log
 from headrace.spark.starting_offsets import OffsetBound, offsets_bound, time_bound, times_bound, word_bound
 from headrace.spark.stream_offsets import (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from headrace.client.records import DecodedBatch, Deserializers
+from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.spark import arrow_columns, range_reader
 from headrace.spark.arrow_columns import MOST_BYTES, MOST_ROWS, ArrowColumns, grouped
 from headrace.spark.errors import DataLossError

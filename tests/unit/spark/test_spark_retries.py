@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
-from headrace.client.admin import Admin
-from headrace.client.admin_replication import LogInfo
-from headrace.client.errors import ConfigError
+from headrace.client.admin.admin import Admin
+from headrace.client.admin.replication import LogInfo
+from headrace.client.base.errors import ConfigError
 from headrace.spark.errors import OtherRowsError
 from headrace.spark.identity import DRIVER_TASK, TaskIdentity
 from headrace.spark.options import write_options

@@ -2,7 +2,7 @@
 
 import pyspark
 import pytest
-from headrace.client.errors import ConfigError
+from headrace.client.base.errors import ConfigError
 from headrace.spark.source import HeadraceDataSource, check_version
 from pyspark.sql.types import StructType
 

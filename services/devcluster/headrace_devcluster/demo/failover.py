@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import headrace
-from headrace.client.admin_rpc import PartitionDescription
+from headrace.client.admin.rpc import PartitionDescription
 from rich.console import Console
 
 from headrace_devcluster.cluster import LocalCluster

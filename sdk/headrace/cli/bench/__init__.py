@@ -1,0 +1,1 @@
+"""`headrace bench`: throughput and latency of a cluster."""

@@ -1,0 +1,105 @@
+"""Sending blocks when they are due, open loop: what is due is sent whatever became of what went before.
+
+A stall of the sender, of the cluster or of a full buffer is paid for by everything that was due meanwhile: waits count
+from when a record was due, not from when it could be sent.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.cli.bench.records import Block, RecordColumns
+
+if TYPE_CHECKING:
+    from headrace.client.base.receipts import ManyReceipt, Receipt
+
+LONGEST_SLEEP_S = 0.001
+SHORTEST_SLEEP_S = 0.00001
+
+Send = Callable[[RecordColumns], "ManyReceipt | None"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has been sent and acknowledged. Waits are added on the producer's threads, the rest on the caller's."""
+
+    records: int = 0
+    bytes: int = 0
+    due_s: float = 0.0
+    """When the last record that was sent was due."""
+    late_s: list[float] = field(default_factory=list)
+    """How late each part was sent: its first record."""
+    waits_s: list[float] = field(default_factory=list)
+    """From when the first record of each part was due until the part was acknowledged."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def send_paced(
+    blocks: Iterable[Block],
+    send: Send,
+    clock: Callable[[], float],
+    sleep: Callable[[float], object],
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Progress:
+    """Send all blocks; returns when the last one was taken, not acknowledged.
+
+    Args:
+        blocks: in the order in which they are due.
+        send: takes some records.
+        clock: seconds, from any moment on.
+        sleep: waits so many seconds.
+        seconds: send what is due in so many; what is due all at once is sent for so long. None: send all.
+        progress: what is counted in, for a caller who wants it whatever happens; None: a new one.
+    """
+    started = clock()
+    if progress is None:
+        progress = Progress()
+    for block in blocks:
+        index, count, at_once = 0, len(block.due_s), not block.due_s.any()
+        if seconds is not None:
+            count = int(np.searchsorted(block.due_s, seconds))
+        while index < count:
+            now = clock() - started
+            if at_once and seconds is not None and now >= seconds:
+                return progress
+            first_s = float(block.due_s[index])
+            end = min(count, int(np.searchsorted(block.due_s, now, side="right")))
+            if end <= index:
+                sleep(min(LONGEST_SLEEP_S, max(SHORTEST_SLEEP_S, first_s - now)))
+                continue
+            progress.late_s.append(now - first_s)
+            for columns in block.columns(index, end):
+                _note_acknowledgement(send(columns), progress, clock, started + first_s)
+            progress.records += end - index
+            progress.bytes += block.bytes_of(index, end)
+            progress.due_s = float(block.due_s[end - 1])
+            index = end
+        if count < len(block.due_s):
+            break
+    return progress
+
+
+def _note_acknowledgement(
+    receipt: "ManyReceipt | None", progress: Progress, clock: Callable[[], float], due: float
+) -> None:
+    if receipt is None or not receipt.parts:
+        return
+
+    def landed(part: "Receipt") -> None:
+        if part.exception() is None:
+            with progress.lock:
+                progress.waits_s.append(clock() - due)
+
+    receipt.parts[-1][0].add_done_callback(landed)
+
+
+def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Median, 99th percentile and most, in milliseconds; None each where there is nothing."""
+    if not seconds:
+        return {"p50": None, "p99": None, "max": None}
+    found = np.percentile(np.asarray(seconds) * 1000, [50, 99, 100]).tolist()
+    return {name: round(value, 3) for name, value in zip(("p50", "p99", "max"), found, strict=True)}

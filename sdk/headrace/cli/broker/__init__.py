@@ -1,0 +1,1 @@
+"""`headrace broker`: describe, drain and remove brokers."""

@@ -1,0 +1,150 @@
+"""`headrace broker`: list, describe, drain, undrain, removable."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.broker.drain import drain, undrain
+from headrace.cli.broker.removal import removable
+from headrace.cli.broker.rows import BROKER_COLUMNS, broker_row
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Table, bytes_text
+from headrace.cli.common.session import CommandFailed, Session, command
+from headrace.cli.partition.problems import missing_replicas
+from headrace.cli.partition.replica_logs import gather_logs, silence_text
+
+if TYPE_CHECKING:
+    from headrace.client.admin.rpc import PartitionDescription
+
+app = typer.Typer(
+    help="Look at the brokers; take one out of service and back.", no_args_is_help=True, rich_markup_mode=None
+)
+app.command("drain")(drain)
+app.command("undrain")(undrain)
+app.command("removable")(removable)
+
+
+@app.command("list")
+@command()
+def list_brokers(session: Session) -> None:
+    """List the brokers that are alive, with the partitions that they lead and hold.
+
+    \b
+    Examples:
+      headrace broker list
+      headrace broker list --output json
+    """
+    with session.admin() as admin:
+        brokers = admin.describe_cluster().brokers
+        partitions = [partition for topic in admin.describe_topics() for partition in topic.partitions]
+    leads = Counter(partition.leader_id for partition in partitions)
+    holds = Counter(broker_id for partition in partitions for broker_id in partition.replicas)
+    behind = Counter(broker_id for partition in partitions for broker_id in missing_replicas(partition))
+    rows: list[dict[str, JsonValue]] = [
+        {
+            **broker_row(broker),
+            "leads": leads[broker.broker_id],
+            "replicas": holds[broker.broker_id],
+            "not_in_sync": behind[broker.broker_id],
+        }
+        for broker in brokers
+    ]
+    columns = (
+        *BROKER_COLUMNS,
+        Column("LEADS", "leads"),
+        Column("REPLICAS", "replicas"),
+        Column("NOT IN SYNC", "not_in_sync"),
+    )
+    session.show(Report(rows, (Table(columns, rows, empty="no brokers"),)))
+
+
+@app.command("describe")
+@command()
+def describe(
+    session: Session, *, broker_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The broker's id.")]
+) -> None:
+    """Show a broker: where it is, what it leads and holds, its disk, and each of its replicas.
+
+    A broker that is away is shown with what the others know of it.
+
+    \b
+    Examples:
+      headrace broker describe 2
+      headrace broker describe 2 --output json
+    """
+    with session.admin() as admin:
+        found = next((each for each in admin.describe_cluster().brokers if each.broker_id == broker_id), None)
+        held = [
+            (topic.name, partition)
+            for topic in admin.describe_topics()
+            for partition in topic.partitions
+            if broker_id in partition.replicas
+        ]
+        if found is None and not held:
+            raise CommandFailed(ExitCode.NOT_FOUND, f"broker {broker_id} is not registered and holds no replica")
+        logs, silent = gather_logs(admin, [broker_id] if found else [])
+        disk = admin.describe_disks(brokers=[broker_id])[0] if found and not silent else None
+    for error in silent.values():
+        session.note(f"sizes are missing: {silence_text(broker_id, error)}")
+    own = {(log.topic, log.partition): log for log in logs}
+    replicas: list[dict[str, JsonValue]] = []
+    for name, each in held:
+        log = own.get((name, each.partition))
+        replicas.append(
+            {
+                "topic": name,
+                "partition": each.partition,
+                "leader": each.leader_id == broker_id,
+                "in_sync": broker_id in each.in_sync_replicas,
+                "moving": _moving(each, broker_id),
+                "log_end_offset": log.log_end_offset if log else None,
+                "size_bytes": log.size_bytes if log else None,
+                "offline_reason": log.offline_reason or None if log else None,
+            }
+        )
+    document: dict[str, JsonValue] = {
+        **(broker_row(found) if found else {"broker_id": broker_id}),
+        "registered": found is not None,
+        "leads": sum(each.leader_id == broker_id for _, each in held),
+        "not_in_sync": sum(broker_id in missing_replicas(each) for _, each in held),
+        "size_bytes": sum(log.size_bytes for log in logs) if found and not silent else None,
+        "disk_total_bytes": disk.total_bytes if disk else None,
+        "disk_free_bytes": disk.free_bytes if disk else None,
+        "replicas": replicas,
+    }
+    facts = Facts(
+        (
+            ("Broker", broker_id),
+            ("Registered", found is not None),
+            ("Address", found.address if found else None),
+            ("Rack", found.rack if found else None),
+            ("Host", found.host if found else None),
+            ("Draining", found.draining if found else None),
+            ("Version", found.version if found else None),
+            ("Epoch", found.broker_epoch if found else None),
+            ("Leads", document["leads"]),
+            ("Replicas", len(replicas)),
+            ("Not in sync", document["not_in_sync"]),
+            ("Size", bytes_text(sum(log.size_bytes for log in logs)) if logs else None),
+            ("Disk", f"{bytes_text(disk.free_bytes)} free of {bytes_text(disk.total_bytes)}" if disk else None),
+        )
+    )
+    columns = (
+        Column("TOPIC", "topic"),
+        Column("PARTITION", "partition"),
+        Column("LEADER", "leader"),
+        Column("IN SYNC", "in_sync"),
+        Column("MOVING", "moving"),
+        Column("LOG END", "log_end_offset"),
+        Column("BYTES", "size_bytes"),
+        Column("OFFLINE", "offline_reason"),
+    )
+    session.show(Report(document, (facts, Table(columns, replicas, empty="no replicas"))))
+
+
+def _moving(partition: "PartitionDescription", broker_id: int) -> str | None:
+    """Whether a move brings the replica here or takes it away."""
+    if broker_id in partition.adding_replicas:
+        return "here"
+    return "away" if broker_id in partition.removing_replicas else None

@@ -1,0 +1,100 @@
+"""`headrace broker removable`: may brokers be taken away for good? For people, and for what guards a scaling down."""
+
+import socket
+from collections import defaultdict
+from typing import Annotated
+
+import typer
+
+from headrace.cli.common.arguments import broker_list, counted
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Table
+from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
+
+UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+"""What a resolver says of a name that is not there; one that cannot tell says something else."""
+
+
+@command()
+def removable(
+    session: Session,
+    *,
+    broker_ids: Annotated[list[int] | None, typer.Argument(metavar="ID...", min=0, help="The brokers' ids.")] = None,
+    from_: Annotated[
+        int | None, typer.Option("--from", metavar="ID", min=0, help="This broker and all with a higher id.")
+    ] = None,
+    if_installed: Annotated[
+        bool,
+        typer.Option(
+            "--if-installed", help="Say yes where DNS knows none of the servers' names: nothing is installed there yet."
+        ),
+    ] = False,
+) -> None:
+    """Say whether brokers hold no replica, so that taking them away loses nothing. Exit code 1: they do, or may.
+
+    Dead brokers count, too: what their volumes hold may be the only copy.
+
+    \b
+    Examples:
+      headrace broker removable 3
+      headrace broker removable --from 3
+    """
+    if not broker_ids and from_ is None:
+        raise UsageProblem("name brokers, or give --from")
+    hosts = _hosts(session) if if_installed else []
+    if hosts and not any(map(_is_name_known, hosts)):
+        unknown = f"DNS knows no {' and no '.join(hosts)}: nothing is installed there yet"
+        session.show(Report({"removable": True, "holding": []}, (Note(unknown),)))
+        return
+    with session.admin() as admin:
+        topics = admin.describe_topics()
+        undecodable = admin.describe_cluster().undecodable_keys
+    held: dict[int, list[str]] = defaultdict(list)
+    for topic in topics:
+        for each in topic.partitions:
+            for broker_id in each.replicas:
+                if broker_id in (broker_ids or ()) or (from_ is not None and broker_id >= from_):
+                    held[broker_id].append(f"{topic.name}-{each.partition}")
+    rows: list[dict[str, JsonValue]] = [
+        {"broker_id": broker_id, "replicas": len(names), "partitions": list[JsonValue](names)}
+        for broker_id, names in sorted(held.items())
+    ]
+    is_removable = None if undecodable and not held else not held
+    document: JsonValue = {"removable": is_removable, "holding": list[JsonValue](rows)}
+    part: Note | Table = Note("they hold no replica and may be taken away")
+    if held:
+        part = Table((Column("ID", "broker_id"), Column("REPLICAS", "replicas")), rows)
+    if is_removable is None:
+        part = Note("it is not known whether they hold replicas")
+    session.show(Report(document, (part,)))
+    if is_removable is None:
+        raise CommandFailed(
+            ExitCode.FAILED,
+            f"the coordinator cannot decode {counted(undecodable, 'value')} of the metadata, which may name replicas: "
+            "see metadata_value_undecodable in its log, and start the release that wrote them",
+        )
+    if held:
+        flags = " ".join(f"--remove-broker {broker_id}" for broker_id in sorted(held))
+        replicas = counted(sum(len(names) for names in held.values()), "replica")
+        raise CommandFailed(
+            ExitCode.FAILED,
+            f"{broker_list(sorted(held))} still {'holds' if len(held) == 1 else 'hold'} {replicas}: move them first, "
+            f"`headrace partition move {flags} --execute --watch`",
+        )
+
+
+def _hosts(session: Session) -> list[str]:
+    """The servers' hosts. Raises ConfigError: one is not host:port, or there is none."""
+    from headrace.client.base.config import AdminConfig, build
+
+    config = build(AdminConfig, session.settings())
+    return [address.rpartition(":")[0].strip("[]") for address in config.addresses]
+
+
+def _is_name_known(host: str) -> bool:
+    """Whether there is such a name. What DNS cannot tell now counts as known: then whoever is there must answer."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.errno not in UNKNOWN_NAME
+    return True

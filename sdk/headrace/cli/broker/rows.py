@@ -1,0 +1,31 @@
+"""One broker as a row: `cluster describe` and `broker list` show the same."""
+
+from typing import TYPE_CHECKING
+
+from headrace.cli.common.rendering import Column, JsonValue
+
+if TYPE_CHECKING:
+    from headrace.client.admin.rpc import BrokerDescription
+
+BROKER_COLUMNS = (
+    Column("BROKER", "broker_id"),
+    Column("ADDRESS", "address"),
+    Column("RACK", "rack"),
+    Column("HOST", "host"),
+    Column("DRAINING", "draining"),
+    Column("VERSION", "version"),
+    Column("EPOCH", "broker_epoch", wide=True),
+)
+
+
+def broker_row(broker: "BrokerDescription") -> dict[str, JsonValue]:
+    """One broker as `cluster describe` and `broker list` show it."""
+    return {
+        "broker_id": broker.broker_id,
+        "address": broker.address,
+        "rack": broker.rack,
+        "host": broker.host,
+        "draining": broker.draining,
+        "version": broker.version,
+        "broker_epoch": broker.broker_epoch,
+    }

@@ -1,0 +1,1 @@
+"""`headrace cluster`: describe, health and log levels."""

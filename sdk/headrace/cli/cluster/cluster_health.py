@@ -1,0 +1,141 @@
+"""`headrace cluster health`: asks the cluster, judges what it hears (`health.py`), and shows it, once or until told."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.broker.drain import drained_brokers
+from headrace.cli.cluster.health import CatchingUp, Problem, catching_up, find_notices, find_problems
+from headrace.cli.common.arguments import counted
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import JsonValue, Note, Report, Section
+from headrace.cli.common.session import CommandFailed, Session, command
+from headrace.cli.common.watching import Interval, RateWindow, Screen, WaitTimeout, eta_text, rounds
+from headrace.cli.partition.replica_logs import gather_logs, silence_text
+
+if TYPE_CHECKING:
+    from headrace.client.admin.admin import Admin
+    from headrace.client.admin.rpc import ClusterDescription
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The cluster at one moment."""
+
+    # None: it could not be asked.
+    cluster: "ClusterDescription | None"
+    problems: list[Problem]
+    notices: list[Problem] = field(default_factory=list)
+    behind: CatchingUp | None = None
+
+
+@command()
+def health(
+    session: Session,
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C; show replicas catching up.")
+    ] = False,
+    exit_when_healthy: Annotated[
+        bool, typer.Option("--exit-when-healthy", help="Look again until nothing is wrong, then end with 0.")
+    ] = False,
+    interval: Interval = 1.0,
+    wait_timeout: WaitTimeout = None,
+) -> None:
+    """Say whether the cluster is healthy, what is wrong, and what to do.
+
+    Exit code 5 when something is wrong, also when --wait-timeout is over. Moves, drained brokers and leaders elsewhere
+    than preferred are shown and are not wrong.
+
+    \b
+    Examples:
+      headrace cluster health
+      headrace cluster health --watch
+      headrace cluster health --exit-when-healthy --wait-timeout 300 --quiet
+    """
+    repeats = watch or exit_when_healthy
+    screen, rate = Screen(session.output), RateWindow()
+    with session.admin() as admin:
+        for elapsed in rounds(interval, wait_timeout if repeats else 0.0):
+            picture = _look(admin, outlasts_errors=repeats)
+            rate.add(elapsed, -(picture.behind.records if picture.behind else 0))
+            report = _report(picture, rate)
+            if repeats:
+                if watch or not session.quiet:
+                    screen.draw(report)
+            elif picture.problems or not session.quiet:
+                session.show(report)
+            if exit_when_healthy and not picture.problems:
+                return
+    if picture.cluster is None:
+        raise CommandFailed(ExitCode.UNREACHABLE, picture.problems[0].message)
+    if picture.problems:
+        raise CommandFailed(ExitCode.UNHEALTHY)
+
+
+def _look(admin: "Admin", *, outlasts_errors: bool) -> Picture:
+    from headrace.client.base.errors import ConfigError
+    from headrace.wire.errors import HeadraceError
+
+    try:
+        cluster = admin.describe_cluster()
+        topics = admin.describe_topics()
+    except ConfigError:
+        raise
+    except HeadraceError as error:
+        if not outlasts_errors:
+            raise
+        return Picture(None, [Problem("unreachable", error.message, error.action or "Look at the servers' logs.")])
+    drained, without_etcd = _drained(admin)
+    logs, silent = gather_logs(admin, (broker.broker_id for broker in cluster.brokers))
+    problems = without_etcd + find_problems(cluster, topics, logs)
+    for broker_id, cause in silent.items():
+        action = cause.action or f"Look at the log of broker {broker_id}."
+        problems.append(Problem("broker_unanswering", silence_text(broker_id, cause), action))
+    return Picture(cluster, problems, find_notices(cluster, topics, drained), catching_up(topics, logs))
+
+
+def _drained(admin: "Admin") -> tuple[list[int], list[Problem]]:
+    """The drained brokers, from etcd itself: what a coordinator remembers would not tell that etcd is away."""
+    from headrace.wire.errors import HeadraceError
+
+    try:
+        return drained_brokers(admin), []
+    except HeadraceError as error:
+        message = f"the coordinators do not reach etcd, so nothing is elected or changed: {error.message}"
+        action = "Look at etcd; it needs a majority. Leaders go on without it meanwhile."
+        return [], [Problem("etcd_unavailable", message, action)]
+
+
+def _report(picture: Picture, rate: RateWindow) -> Report:
+    cluster, behind = picture.cluster, picture.behind
+    counts = {
+        "brokers": len(cluster.brokers) if cluster else None,
+        "coordinators": len(cluster.coordinators) if cluster else None,
+        "topics": cluster.topics if cluster else None,
+        "partitions": cluster.partitions if cluster else None,
+    }
+    document: dict[str, JsonValue] = {
+        "healthy": not picture.problems,
+        **counts,
+        "problems": [_document(each) for each in picture.problems],
+        "notices": [_document(each) for each in picture.notices],
+        "catching_up": {"replicas": behind.replicas, "records": behind.records} if behind else None,
+    }
+    numbers = ", ".join(f"{number} {name}" for name, number in counts.items()) if cluster else "not reachable"
+    sections: list[Section] = [Note(f"{'unhealthy' if picture.problems else 'healthy'}: {numbers}")]
+    sections += [Note(f"* {each.message}\n  -> {each.action}") for each in picture.problems]
+    sections += [Note(f"- {each.message}\n  -> {each.action}") for each in picture.notices]
+    if behind:
+        sections.append(
+            Note(
+                f"catching up: {counted(behind.replicas, 'replica')}, {counted(behind.records, 'record')} behind, "
+                f"{eta_text(rate.seconds_for(behind.records))} to go"
+            )
+        )
+    return Report(document, sections)
+
+
+def _document(problem: Problem) -> dict[str, JsonValue]:
+    return {"kind": problem.kind, "message": problem.message, "action": problem.action}

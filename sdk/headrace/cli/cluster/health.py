@@ -1,0 +1,208 @@
+"""What is wrong with a cluster and what to do about it: facts in, problems out. Pure.
+
+A problem makes the cluster unhealthy: something cannot be written or read, or would not survive the next failure. A
+notice does not: an administrator asked for it (a move, a drain), or costs no more than time.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.cli.common.arguments import broker_list, counted
+from headrace.cli.partition.problems import PartitionProblem, missing_replicas, problems_of
+from headrace.cli.partition.replica_logs import leader_logs
+
+if TYPE_CHECKING:
+    from headrace.client.admin.replication import LogInfo
+    from headrace.client.admin.rpc import ClusterDescription, PartitionDescription, TopicDescription
+
+    NamedPartition = tuple[str, PartitionDescription]
+
+MAX_NAMED = 10
+"""How many partitions one problem names before it says `and n more`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, or worth to know."""
+
+    # A constant word, for programs.
+    kind: str
+    # What is wrong, in one sentence.
+    message: str
+    # What to do, in one sentence.
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatchingUp:
+    """How far the replicas that are not in sync have to go."""
+
+    replicas: int
+    # Records that they lack, all together; those that have not fetched yet lack the whole log.
+    records: int
+
+
+def find_problems(
+    cluster: "ClusterDescription", topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]"
+) -> list[Problem]:
+    """Everything that is wrong, the gravest first; empty when the cluster is healthy."""
+    live = {broker.broker_id for broker in cluster.brokers}
+    found = _by_problem(topics, _able(cluster))
+    problems: list[Problem] = []
+    if not cluster.controller_id:
+        problems.append(
+            Problem(
+                "no_controller",
+                "no coordinator is the controller, so nothing is elected or placed",
+                "Look at the coordinators' logs; they need etcd with a majority.",
+            )
+        )
+    if not cluster.brokers:
+        problems.append(Problem("no_brokers", "no broker is registered", "Start the brokers; look at their logs."))
+    if offline := found[PartitionProblem.OFFLINE]:
+        problems.append(_offline(offline, live))
+    if under := found[PartitionProblem.UNDER_MIN_IN_SYNC]:
+        message = (
+            f"{_have(len(under))} fewer replicas in sync than min_insync_replicas, so acks=all is refused: "
+            f"{_names(under)}"
+        )
+        problems.append(Problem("under_min_in_sync", message, _recovery(under, live)))
+    problems += [
+        Problem(
+            "replica_offline",
+            f"broker {log.broker_id} has taken {log.topic}-{log.partition} offline: {log.offline_reason}",
+            f"Look at the log of broker {log.broker_id}; its disk has failed or a file is damaged.",
+        )
+        for log in logs
+        if log.offline_reason
+    ]
+    if behind := found[PartitionProblem.UNDER_REPLICATED]:
+        message = f"{_have(len(behind))} not all replicas in sync: {_names(behind)}"
+        problems.append(Problem("under_replicated", message, _recovery(behind, live)))
+    return problems
+
+
+def find_notices(
+    cluster: "ClusterDescription", topics: "Sequence[TopicDescription]", drained: Collection[int]
+) -> list[Problem]:
+    """What is worth to know of a cluster that may well be healthy.
+
+    Args:
+        cluster: the cluster.
+        topics: its topics.
+        drained: the brokers that an administrator drains; others that drain are stopping.
+    """
+    able = _able(cluster)
+    stopping = {broker.broker_id for broker in cluster.brokers} - able - set(drained)
+    leads = Counter(each.leader_id for topic in topics for each in topic.partitions if each.leader_id >= 0)
+    found = _by_problem(topics, able)
+    notices = []
+    for broker_id in sorted(drained):
+        notices.append(
+            Problem(
+                "drained_broker",
+                f"broker {broker_id} is drained: it leads {counted(leads[broker_id], 'partition')} "
+                "and gets no new replicas",
+                f"When its work is done, run `headrace broker undrain {broker_id}`.",
+            )
+        )
+    for broker_id in sorted(stopping):
+        notices.append(
+            Problem(
+                "stopping_broker",
+                f"broker {broker_id} is stopping and hands its leadership over",
+                "Wait for it, or see its log.",
+            )
+        )
+    if moving := found[PartitionProblem.MOVING]:
+        notices.append(
+            Problem(
+                "moves_under_way",
+                f"{counted(len(moving), 'partition')} moving: {_names(moving)}",
+                "`headrace partition move --watch` shows how far they are.",
+            )
+        )
+    if unclean := found[PartitionProblem.UNCLEAN]:
+        notices.append(
+            Problem(
+                "unclean_leader",
+                f"{_have(len(unclean))} a leader from an unclean election and may lack records: {_names(unclean)}",
+                "Nothing to do here; what was lost is lost. It is said until the next leader is elected.",
+            )
+        )
+    if elsewhere := found[PartitionProblem.NOT_PREFERRED]:
+        counts = ", ".join(f"broker {broker_id} leads {leads[broker_id]}" for broker_id in sorted(able))
+        notices.append(
+            Problem(
+                "leader_imbalance",
+                f"{len(elsewhere)} of {leads.total()} partitions not led by the preferred replica ({counts})",
+                "The controller puts that right from time to time; `headrace partition elect` does it now.",
+            )
+        )
+    return notices
+
+
+def catching_up(topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]") -> CatchingUp | None:
+    """How far replicas are behind their leaders, as those see it; None where all are in sync."""
+    leads = leader_logs(logs)
+    replicas = records = 0
+    for topic in topics:
+        for each in topic.partitions:
+            log = leads.get((topic.name, each.partition))
+            behind = set(each.replicas) - set(each.in_sync_replicas) - set(each.removing_replicas)
+            if log is None or not behind:
+                continue
+            ends = {follower.broker_id: follower.log_end_offset for follower in log.followers}
+            replicas += len(behind)
+            for broker_id in behind:
+                records += max(0, log.log_end_offset - max(log.log_start_offset, ends.get(broker_id, -1)))
+    return CatchingUp(replicas, records) if replicas else None
+
+
+def _able(cluster: "ClusterDescription") -> set[int]:
+    """Who may lead."""
+    return {broker.broker_id for broker in cluster.brokers if not broker.draining}
+
+
+def _by_problem(
+    topics: "Sequence[TopicDescription]", able: Collection[int]
+) -> "dict[PartitionProblem, list[NamedPartition]]":
+    found: dict[PartitionProblem, list[NamedPartition]] = {problem: [] for problem in PartitionProblem}
+    for topic in topics:
+        for each in topic.partitions:
+            for problem in problems_of(each, able):
+                found[problem].append((topic.name, each))
+    return found
+
+
+def _offline(offline: "Sequence[NamedPartition]", live: set[int]) -> Problem:
+    dead = sorted({broker for _, each in offline for broker in each.replicas if broker >= 0 and broker not in live})
+    action = (
+        f"Bring back {broker_list(dead)}, which hold their replicas."
+        if dead
+        else "The brokers live: wait a few seconds for the controller, then look at its log."
+    )
+    if any(live & set(each.replicas) - {*each.in_sync_replicas, *each.eligible_leaders} for _, each in offline):
+        action += " If they are lost for good: `headrace partition elect --unclean` takes a replica that lacks records."
+    return Problem("offline_partitions", f"{_have(len(offline))} no leader: {_names(offline)}", action)
+
+
+def _recovery(behind: "Sequence[NamedPartition]", live: set[int]) -> str:
+    missing = sorted({broker for _, each in behind for broker in missing_replicas(each)})
+    dead = [broker for broker in missing if broker not in live]
+    if dead:
+        return f"Bring back {broker_list(dead)}."
+    if missing:
+        return f"Wait for {broker_list(missing)} to catch up, or see its log."
+    return "Give the topic more replicas, or lower its min_insync_replicas."
+
+
+def _have(number: int) -> str:
+    return "1 partition has" if number == 1 else f"{number} partitions have"
+
+
+def _names(partitions: "Sequence[NamedPartition]") -> str:
+    names = [f"{name}-{each.partition}" for name, each in partitions[:MAX_NAMED]]
+    return ", ".join(names) + (f" and {len(partitions) - MAX_NAMED} more" if len(partitions) > MAX_NAMED else "")

@@ -1,0 +1,1 @@
+"""What every command uses: its session, arguments, rendering and exit codes."""

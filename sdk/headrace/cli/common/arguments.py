@@ -1,0 +1,78 @@
+"""Words of the command line that mean a partition, brokers or a speed. Pure: text in, values or a usage error out."""
+
+import re
+from collections.abc import Sequence
+
+from headrace.cli.common.session import UsageProblem
+from headrace.wire.ids import TopicPartition
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?(?:/s)?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_partition(text: str) -> TopicPartition:
+    """`TOPIC:PARTITION`.
+
+    Raises:
+        UsageProblem: another form.
+    """
+    topic, colon, number = text.rpartition(":")
+    if not colon or not topic or not _is_number(number):
+        raise UsageProblem(f"{text!r} is not TOPIC:PARTITION, for example clicks:0")
+    return TopicPartition(topic, int(number))
+
+
+def parse_topic_or_partition(text: str) -> tuple[str, int | None]:
+    """`TOPIC:PARTITION`, or `TOPIC` for all its partitions."""
+    if ":" not in text:
+        return text, None
+    where = parse_partition(text)
+    return where.topic, where.partition
+
+
+def parse_broker_ids(text: str, option: str) -> tuple[int, ...]:
+    """Broker ids with commas between them.
+
+    Raises:
+        UsageProblem: none, something else than numbers, or one twice; names `option`.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(map(_is_number, words)):
+        raise UsageProblem(f"{option} {text!r} is not a list of broker ids, for example 1,2,3")
+    broker_ids = tuple(map(int, words))
+    if len(set(broker_ids)) < len(broker_ids):
+        raise UsageProblem(f"{option} {text!r} names a broker twice")
+    return broker_ids
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second: a number with B, KiB, MiB, GiB, TiB (powers of 1,024), KB, MB, ... (powers of 1,000) or nothing.
+
+    Raises:
+        UsageProblem: another form, or less than one byte a second.
+    """
+    found = _RATE.fullmatch(text.strip())
+    unit = (found[2] or "").upper() if found else ""
+    rate = int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** _POWERS[unit[:1]]) if found else 0
+    if rate < 1:
+        raise UsageProblem(f"--throttle {text!r} is not a number of bytes a second, for example 50MiB")
+    return rate
+
+
+def where_text(where: TopicPartition) -> str:
+    """A partition as the command line takes it."""
+    return f"{where.topic}:{where.partition}"
+
+
+def broker_list(broker_ids: Sequence[int]) -> str:
+    """`broker 1`, or `brokers 1, 2`."""
+    return f"{'broker' if len(broker_ids) == 1 else 'brokers'} {', '.join(map(str, broker_ids))}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 partition`, `2 partitions`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10

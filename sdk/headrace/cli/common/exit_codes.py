@@ -1,0 +1,78 @@
+"""The exit codes of `headrace`, in one table: code, meaning, and which errors end with it.
+
+The same table is printed by `headrace help exit-codes` and stands in docs/guides/command-line.md.
+"""
+
+import enum
+
+from headrace.wire.errors import ErrorCode, HeadraceError, TransportError
+
+
+class ExitCode(enum.IntEnum):
+    """How the command ended. The numbers are promised; new ones may be added."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    UNHEALTHY = 5
+    TIMED_OUT = 6
+    ALREADY_EXISTS = 7
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "It worked.",
+    ExitCode.FAILED: "The cluster refused it, or some of it failed; the message says what to do.",
+    ExitCode.USAGE: "The command line or its input is wrong; nothing was sent.",
+    ExitCode.UNREACHABLE: "No broker or coordinator could be reached, or no local cluster runs.",
+    ExitCode.NOT_FOUND: "The topic, partition, broker or group is not there.",
+    ExitCode.UNHEALTHY: "`cluster health` or `doctor` found something wrong.",
+    ExitCode.TIMED_OUT: "No answer in time, or what was waited for did not come; a change may still take effect.",
+    ExitCode.ALREADY_EXISTS: "The topic is there already.",
+    ExitCode.INTERRUPTED: "Interrupted from the keyboard (Ctrl-C).",
+    ExitCode.BROKEN_PIPE: "The reader of the output went away, as in `headrace consume ... | head`.",
+}
+
+_BY_ERROR_CODE: dict[ErrorCode, ExitCode] = {
+    ErrorCode.UNKNOWN_TOPIC: ExitCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_TOPIC_ID: ExitCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_PARTITION: ExitCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_BROKER: ExitCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_GROUP: ExitCode.NOT_FOUND,
+    ErrorCode.TOPIC_ALREADY_EXISTS: ExitCode.ALREADY_EXISTS,
+    ErrorCode.TIMED_OUT: ExitCode.TIMED_OUT,
+}
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The exit code for an error that ended a command."""
+    match error:
+        case KeyboardInterrupt():
+            return ExitCode.INTERRUPTED
+        case BrokenPipeError():
+            return ExitCode.BROKEN_PIPE
+        case TimeoutError():
+            return ExitCode.TIMED_OUT
+        case HeadraceError():
+            return _of_headrace_error(error)
+        case _:
+            return ExitCode.FAILED
+
+
+def _of_headrace_error(error: HeadraceError) -> ExitCode:
+    # Imported here because the SDK's errors are only loaded where the SDK was used.
+    from headrace.client.base.errors import ConfigError, NoBrokersAvailableError
+
+    if isinstance(error, NoBrokersAvailableError | TransportError):
+        return ExitCode.UNREACHABLE
+    if isinstance(error, ConfigError):
+        return ExitCode.USAGE
+    return _BY_ERROR_CODE.get(error.code, ExitCode.FAILED)
+
+
+def exit_code_table() -> str:
+    """The table as text, one code a line."""
+    return "".join(f"{code:>4}  {code.name.lower():<15} {meaning}\n" for code, meaning in MEANINGS.items())

@@ -1,0 +1,338 @@
+"""What every command has in common: its shared options, its connection, its output, and how its errors are told.
+
+`command` turns a function whose first parameter is a `Session` into what typer registers: it adds the shared options to
+the signature, makes the session, and turns every error into one line on stderr and an exit code. The clients come from
+the context's object, so that tests put fakes there.
+"""
+
+import functools
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protocol
+
+import typer
+
+from headrace.cli.common.bytes_text import visible
+from headrace.cli.common.rendering import JsonValue, Note, OutputFormat, Report, render
+
+if TYPE_CHECKING:
+    from headrace.client.admin.admin import Admin
+    from headrace.client.consumer.consumer import Consumer
+    from headrace.client.producer.producer import Producer
+
+CLIENT_ID = "headrace-cli"
+
+BootstrapServers = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-servers",
+        "-b",
+        envvar="HEADRACE_BOOTSTRAP_SERVERS",
+        metavar="HOST:PORT,...",
+        help="Brokers or coordinators to begin with.",
+    ),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="The most that a request may take.")
+]
+SecurityProtocol = Annotated[
+    str,
+    typer.Option(
+        "--security-protocol",
+        envvar="HEADRACE_SECURITY_PROTOCOL",
+        metavar="PLAINTEXT|SSL",
+        help="SSL: speak TLS, and with nobody who does not.",
+    ),
+]
+SslCafile = Annotated[
+    str,
+    typer.Option(
+        "--ssl-cafile",
+        envvar="HEADRACE_SSL_CAFILE",
+        metavar="FILE",
+        help="The authorities that sign servers' certificates, PEM.",
+    ),
+]
+SslCertfile = Annotated[
+    str,
+    typer.Option(
+        "--ssl-certfile",
+        envvar="HEADRACE_SSL_CERTFILE",
+        metavar="FILE",
+        help="Your certificate, PEM, where servers want one.",
+    ),
+]
+SslKeyfile = Annotated[
+    str,
+    typer.Option(
+        "--ssl-keyfile",
+        envvar="HEADRACE_SSL_KEYFILE",
+        metavar="FILE",
+        help="Its private key, PEM.",
+    ),
+]
+SslServerName = Annotated[
+    str,
+    typer.Option(
+        "--ssl-server-name",
+        envvar="HEADRACE_SSL_SERVER_NAME",
+        metavar="NAME",
+        help="The name in the servers' certificates, where it is not the host.",
+    ),
+]
+Output = Annotated[OutputFormat, typer.Option("--output", case_sensitive=False, help="How to print the result.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and what was asked for, nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more on stderr.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")]
+
+_SECURITY: Mapping[str, Any] = {
+    "security_protocol": SecurityProtocol,
+    "ssl_cafile": SslCafile,
+    "ssl_certfile": SslCertfile,
+    "ssl_keyfile": SslKeyfile,
+    "ssl_server_name": SslServerName,
+}
+
+Parameters = ParamSpec("Parameters")
+
+
+class Clients(Protocol):
+    """Makes the SDK's objects; settings as the SDK names them."""
+
+    def admin(self, **settings: Any) -> "Admin":
+        """A new Admin."""
+
+    def producer(self, **settings: Any) -> "Producer":
+        """A new Producer."""
+
+    def consumer(self, **settings: Any) -> "Consumer":
+        """A new Consumer without a group."""
+
+
+class SdkClients:
+    """The real ones. The SDK is imported when the first one is made."""
+
+    def admin(self, **settings: Any) -> "Admin":
+        """A new Admin."""
+        from headrace.client.admin.admin import Admin
+
+        return Admin(**settings)
+
+    def producer(self, **settings: Any) -> "Producer":
+        """A new Producer."""
+        from headrace.client.producer.producer import Producer
+        from headrace.wire.allocator import keep_large_buffers
+
+        keep_large_buffers()
+        return Producer(**settings)
+
+    def consumer(self, **settings: Any) -> "Consumer":
+        """A new Consumer without a group."""
+        from headrace.client.consumer.consumer import Consumer
+        from headrace.wire.allocator import keep_large_buffers
+
+        keep_large_buffers()
+        return Consumer(**settings)
+
+
+class UsageProblem(Exception):
+    """The command line or its input is wrong: ends with exit code 2.
+
+    `explanation` are further lines, such as a grammar; the message alone is one.
+    """
+
+    def __init__(self, message: str, explanation: str = "") -> None:
+        super().__init__(message)
+        self.explanation = explanation
+
+
+class CommandFailed(Exception):
+    """The command ends with this exit code. The message, where there is one, is told on stderr."""
+
+    def __init__(self, exit_code: int, message: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One run of one command. Belongs to that command's thread."""
+
+    clients: Clients
+    bootstrap_servers: str
+    # Seconds, for each request.
+    timeout: float
+    output: OutputFormat
+    quiet: bool
+    verbose: bool
+    security: Mapping[str, str] = field(default_factory=dict)
+    """The SDK's settings for TLS that were given."""
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that all of the SDK's objects get."""
+        return {
+            "bootstrap_servers": self.bootstrap_servers,
+            "client_id": CLIENT_ID,
+            "request_timeout_ms": max(1, round(self.timeout * 1000)),
+            **self.security,
+        }
+
+    def admin(self) -> "Admin":
+        """A new Admin; use it as a context manager."""
+        return self.clients.admin(**self.settings())
+
+    def show(self, report: Report) -> None:
+        """Print what the command was asked for."""
+        write_out(render(report, self.output))
+
+    def show_change(self, document: JsonValue, sentence: str) -> None:
+        """Print what was changed: a sentence for people, which `--quiet` leaves out, or the document."""
+        if self.output in (OutputFormat.JSON, OutputFormat.YAML) or not self.quiet:
+            self.show(Report(document, (Note(sentence),)))
+
+    def note(self, text: str) -> None:
+        """Say something on stderr, unless quiet."""
+        if not self.quiet:
+            tell(text)
+
+    def detail(self, text: str) -> None:
+        """Say something on stderr, if verbose."""
+        if self.verbose:
+            tell(text)
+
+
+def write_out(text: str) -> None:
+    """Write text to stdout as UTF-8, whatever the locale."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
+    sys.stdout.buffer.flush()
+
+
+def tell(text: str) -> None:
+    """Write one line to stderr."""
+    print(f"headrace: {visible(text)}", file=sys.stderr, flush=True)
+
+
+def command(
+    *, connects: bool = True
+) -> Callable[[Callable[Concatenate[Session, Parameters], None]], Callable[..., None]]:
+    """Make a typer command of a function `(session, ...)`, whose further parameters are its own options.
+
+    Args:
+        connects: adds `--bootstrap-servers` and `--timeout`.
+
+    A function with a parameter `output` of its own gets it in place of the shared one.
+    """
+
+    def decorate(function: Callable[Concatenate[Session, Parameters], None]) -> Callable[..., None]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        shared = _shared_parameters(connects=connects, own_output=any(each.name == "output" for each in own))
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+        @functools.wraps(function)
+        def run(**arguments: Any) -> None:
+            ctx: typer.Context = arguments.pop("ctx")
+            taken = {each.name: arguments.pop(each.name) for each in shared}
+            session = Session(
+                clients=ctx.obj if ctx.obj is not None else SdkClients(),
+                bootstrap_servers=taken.get("bootstrap_servers", ""),
+                timeout=taken.get("timeout", 0.0),
+                output=taken.get("output", OutputFormat.TABLE),
+                quiet=taken["quiet"],
+                verbose=taken["verbose"],
+                security={name: taken[name] for name in _SECURITY if taken.get(name)},
+            )
+            _run(function, session, arguments)
+
+        keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        parameters = [context, *keyword, *shared]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        del run.__wrapped__
+        return run
+
+    return decorate
+
+
+def _shared_parameters(*, connects: bool, own_output: bool) -> list[inspect.Parameter]:
+    rows: list[tuple[str, Any, Any]] = []
+    if not own_output:
+        rows.append(("output", Output, OutputFormat.TABLE))
+    if connects:
+        rows.append(("bootstrap_servers", BootstrapServers, "localhost:7170"))
+        rows.append(("timeout", Timeout, 10.0))
+        rows += [(name, annotation, "") for name, annotation in _SECURITY.items()]
+    rows += [("quiet", Quiet, False), ("verbose", Verbose, False)]
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in rows
+    ]
+
+
+def _run(function: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
+    """Run a command; whatever it raises becomes one line and an exit code."""
+    try:
+        function(session, **arguments)
+        sys.stdout.flush()
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        raise typer.Exit(report_error(error)) from None
+
+
+def report_error(error: BaseException) -> int:
+    """Tell an error on stderr and give the exit code. `HEADRACE_DEBUG=1` adds the traceback."""
+    from headrace.cli.common.exit_codes import ExitCode, exit_code_of
+
+    if os.environ.get("HEADRACE_DEBUG", "") not in ("", "0"):
+        print(visible("".join(traceback.format_exception(error)), keep="\n"), file=sys.stderr)
+    match error:
+        case BrokenPipeError():
+            _discard_output()
+        case KeyboardInterrupt():
+            pass
+        case CommandFailed():
+            if str(error):
+                tell(one_line(str(error)))
+            return error.exit_code
+        case UsageProblem():
+            tell(one_line(str(error)))
+            if error.explanation:
+                print(visible(error.explanation, keep="\n"), file=sys.stderr, flush=True)
+            return ExitCode.USAGE
+        case OSError():
+            tell(one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
+        case _:
+            tell(one_line(_sentence(error)))
+    return exit_code_of(error)
+
+
+def _sentence(error: BaseException) -> str:
+    from headrace.wire.errors import HeadraceError
+
+    if isinstance(error, HeadraceError):
+        stop = "" if error.message.endswith((".", "?", "!")) or not error.action else "."
+        return f"{error.message}{stop} {error.action}"
+    if isinstance(error, TimeoutError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (a bug in headrace: HEADRACE_DEBUG=1 shows where; please report it)"
+
+
+def one_line(text: str) -> str:
+    """The text with every run of white space made one space."""
+    return " ".join(text.split())
+
+
+def _discard_output() -> None:
+    """Send stdout to nowhere, so that the flush at exit does not fail on the closed pipe once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # stdout is no file, as in tests: then there is no pipe whose flush could fail.
+    finally:
+        os.close(nowhere)

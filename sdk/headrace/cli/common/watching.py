@@ -1,0 +1,104 @@
+"""What commands that wait have in common: rounds until the time is up, a picture that is drawn anew, a rate and an ETA.
+
+On a terminal each picture replaces the one before it. Elsewhere, as in a pipe or a log, a picture is printed where it
+differs from the one before; `--output json` then prints one document a line, `yaml` a stream of documents.
+"""
+
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from headrace.cli.common.rendering import OutputFormat, Report, duration_text, json_document, render
+from headrace.cli.common.session import write_out
+
+Interval = Annotated[
+    float, typer.Option("--interval", min=0.01, metavar="SECONDS", help="How long to wait between two looks.")
+]
+WaitTimeout = Annotated[
+    float | None,
+    typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="The most to wait in all; without it, for ever."),
+]
+
+HOME_AND_CLEAR = "\x1b[H\x1b[J"
+CLEAR_SCREEN = "\x1b[2J"
+RATE_WINDOW_S = 15.0
+"""How far back a rate looks."""
+
+
+def rounds(interval: float, wait_timeout: float | None) -> Iterator[float]:
+    """Yield the seconds since the start at once and after each interval; the last time when the time is up."""
+    started = time.monotonic()
+    for _ in itertools.count():
+        elapsed = time.monotonic() - started
+        yield elapsed
+        left = interval if wait_timeout is None else min(interval, wait_timeout - (time.monotonic() - started))
+        if left <= 0:
+            return
+        time.sleep(left)
+
+
+class Screen:
+    """Where pictures are drawn. Owned by one command."""
+
+    def __init__(self, output: OutputFormat) -> None:
+        self._output = output
+        self._is_document = output in (OutputFormat.JSON, OutputFormat.YAML)
+        self._redraws = sys.stdout.isatty() and not self._is_document
+        self._last: str | None = None
+
+    def draw(self, report: Report) -> None:
+        """Draw a picture; nothing where it is the same as before."""
+        if self._output is OutputFormat.JSON:
+            text = json_document(report.document) + "\n"
+        else:
+            text = render(report, self._output)
+        if text == self._last:
+            return
+        first, self._last = self._last is None, text
+        if self._redraws:
+            write_out((CLEAR_SCREEN if first else "") + HOME_AND_CLEAR + text)
+        elif self._output is OutputFormat.YAML:
+            write_out("---\n" + text)
+        else:
+            write_out(text)
+
+
+class RateWindow:
+    """How fast something gets done, from how much was done at which time. Owned by one command; has no clock."""
+
+    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
+        self._window_s = window_s
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def add(self, at: float, done: float) -> None:
+        """Note that `done` was done at a time, in seconds. Less than before begins anew."""
+        if self._seen and done < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((at, done))
+        while len(self._seen) > 2 and self._seen[0][0] < at - self._window_s:
+            self._seen.popleft()
+
+    @property
+    def per_second(self) -> float | None:
+        """None where too little was seen."""
+        if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
+            return None
+        (start, first), (end, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (end - start)
+
+    def seconds_for(self, rest: float) -> float | None:
+        """How long `rest` takes at this rate; None where that cannot be said."""
+        rate = self.per_second
+        if rest <= 0:
+            return 0.0
+        return rest / rate if rate else None
+
+
+def eta_text(seconds: float | None) -> str:
+    """A time to go for a person, in whole seconds; `-` where it is not known."""
+    return "-" if seconds is None else duration_text(max(0, round(seconds)) * 1000).replace("0ms", "0s")

@@ -1,0 +1,1 @@
+"""`headrace doctor`: checks of the cluster and of this host, each with what to do."""

@@ -1,0 +1,311 @@
+"""What `headrace doctor` makes of what processes tell it: facts in, findings out. Pure.
+
+A failure loses data or availability now or at the next mishap; a warning will become one. Each says what
+to do. The limits are here, each with its reason.
+"""
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from headrace.cli.common.rendering import bytes_text, duration_text
+from headrace.client.admin.processes import (
+    CertificateDescription,
+    DiskDescription,
+    EtcdMemberDescription,
+    ProcessDescription,
+)
+from headrace.wire.releases import are_close
+
+CLOCK_WARNING_MS, CLOCK_FAILURE_MS = 500, 5_000
+"""Retention and look-ups by time go by the clock of whoever leads; leases do not."""
+BROKER_FILES, COORDINATOR_FILES = 65_536, 16_384
+"""A broker keeps some three files open for each log, and a connection for each client; a coordinator only these."""
+FILES_SHARE = 0.8
+FSYNC_WARNING_US, FSYNC_FAILURE_US = 20_000, 200_000
+"""Each acknowledged batch of a topic with durability=fsync waits for one."""
+FREE_SHARE = 0.15
+ETCD_ANSWER_WARNING_US = 100_000
+ETCD_MINIMUM = (3, 5)
+ETCD_PRODUCTION = {(3, 5): 28, (3, 6): 9}
+"""First patch releases with the fixes that a production cluster needs."""
+ETCD_DEFAULT_QUOTA = 2 << 30
+QUOTA_WARNING, QUOTA_FAILURE = 0.5, 0.7
+"""As the alerts HeadraceEtcdQuota and HeadraceEtcdNearlyFull: past its quota etcd refuses every write."""
+FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.5, 256 << 20
+CERTIFICATE_WARNING_MS = 30 * 86_400_000
+"""Enough for a renewal by hand; cert-manager renews earlier."""
+REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster")
+"""What an fsync promises on these is not what a log needs."""
+SHOWN_TOPIC_IDS = 3
+FLEETING = ("tmpfs", "ramfs", "overlay")
+
+
+class Status(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    """A constant word, for programs."""
+    where: str
+    """The process, host or endpoint."""
+    status: Status
+    found: str
+    """What is so, in a few words."""
+    action: str = ""
+    """What to do, in one sentence; empty where all is well."""
+
+
+def check_processes(processes: Sequence[ProcessDescription], now_ms: int) -> list[Finding]:
+    """Everything about a cluster's processes and their etcd, process by process."""
+    reached = [process for process in processes if not process.error]
+    found = [finding for process in processes for finding in _check_process(process, now_ms)]
+    found += _check_versions(reached)
+    found += _check_clocks({process.name: process.clock_ahead_ms for process in reached})
+    found += _check_redundancy(processes)
+    return [*found, *_check_etcd(reached)]
+
+
+def judged(check: str, where: str, status: Status, found: str, action: str) -> Finding:
+    """Return a finding with its action, which a good one has not."""
+    return Finding(check, where, status, found, "" if status is Status.OK else action)
+
+
+def _by_limits(value: float, warning: float, failure: float) -> Status:
+    return Status.FAILURE if value >= failure else Status.WARNING if value >= warning else Status.OK
+
+
+def _check_process(process: ProcessDescription, now_ms: int) -> Iterator[Finding]:
+    where = process.name
+    if process.answered_by:
+        yield Finding(
+            "reachable",
+            where,
+            Status.WARNING,
+            f"{process.answered_by} answers at its address {process.address}, so it could not be looked at",
+            "Give each process an advertised_address of its own, or run doctor where they are told apart.",
+        )
+        return
+    if process.error:
+        yield Finding(
+            "reachable",
+            where,
+            Status.FAILURE,
+            f"no answer at {process.address}: {process.error}",
+            "Look whether it runs, at its log, and whether this machine may reach its address.",
+        )
+        return
+    yield Finding("reachable", where, Status.OK, f"answers at {process.address}, release {process.version}")
+    for name, reason in process.not_well:
+        status = Status.WARNING if name == "readiness" else Status.FAILURE
+        yield Finding(name, where, status, reason, "Look at its log; docs/guides/monitoring.md says what each means.")
+    least = COORDINATOR_FILES if where.startswith("coordinator-") else BROKER_FILES
+    yield check_open_files(where, process.open_files, process.max_open_files, least)
+    if process.disk is not None:
+        yield from check_disk(where, process.disk)
+    for certificate in process.certificates:
+        yield check_certificate(where, certificate, now_ms)
+
+
+def check_open_files(where: str, used: int, limit: int, least: int) -> Finding:
+    """Judge a limit of open files (-1: none), and how near to it `used` is (-1: not known)."""
+    shown = "no limit" if limit < 0 else f"limit {limit}" if used < 0 else f"{used} of {limit} open"
+    is_near = limit > 0 and used >= FILES_SHARE * limit
+    status = Status.FAILURE if is_near else Status.WARNING if 0 <= limit < least else Status.OK
+    action = f"Raise its limit of open files (LimitNOFILE, ulimit -n) to {least} or more."
+    return judged("open_files", where, status, shown, action)
+
+
+def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
+    """Judge room, file system and fsync time."""
+    free = f"{bytes_text(disk.free_bytes)} of {bytes_text(disk.total_bytes)} free"
+    if disk.free_bytes < max(disk.refuse_below_bytes, 1):
+        status = Status.FAILURE
+    else:
+        is_low = disk.free_bytes < max(disk.resume_above_bytes, round(FREE_SHARE * disk.total_bytes))
+        status = Status.WARNING if is_low else Status.OK
+    yield judged("disk_space", where, status, free, "Grow the volume, shorten retention, or move partitions away.")
+    kind = disk.filesystem
+    if kind:
+        is_remote = kind.startswith(REMOTE)
+        status = Status.FAILURE if is_remote else Status.WARNING if kind in FLEETING else Status.OK
+        action = (
+            "Use a local disk with ext4 or xfs."
+            if is_remote
+            else "Mount a volume there: what is written now is gone with the container or machine."
+        )
+        yield judged("filesystem", where, status, kind, action)
+    if disk.fsync_us:
+        status = _by_limits(disk.fsync_us, FSYNC_WARNING_US, FSYNC_FAILURE_US)
+        took = f"{disk.fsync_us / 1000:.1f} ms for a small fsync"
+        yield judged("fsync", where, status, took, "Use a faster disk, or one that nobody else writes to.")
+    if disk.offline_logs:
+        yield Finding(
+            "offline_logs",
+            where,
+            Status.FAILURE,
+            f"{disk.offline_logs} logs have failed",
+            "`headrace broker describe` lists them with the reason; repair the disk and start the broker again.",
+        )
+    if disk.unclaimed_logs:
+        ids = ", ".join(topic_id.hex() for topic_id in disk.unclaimed_topic_ids[:SHOWN_TOPIC_IDS])
+        more = len(disk.unclaimed_topic_ids) - SHOWN_TOPIC_IDS
+        yield Finding(
+            "unclaimed_logs",
+            where,
+            Status.FAILURE,
+            f"{disk.unclaimed_logs} logs belong to no topic of etcd, of the topic ids {ids}"
+            + (f" and {more} more" if more > 0 else ""),
+            "See docs/runbooks/HeadraceUnclaimedLog.md: recover them, or run `headrace topic delete --unclaimed ID`.",
+        )
+
+
+def check_certificate(where: str, certificate: CertificateDescription, now_ms: int) -> Finding:
+    """Judge how long a certificate is good for."""
+    left_ms = certificate.not_after_ms - now_ms
+    whose = f"{certificate.use} ({certificate.subject or 'no subject'})"
+    day = datetime.fromtimestamp(certificate.not_after_ms / 1000, UTC).date()
+    if left_ms <= 0:
+        status, shown = Status.FAILURE, f"{whose} has expired, on {day}"
+    else:
+        status = Status.WARNING if left_ms < CERTIFICATE_WARNING_MS else Status.OK
+        shown = f"{whose} ends in {left_ms // 86_400_000} days, on {day}"
+    return judged("certificate", where, status, shown, f"Renew {certificate.path}; it is read again by itself.")
+
+
+def _check_versions(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
+    versions = sorted({process.version for process in reached})
+    if versions:
+        status = Status.FAILURE if not are_close(versions) else Status.WARNING if len(versions) > 1 else Status.OK
+        action = (
+            "Finish the upgrade: bring all to the same release."
+            if are_close(versions)
+            else "Bring the older ones up, one minor release at a time: these do not work together."
+        )
+        yield judged("versions", "cluster", status, ", ".join(versions), action)
+
+
+def _check_clocks(ahead_ms: Mapping[str, int]) -> Iterator[Finding]:
+    """Each clock against the middle of all, and this machine's against it."""
+    if not ahead_ms:
+        return
+    middle = round(statistics.median(ahead_ms.values()))
+    for name, ahead in (*ahead_ms.items(), ("this machine", 0)):
+        off_ms = ahead - middle
+        status = _by_limits(abs(off_ms), CLOCK_WARNING_MS, CLOCK_FAILURE_MS)
+        shown = f"{duration_text(abs(off_ms))} {'ahead of' if off_ms > 0 else 'behind'} the others"
+        yield judged(
+            "clock",
+            name,
+            status,
+            shown if off_ms else "as the others",
+            "Synchronise its clock: run chrony or the like.",
+        )
+
+
+def _check_redundancy(processes: Sequence[ProcessDescription]) -> Iterator[Finding]:
+    for kind, least, why in (
+        ("coordinator", 2, "with one, nothing is elected while it restarts"),
+        ("broker", 3, "with fewer, no topic has three replicas"),
+    ):
+        count = sum(process.name.startswith(f"{kind}-") for process in processes)
+        status = Status.OK if count >= least else Status.WARNING
+        yield judged(f"{kind}s", "cluster", status, f"{count} registered", f"Run {least} or more: {why}.")
+
+
+def _check_etcd(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
+    """Each endpoint once; that a process does not reach one is told of that process."""
+    members: dict[str, EtcdMemberDescription] = {}
+    for process in reached:
+        for member in process.etcd:
+            if member.error:
+                yield Finding(
+                    "etcd_reachable",
+                    f"{process.name} to {member.endpoint}",
+                    Status.FAILURE,
+                    member.error,
+                    "See that etcd runs there and that this process may reach it.",
+                )
+            else:
+                members.setdefault(member.endpoint, member)
+    endpoints = {member.endpoint for process in reached for member in process.etcd}
+    if endpoints:
+        is_odd = len(endpoints) % 2 == 1 and len(endpoints) > 1
+        yield judged(
+            "etcd_members",
+            "etcd",
+            Status.OK if is_odd else Status.WARNING,
+            f"{len(endpoints)} endpoints",
+            "Run three or five members: one cannot fail, and an even number survives no more than one less.",
+        )
+    for endpoint, member in sorted(members.items()):
+        yield from _check_member(f"etcd {endpoint}", member)
+
+
+def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding]:
+    yield _etcd_version(where, member.version)
+    if not member.has_leader:
+        yield Finding(
+            "etcd_leader", where, Status.FAILURE, "it knows no leader", "Bring a majority of etcd's members back."
+        )
+    if member.is_learner:
+        yield Finding(
+            "etcd_learner", where, Status.WARNING, "it does not vote", "Promote it: `etcdctl member promote`."
+        )
+    for alarm in member.alarms:
+        action = (
+            "Compact and defragment etcd, raise --quota-backend-bytes, then `etcdctl alarm disarm`."
+            if alarm == "NOSPACE"
+            else "Replace the member: its data is damaged."
+        )
+        yield Finding("etcd_alarm", where, Status.FAILURE, alarm, action)
+    quota = member.quota_bytes or ETCD_DEFAULT_QUOTA
+    share = member.database_bytes / quota
+    assumed = "" if member.quota_bytes else " (assumed: it does not say its quota)"
+    yield judged(
+        "etcd_quota",
+        where,
+        _by_limits(share, QUOTA_WARNING, QUOTA_FAILURE),
+        f"{bytes_text(member.database_bytes)} of {bytes_text(quota)}{assumed}",
+        "Let etcd compact by itself (--auto-compaction-retention), defragment it, or raise --quota-backend-bytes.",
+    )
+    is_large = member.database_bytes >= FRAGMENTED_BYTES and member.database_used_bytes
+    if is_large and member.database_used_bytes < FRAGMENTED_SHARE * member.database_bytes:
+        yield Finding(
+            "etcd_fragmented",
+            where,
+            Status.WARNING,
+            f"{bytes_text(member.database_used_bytes)} of {bytes_text(member.database_bytes)} in use",
+            "Defragment this member: `etcdctl defrag`, one member at a time.",
+        )
+    status = Status.WARNING if member.answered_us >= ETCD_ANSWER_WARNING_US else Status.OK
+    shown = f"answers in {member.answered_us / 1000:.1f} ms"
+    yield judged("etcd_latency", where, status, shown, "Look at its disk and network; give etcd a disk of its own.")
+
+
+def _etcd_version(where: str, version: str) -> Finding:
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        return Finding(
+            "etcd_version", where, Status.WARNING, version, "Run a released etcd, 3.5.28 or 3.6.9 and later."
+        )
+    major, minor, patch = (int(part) for part in match.groups())
+    first = ETCD_PRODUCTION.get((major, minor))
+    if (major, minor) < ETCD_MINIMUM:
+        status = Status.FAILURE
+    elif (first is not None and patch < first) or (first is None and (major, minor) < max(ETCD_PRODUCTION)):
+        status = Status.WARNING
+    else:
+        status = Status.OK
+    return judged("etcd_version", where, status, version, "Upgrade etcd to 3.5.28, 3.6.9 or later.")

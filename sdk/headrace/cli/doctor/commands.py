@@ -1,0 +1,101 @@
+"""`headrace doctor`: asks every process of the cluster and this machine, and says what is not as it should be."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.common.arguments import counted
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, Table
+from headrace.cli.common.session import CommandFailed, Session, command
+
+if TYPE_CHECKING:
+    from headrace.cli.doctor.checks import Finding, Status
+
+
+@command()
+def doctor(
+    session: Session,
+    *,
+    host_only: Annotated[
+        bool, typer.Option("--host-only", help="Look at this machine alone, before there is a cluster.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="Look at the disk below DIR too; writes a little there."),
+    ] = None,
+    certificates: Annotated[
+        list[Path] | None,
+        typer.Option("--certificate", metavar="FILE", help="Look at the certificates in FILE too, PEM; repeatable."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="End with 5 for warnings, too.")] = False,
+) -> None:
+    """Check a running cluster and this machine, and say what to do.
+
+    Looks at every broker and coordinator: whether it answers, its clock, open files, disk and fsync time, certificates;
+    at etcd: version, leader, alarms, quota; and at this machine's limits (files, threads, memory, a file's size), its
+    clock, and the certificates that are named. Brokers write and fsync a few KiB for that. Exit code 5 for a failure,
+    3 where no coordinator could be reached.
+
+    \b
+    Examples:
+      headrace doctor
+      headrace doctor --output json
+      headrace doctor --host-only --data-dir /var/lib/headrace --certificate /etc/headrace/tls.crt
+    """
+    from headrace.cli.doctor.checks import Finding, Status, check_processes
+    from headrace.cli.doctor.host import look_at_host
+    from headrace.cli.doctor.host_checks import check_host
+    from headrace.client.base.errors import NoBrokersAvailableError
+
+    now_ms = time.time_ns() // 1_000_000
+    findings: list[Finding] = check_host(look_at_host(data_dir, certificates or ()), now_ms)
+    unreachable = ""
+    if not host_only:
+        try:
+            with session.admin() as admin:
+                processes = admin.describe_processes(measure_disk=True)
+        except NoBrokersAvailableError as error:
+            unreachable = str(error)
+            action = "Check bootstrap_servers, and that a coordinator runs there."
+            findings.append(Finding("cluster", "cluster", Status.FAILURE, error.message, action))
+        else:
+            findings += check_processes(processes, now_ms)
+    counts = {status: sum(finding.status is status for finding in findings) for status in Status}
+    order = [Status.FAILURE, Status.WARNING, Status.OK]
+    findings.sort(key=lambda finding: order.index(finding.status))
+    _show(session, findings, counts)
+    if unreachable:
+        raise CommandFailed(ExitCode.UNREACHABLE)
+    if counts[Status.FAILURE] or (strict and counts[Status.WARNING]):
+        raise CommandFailed(ExitCode.UNHEALTHY)
+
+
+def _show(session: Session, findings: "list[Finding]", counts: "dict[Status, int]") -> None:
+    from headrace.cli.doctor.checks import Status
+
+    rows: list[dict[str, JsonValue]] = [
+        {
+            "status": finding.status.value,
+            "check": finding.check,
+            "where": finding.where,
+            "found": finding.found,
+            "action": finding.action,
+        }
+        for finding in findings
+    ]
+    document: JsonValue = {"counts": {status.value: count for status, count in counts.items()}, "findings": rows}
+    columns = (
+        Column("STATUS", "status"),
+        Column("CHECK", "check"),
+        Column("WHERE", "where"),
+        Column("FOUND", "found"),
+    )
+    wrong = [row for row in rows if row["action"]]
+    sections: list[Section] = [Table(columns, wrong if session.quiet else rows, empty="nothing is wrong")]
+    sections += [Note(f"{row['where']}, {row['check']}: {row['action']}") for row in wrong]
+    failures, warnings = counts[Status.FAILURE], counts[Status.WARNING]
+    sections.append(Note(f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}, {counts[Status.OK]} ok"))
+    session.show(Report(document, tuple(sections)))

@@ -1,0 +1,1 @@
+"""`headrace group`: describe, lag and reset of consumer groups."""

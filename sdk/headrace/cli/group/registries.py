@@ -1,0 +1,65 @@
+"""The four registries of the paper (section 3.2) as etcd keys: brokers, consumers, ownership, offsets.
+
+Kafka kept them as nodes of ZooKeeper; here they are keys of etcd. `docs/reference/etcd-keys.md` has their values. Pure:
+the keys are made from ids, as the coordinators make them.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from headrace.cli.common.rendering import Column, JsonValue, Table, duration_text
+from headrace.cli.group.options import member_text
+
+if TYPE_CHECKING:
+    from headrace.client.admin.groups import GroupDescription
+    from headrace.client.admin.rpc import MetadataEntry
+
+COLUMNS = (Column("REGISTRY", "registry"), Column("KEY", "key"), Column("HOLDS", "holds"))
+
+
+def registry_rows(group: "GroupDescription", brokers: "Iterable[MetadataEntry]") -> list[dict[str, JsonValue]]:
+    """Every key that concerns a group.
+
+    Args:
+        group: what a coordinator says of it.
+        brokers: the keys below `live/`.
+    """
+    rows: list[dict[str, JsonValue]] = []
+    prefix = ""
+    for entry in brokers:
+        _, root, cluster, generation, _, broker_id = entry.key.split("/")
+        prefix = f"/{root}/{cluster}/groups/{generation}/"
+        rows.append(_row("brokers", entry.key, f"broker {broker_id} is alive"))
+    if not prefix:
+        return rows  # Without a broker nothing says what the cluster is called.
+    name = group.listing.group_id
+    if group.listing.state == "observed":
+        return [*rows, _row("offsets", f"{prefix}position/{name}", "positions that the reader reports")]
+    here = f"{prefix}group/{name}/"
+    for member in group.members:
+        if member.live:
+            held = f"{member_text(member)} is alive, for {duration_text(member.session_timeout_ms)} at a time"
+            rows.append(_row("consumers", f"{here}live/{member.member_id.hex()}", held))
+    rows.append(_row("ownership", f"{here}state", f"members, target and owners at group epoch {group.group_epoch}"))
+    for member in group.members:
+        owned = ",".join(f"{where.topic}:{where.partition}" for where in sorted(member.owned)) or "nothing"
+        rows.append(_row("ownership", f"{here}assign/{member.member_id.hex()}", f"{member.name} owns {owned}"))
+    rows += _offset_rows(group, here, group.topic_ids)
+    return rows
+
+
+def _offset_rows(
+    group: "GroupDescription", prefix: str, topic_ids: Mapping[str, bytes]
+) -> Iterable[dict[str, JsonValue]]:
+    for where, each in group.offsets.items():
+        key = f"{prefix}off/{topic_ids[where.topic].hex()}/{where.partition}"
+        yield _row("offsets", key, f"{where.topic}:{where.partition} goes on at {each.offset}")
+
+
+def _row(registry: str, key: str, holds: str) -> dict[str, JsonValue]:
+    return {"registry": registry, "key": key, "holds": holds}
+
+
+def registry_table(rows: list[dict[str, JsonValue]]) -> Table:
+    """The keys as a table."""
+    return Table(COLUMNS, rows, empty="no keys")

@@ -1,0 +1,378 @@
+"""`headrace group reset` and `seek`: show where a group would go on, and with `--execute` have it go on there."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from headrace.cli.common.arguments import counted, parse_partition
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Table
+from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command, tell, write_out
+from headrace.cli.group.options import Group, group_names, member_list
+from headrace.cli.records.offset_plan import (
+    MAX_FILE_BYTES,
+    OffsetTarget,
+    PlannedOffset,
+    offsets_file,
+    parse_duration,
+    parse_position,
+    parse_time,
+    plan_from_json,
+    plan_offset,
+    time_of,
+)
+from headrace.cli.records.offsets import MAX_OFFSET, LogBounds, Position, PositionKind
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.admin.admin import Admin
+    from headrace.client.admin.groups import OffsetResult
+
+Item = TypeVar("Item")
+
+REQUEST_PARTITIONS = 500
+"""How many offsets one request stores; after each the progress is told."""
+TARGETS = "--to-earliest, --to-latest, --to-offset, --to-time, --by-duration, --shift, --from-file, --like or --forget"
+COLUMNS = (
+    Column("TOPIC", "topic"),
+    Column("PARTITION", "partition"),
+    Column("FROM", "offset_before"),
+    Column("TO", "offset"),
+    Column("RECORDS", "records"),
+    Column("LOG START", "log_start_offset", wide=True),
+    Column("LOG END", "end_offset", wide=True),
+    Column("NOTE", "note"),
+)
+
+Execute = Annotated[bool, typer.Option("--execute", help="Do it; without this it is shown and nothing is changed.")]
+
+
+@command()
+def reset(
+    session: Session,
+    *,
+    group: Group,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="TOPIC[:P,...]", help="Only these, all partitions or some; repeatable."),
+    ] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record there is.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To what comes next.")] = False,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", metavar="N", min=0, max=MAX_OFFSET, help="To this offset.")
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option("--to-time", metavar="TIME", help="To the first record at or after a time (ISO 8601, else UTC)."),
+    ] = None,
+    by_duration: Annotated[
+        str | None, typer.Option("--by-duration", metavar="DURATION", help="To so long before now, for example 1h30m.")
+    ] = None,
+    shift: Annotated[
+        int | None, typer.Option("--shift", metavar="N", help="By N records on, or back where N is negative.")
+    ] = None,
+    from_file: Annotated[
+        Path | None, typer.Option("--from-file", metavar="FILE", help="To what --to-file or --output json wrote.")
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like", metavar="GROUP", help="To where another group is, or a reader.", autocompletion=group_names
+        ),
+    ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Remove what is stored: auto_offset_reset decides again.")
+    ] = False,
+    to_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--to-file", metavar="FILE", help="Write the offsets there, - for stdout; with no target: as now."
+        ),
+    ] = None,
+    execute: Execute = False,
+) -> None:
+    """Have a group go on elsewhere. Shows what would be stored; --execute stores it.
+
+    Without --topic it is every partition that the group has an offset of, or that the file or the other group names.
+    Offsets are brought into the log, and a note says where. The group must have no members: stop them first. A group
+    that is not there yet is made, so that consumers can start anywhere. With --to-file alone the offsets are kept in a
+    file and nothing is changed, which a group with members allows.
+
+    \b
+    Examples:
+      headrace group reset billing --to-earliest
+      headrace group reset billing --topic clicks --topic views:0,3 --to-time 2026-11-21T10:00 --execute
+      headrace group reset billing --by-duration 1h --execute
+      headrace group reset billing --shift -100
+      headrace group reset billing --to-file offsets.json
+      headrace group reset billing --from-file offsets.json --execute
+      headrace group reset billing-new --like billing --execute
+    """
+    target = _target(to_earliest, to_latest, to_offset, to_time, by_duration, shift, from_file, forget)
+    if target is not None and like is not None:
+        raise UsageProblem(f"one target: {TARGETS}")
+    if target is None and like is None and (to_file is None or execute):
+        raise UsageProblem(f"say where to go on: {TARGETS}")
+    chosen = [_parse_topic(each) for each in topics or ()]
+    with session.admin() as admin:
+        current, epoch = _current(session, admin, group, changes=target is not None or like is not None)
+        if like is not None:
+            other = {where: each.offset for where, each in admin.describe_group(like).offsets.items()}
+            target = OffsetTarget(offsets=other)
+        if target is None:
+            partitions = _choose(admin, chosen, current, None)
+            _write_file(to_file, group, [(where, current.get(where)) for where in partitions])
+            return
+        partitions = _choose(admin, chosen, current, target)
+        plan = list(_plan(session, admin, partitions, current, target))
+        if to_file is not None:
+            _write_file(to_file, group, [(each.where, each.offset) for each in plan])
+        if to_file != Path("-"):
+            _carry_out(session, admin, group, plan, epoch, execute=execute)
+
+
+@command()
+def seek(
+    session: Session,
+    *,
+    group: Group,
+    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="The one partition.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="POSITION", help="start, end, 1234, +10, -10, @TIME or @-1h, as consume has it."),
+    ],
+    execute: Execute = False,
+) -> None:
+    """Have a group go on elsewhere in one partition. Shows what would be stored; --execute stores it.
+
+    Positions are those of `headrace consume -o`, see `headrace help offsets`. The group must have no members.
+
+    \b
+    Examples:
+      headrace group seek billing clicks:3 --to 1234
+      headrace group seek billing clicks:3 --to @-1h --execute
+    """
+    where = parse_partition(partition)
+    target = OffsetTarget(position=parse_position(to, "--to"))
+    with session.admin() as admin:
+        current, epoch = _current(session, admin, group, changes=True)
+        partitions = _choose(admin, [(where.topic, (where.partition,))], current, target)
+        plan = list(_plan(session, admin, partitions, current, target))
+        _carry_out(session, admin, group, plan, epoch, execute=execute)
+
+
+def _target(
+    to_earliest: bool,
+    to_latest: bool,
+    to_offset: int | None,
+    to_time: str | None,
+    by_duration: str | None,
+    shift: int | None,
+    from_file: Path | None,
+    forget: bool,
+) -> OffsetTarget | None:
+    """The target that the options name; None: none of them.
+
+    Raises:
+        UsageProblem: several, or one that cannot be read.
+    """
+    found: list[OffsetTarget] = []
+    if to_earliest:
+        found.append(OffsetTarget(position=Position(PositionKind.START)))
+    if to_latest:
+        found.append(OffsetTarget(position=Position(PositionKind.END)))
+    if to_offset is not None:
+        found.append(OffsetTarget(position=Position(PositionKind.OFFSET, to_offset)))
+    if to_time is not None:
+        found.append(OffsetTarget(position=parse_time(to_time, "--to-time")))
+    if by_duration is not None:
+        found.append(OffsetTarget(position=parse_duration(by_duration, "--by-duration")))
+    if shift is not None:
+        found.append(OffsetTarget(shift=shift))
+    if from_file is not None:
+        found.append(OffsetTarget(offsets=plan_from_json(_read_file(from_file), str(from_file))))
+    if forget:
+        found.append(OffsetTarget(forget=True))
+    if len(found) > 1:
+        raise UsageProblem(f"one target: {TARGETS}")
+    return found[0] if found else None
+
+
+def _parse_topic(text: str) -> tuple[str, tuple[int, ...] | None]:
+    """`TOPIC`, or `TOPIC:P,...`.
+
+    Raises:
+        UsageProblem: another form.
+    """
+    topic, colon, numbers = text.partition(":")
+    if not topic or (colon and not numbers):
+        raise UsageProblem(f"--topic {text!r} is not TOPIC or TOPIC:P,..., for example clicks:0,3")
+    if not colon:
+        return topic, None
+    return topic, tuple(parse_partition(f"{topic}:{number.strip()}").partition for number in numbers.split(","))
+
+
+def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> tuple[dict[TopicPartition, int], int]:
+    """The offsets that the group has now, and its epoch; none and 0 where there is no such group yet.
+
+    Raises:
+        CommandFailed: it is to be changed and has members, or is no group but a reader.
+    """
+    from headrace.wire.errors import UnknownGroupError
+
+    try:
+        found = admin.describe_group(group)
+    except UnknownGroupError:
+        if not changes:
+            raise
+        session.note(f"there is no group {group} yet; storing offsets makes it")
+        return {}, 0
+    if changes and found.listing.state == "observed":
+        raise CommandFailed(ExitCode.FAILED, f"{group} is a reader without a group, which keeps its position itself")
+    if changes and found.members:
+        members = f"{counted(len(found.members), 'member')}: {member_list(found.members)}"
+        raise CommandFailed(ExitCode.FAILED, f"group {group} has {members}. Stop them first, then try again.")
+    return {where: each.offset for where, each in found.offsets.items()}, found.group_epoch
+
+
+def _choose(
+    admin: "Admin",
+    chosen: Sequence[tuple[str, tuple[int, ...] | None]],
+    current: Mapping[TopicPartition, int],
+    target: OffsetTarget | None,
+) -> list[TopicPartition]:
+    """The partitions that are named; without a name those of the file, the other group, or the group itself.
+
+    Raises:
+        UnknownTopicError, UnknownPartitionError: one that is named is not there.
+        UsageProblem: nothing is named, and there is nothing.
+    """
+    from headrace.wire.errors import UnknownPartitionError
+
+    source = target.offsets if target is not None and target.offsets is not None else current
+    if not chosen:
+        if not source:
+            raise UsageProblem("no offsets are stored that say which partitions are meant; name them by --topic")
+        return sorted(source)
+    found: dict[TopicPartition, None] = {}
+    for topic, numbers in chosen:
+        count = len(admin.describe_topic(topic).partitions)
+        for number in range(count) if numbers is None else numbers:
+            if number >= count:
+                raise UnknownPartitionError(f"{topic} has the partitions 0 to {count - 1}, not {number}")
+            where = TopicPartition(topic, number)
+            if source is current or where in source:
+                found[where] = None
+    return sorted(found)
+
+
+def _plan(
+    session: Session,
+    admin: "Admin",
+    partitions: Sequence[TopicPartition],
+    current: Mapping[TopicPartition, int],
+    target: OffsetTarget,
+) -> Iterator[PlannedOffset]:
+    """Plan topic by topic; a topic that is not there any more is left out, and said so."""
+    from headrace.wire.errors import InvalidTopicNameError, UnknownTopicError
+
+    now_ms = time.time_ns() // 1_000_000
+    for topic in dict.fromkeys(where.topic for where in partitions):
+        numbers = [where.partition for where in partitions if where.topic == topic]
+        session.detail(f"looking at {counted(len(numbers), 'partition')} of {topic}")
+        try:
+            starts = admin.list_offsets(topic, "earliest", partitions=numbers)
+            ends = admin.list_offsets(topic, "latest", partitions=numbers)
+            at_time = admin.list_offsets(topic, time_of(target, now_ms), partitions=numbers) if target.time_kind else {}
+        except (UnknownTopicError, InvalidTopicNameError):
+            session.note(f"{topic}: there is no such topic now; left as it is")
+            continue
+        for where in sorted(starts):
+            bounds = LogBounds(starts[where].offset, ends[where].offset)
+            found = _look_up(where, {each: answer.offset for each, answer in at_time.items()})
+            yield plan_offset(target, where, current.get(where), bounds, now_ms=now_ms, offset_at=found)
+
+
+def _look_up(where: TopicPartition, found: Mapping[TopicPartition, int]) -> Callable[[int], int]:
+    return lambda _: found[where]
+
+
+def _carry_out(
+    session: Session, admin: "Admin", group: str, plan: Sequence[PlannedOffset], epoch: int, *, execute: bool
+) -> None:
+    """Show a plan, store it where that is wanted and the group is as it was, and tell what was refused."""
+    changes = [each for each in plan if each.changes]
+    results: list[OffsetResult] = []
+    if execute:
+        for done, some in _parts(changes, REQUEST_PARTITIONS):
+            if done:
+                session.note(f"stored {done:,} of {counted(len(changes), 'offset')}")
+            offsets = {each.where: -1 if each.offset is None else each.offset for each in some}
+            results += admin.reset_group_offsets(group, offsets, expected_group_epoch=epoch)
+    refused = {TopicPartition(each.topic, each.partition): str(each.error) for each in results if each.error}
+    rows: list[dict[str, JsonValue]] = [
+        {**each.row(), "changed": each.changes and each.where not in refused, "error": refused.get(each.where)}
+        for each in plan
+    ]
+    stored = len(changes) - len(refused)
+    sentence = (
+        f"{'stored' if execute else 'would store'} {counted(stored, 'offset')} of {counted(len(plan), 'partition')}"
+    )
+    if stored and not execute:
+        sentence += "; --execute does it"
+    document: dict[str, JsonValue] = {"group_id": group, "dry_run": not execute, "partitions": rows}
+    if refused or not (session.quiet and execute):
+        columns = (*COLUMNS, Column("REFUSED", "error")) if refused else COLUMNS
+        session.show(Report(document, (Table(columns, rows, empty="no partitions"), Note(sentence))))
+    if refused:
+        tell(f"{counted(len(refused), 'offset')} refused")
+        raise CommandFailed(ExitCode.FAILED)
+
+
+def _parts(items: Sequence[Item], size: int) -> Iterator[tuple[int, Sequence[Item]]]:
+    """Slices, each with how many came before it."""
+    for first in range(0, len(items), size):
+        yield first, items[first : first + size]
+
+
+def _read_file(path: Path) -> str:
+    """The text of a file of offsets, `-` for standard input.
+
+    Raises:
+        UsageProblem: it cannot be read, is too large, or is no text.
+    """
+    try:
+        if path == Path("-"):
+            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageProblem(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageProblem(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsageProblem(f"{path} is not UTF-8 text") from None
+
+
+def _write_file(path: Path | None, group: str, offsets: Sequence[tuple[TopicPartition, int | None]]) -> None:
+    """Write a file of offsets, `-` for standard output.
+
+    Raises:
+        UsageProblem: it cannot be written.
+    """
+    text = offsets_file(group, offsets)
+    if path is None or path == Path("-"):
+        write_out(text)
+        return
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageProblem(f"{path} cannot be written: {error.strerror}") from None
+    tell(f"wrote {counted(sum(offset is not None for _, offset in offsets), 'offset')} to {path}")

@@ -1,0 +1,283 @@
+"""`headrace partition move`: shows a plan, carries it out, follows it, takes it back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.common.arguments import counted, parse_rate, parse_topic_or_partition
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, Table, bytes_text
+from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
+from headrace.cli.common.watching import Interval, Screen, WaitTimeout, rounds
+from headrace.cli.partition.move_plan import PlannedMove
+from headrace.cli.partition.move_progress import MoveProgress
+from headrace.cli.partition.move_sources import SOURCES, ClusterLayout, choose_planner, cluster_layout
+from headrace.cli.partition.replica_logs import gather_logs
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.admin.admin import Admin
+    from headrace.client.admin.replication import PartitionChange, Reassignment
+
+REQUEST_PARTITIONS = 100
+"""How many partitions one request changes, so that it is answered in time."""
+
+PLAN_COLUMNS = (
+    Column("TOPIC", "topic"),
+    Column("PARTITION", "partition"),
+    Column("FROM", "before"),
+    Column("TO", "replicas"),
+    Column("COPIED BY", "adding"),
+    Column("GIVEN UP BY", "removing"),
+    Column("BYTES", "copy_bytes"),
+    Column("REFUSED", "error", wide=True),
+)
+
+
+@command()
+def move(
+    session: Session,
+    *,
+    partitions: Annotated[
+        list[str] | None, typer.Argument(metavar="TOPIC:PARTITION", help="For --replicas and --cancel.")
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option("--replicas", metavar="ID,...", help="Brokers for these partitions; the first is to lead."),
+    ] = None,
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic's partitions; repeatable.")
+    ] = None,
+    to_brokers: Annotated[
+        str | None, typer.Option("--to-brokers", metavar="ID,...", help="Spread the topics over these brokers alone.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="What a dry run with --output json printed.")
+    ] = None,
+    add_brokers: Annotated[
+        list[int] | None,
+        typer.Option("--add-broker", metavar="ID", help="Bring this broker its even share; repeatable."),
+    ] = None,
+    remove_brokers: Annotated[
+        list[int] | None,
+        typer.Option("--remove-broker", metavar="ID", help="Take every replica off this broker; repeatable."),
+    ] = None,
+    throttle: Annotated[
+        str | None,
+        typer.Option("--throttle", metavar="RATE", help="Bytes a second for each new replica, for example 50MiB."),
+    ] = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take moves back: of these partitions, these topics, or all.")
+    ] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it; without this it is checked and shown.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show bytes, percents and time to go until the moves are done.")
+    ] = False,
+    interval: Interval = 1.0,
+    wait_timeout: WaitTimeout = None,
+) -> None:
+    """Move replicas to other brokers. Shows the plan, which the cluster has checked; --execute carries it out.
+
+    A plan copies as little as it can, keeps each partition on as many racks as before, and is the same each time. New
+    replicas copy while the old ones serve; an old one goes when the new ones are in sync. Without a target it shows the
+    moves under way, and --throttle changes their speed.
+
+    \b
+    Examples:
+      headrace partition move clicks:0 --replicas 1,2,3
+      headrace partition move --topic clicks --to-brokers 1,2,3 --execute --watch
+      headrace partition move --add-broker 4 --output json > plan.json
+      headrace partition move --plan plan.json --throttle 50MiB --execute
+      headrace partition move --remove-broker 2 --execute --watch
+      headrace partition move --watch
+      headrace partition move --throttle 10MiB --execute
+      headrace partition move --cancel --topic clicks --execute
+    """
+    named, chosen = partitions or [], topics or []
+    rate = parse_rate(throttle) if throttle is not None else 0
+    if cancel:
+        if any(each is not None for each in (replicas, to_brokers, plan, throttle)) or add_brokers or remove_brokers:
+            raise UsageProblem("--cancel takes partitions or --topic, and nothing that says where to move")
+        planner = None
+    else:
+        planner = choose_planner(named, chosen, replicas, to_brokers, plan, add_brokers or (), remove_brokers or ())
+    if execute and not (cancel or planner or rate):
+        raise UsageProblem(f"nothing to do; give {SOURCES}, --throttle or --cancel")
+    with session.admin() as admin:
+        if cancel:
+            _cancel(session, admin, named, chosen, execute=execute)
+        elif planner is not None:
+            moves = planner(_layout(admin, chosen))
+            results = _ask_for(admin, moves, rate, execute=execute)
+            if watch and execute:
+                accepted = [TopicPartition(each.topic, each.partition) for each in results if each.error is None]
+                _follow(session, admin, accepted, interval, wait_timeout)
+            else:
+                _show_plan(session, moves, results, rate, execute=execute)
+            _tell_refusals(session, results)
+        else:
+            if rate:
+                _change_speed(session, admin, chosen, rate, execute=execute)
+            if watch or not rate:
+                under_way = [TopicPartition(each.topic, each.partition) for each in _under_way(admin, chosen)]
+                _follow(session, admin, under_way, interval, wait_timeout if watch else 0.0)
+
+
+def _layout(admin: "Admin", topics: Sequence[str]) -> ClusterLayout:
+    cluster = admin.describe_cluster()
+    found = [admin.describe_topic(topic) for topic in dict.fromkeys(topics)] if topics else admin.describe_topics()
+    logs, _ = gather_logs(admin, (broker.broker_id for broker in cluster.brokers))
+    return cluster_layout(cluster.brokers, found, logs)
+
+
+def _ask_for(admin: "Admin", moves: Sequence[PlannedMove], rate: int, *, execute: bool) -> "list[PartitionChange]":
+    """Have the cluster check the moves, or begin them."""
+    results: list[PartitionChange] = []
+    for begin in range(0, len(moves), REQUEST_PARTITIONS):
+        targets = {each.where: each.after for each in moves[begin : begin + REQUEST_PARTITIONS]}
+        results += admin.reassign_partitions(targets, copy_bytes_per_second=rate, validate_only=not execute)
+    return results
+
+
+def _show_plan(
+    session: Session,
+    moves: Sequence[PlannedMove],
+    results: "Sequence[PartitionChange]",
+    rate: int,
+    *,
+    execute: bool,
+) -> None:
+    refused = {TopicPartition(each.topic, each.partition): each for each in results if each.error is not None}
+    rows = [_row(each, refused) for each in moves]
+    copies, copy_bytes = sum(len(each.adding) for each in moves), sum(each.copy_bytes for each in moves)
+    document: dict[str, JsonValue] = {
+        "dry_run": not execute,
+        "copies": copies,
+        "copy_bytes": copy_bytes,
+        "copy_bytes_per_second": rate,
+        "partitions": rows,
+    }
+    columns = [Column(each.heading, each.field, wide=each.wide and not refused) for each in PLAN_COLUMNS]
+    sections: list[Section] = [Table(columns, rows)] if rows else []
+    speed = f" at no more than {bytes_text(rate)}/s each" if rate else ""
+    verb = "started" if execute else "would start"
+    sections.append(
+        Note(
+            f"{verb} {counted(len(moves) - len(refused), 'move')}: {counted(copies, 'replica')} to copy, "
+            f"{bytes_text(copy_bytes)}{speed}"
+            if moves
+            else "nothing to move"
+        )
+    )
+    if not execute and moves:
+        sections.append(Note("This is a dry run; --execute does it."))
+    session.show(Report(document, sections))
+
+
+def _row(planned: PlannedMove, refused: "dict[TopicPartition, PartitionChange]") -> dict[str, JsonValue]:
+    change = refused.get(planned.where)
+    return {
+        "topic": planned.where.topic,
+        "partition": planned.where.partition,
+        "before": list(planned.before),
+        "replicas": list(planned.after),
+        "adding": list(planned.adding),
+        "removing": list(planned.removing),
+        "copy_bytes": planned.copy_bytes,
+        "error": str(change.error) if change else None,
+    }
+
+
+def _cancel(session: Session, admin: "Admin", named: Sequence[str], topics: Sequence[str], *, execute: bool) -> None:
+    wanted = [parse_topic_or_partition(each) for each in (*named, *topics)]
+    under_way = [TopicPartition(each.topic, each.partition) for each in _under_way(admin, ())]
+    chosen = [
+        where
+        for where in under_way
+        if not wanted or (where.topic, None) in wanted or (where.topic, where.partition) in wanted
+    ]
+    for topic, partition in wanted:
+        if not any(where.topic == topic and partition in (None, where.partition) for where in chosen):
+            session.note(f"{topic}{'' if partition is None else f'-{partition}'} is not moving")
+    results = admin.cancel_reassignment(chosen, validate_only=not execute)
+    _show_changes(session, results, "cancelled" if execute else "would cancel", execute=execute)
+
+
+def _change_speed(session: Session, admin: "Admin", topics: Sequence[str], rate: int, *, execute: bool) -> None:
+    targets = {TopicPartition(each.topic, each.partition): each.target for each in _under_way(admin, topics)}
+    results = admin.reassign_partitions(targets, copy_bytes_per_second=rate, validate_only=not execute)
+    verb = "changed the speed of" if execute else "would change the speed of"
+    _show_changes(session, results, verb, execute=execute)
+
+
+def _show_changes(session: Session, results: "Sequence[PartitionChange]", verb: str, *, execute: bool) -> None:
+    """Tell of moves under way that were changed."""
+    done = [each for each in results if each.error is None]
+    document: dict[str, JsonValue] = {
+        "dry_run": not execute,
+        "partitions": [
+            {
+                "topic": each.topic,
+                "partition": each.partition,
+                "replicas": list(each.replicas),
+                "error": None if each.error is None else str(each.error),
+            }
+            for each in results
+        ],
+    }
+    names = ", ".join(f"{each.topic}-{each.partition}" for each in done)
+    session.show_change(document, f"{verb} {counted(len(done), 'move')}{f': {names}' if names else ''}")
+    _tell_refusals(session, results)
+
+
+def _tell_refusals(session: Session, results: "Sequence[PartitionChange]") -> None:
+    refused = [each for each in results if each.error is not None]
+    for each in refused:
+        session.note(f"{each.topic}-{each.partition}: {each.error}")
+    if refused:
+        raise CommandFailed(
+            ExitCode.FAILED, f"{len(refused)} of {counted(len(results), 'partition')} refused; the others are as shown"
+        )
+
+
+def _under_way(admin: "Admin", topics: Sequence[str]) -> "list[Reassignment]":
+    return admin.list_reassignments(list(dict.fromkeys(topics)) or None)
+
+
+def _follow(
+    session: Session,
+    admin: "Admin",
+    partitions: Sequence[TopicPartition],
+    interval: float,
+    wait_timeout: float | None,
+) -> None:
+    """Show how far the moves of some partitions are until they are done or the time is up; 0: one look."""
+    from headrace.wire.errors import HeadraceError, UnknownTopicError
+
+    progress, screen = MoveProgress(partitions), Screen(session.output)
+    topics, is_away = sorted({where.topic for where in partitions}), False
+    for elapsed in rounds(interval, wait_timeout):
+        try:
+            moves = admin.list_reassignments(topics)
+            holders = sorted({broker_id for each in moves for broker_id in (each.leader_id, *each.adding)} - {-1})
+            logs, _ = gather_logs(admin, holders)
+        except HeadraceError as error:
+            # Moves last longer than a coordinator; but who looks once wants to know.
+            if wait_timeout == 0.0 or isinstance(error, UnknownTopicError):
+                raise
+            if not is_away:
+                session.note(f"still watching: {error.message}")
+            is_away = True
+            continue
+        is_away = False
+        progress.observe(elapsed, moves, logs)
+        if wait_timeout == 0.0:
+            session.show(progress.report())
+            return
+        if not session.quiet:
+            screen.draw(progress.report())
+        if progress.done:
+            return
+    raise CommandFailed(ExitCode.TIMED_OUT, "the moves are not done yet; they go on")

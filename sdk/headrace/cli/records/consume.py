@@ -1,0 +1,238 @@
+"""`headrace consume`: records of one topic, from and to offsets or times."""
+
+import errno
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.common.bytes_text import visible
+from headrace.cli.common.session import Session, UsageProblem, command
+from headrace.cli.records.consume_plan import LastRecords, PartitionPlan, plan_partitions, timestamps_of
+from headrace.cli.records.offsets import (
+    END,
+    START,
+    LogBounds,
+    OffsetSelection,
+    OffsetSyntaxError,
+    Position,
+    PositionKind,
+    parse_offsets,
+)
+from headrace.cli.records.record_format import FormatSyntaxError
+from headrace.cli.records.record_writers import RecordOutput, Writer, record_writer
+
+if TYPE_CHECKING:
+    from headrace.client.consumer.consumer import Consumer
+
+
+class CorruptBatches(StrEnum):
+    """What becomes of a batch that cannot be decoded."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+POLL_S = 0.5
+MAX_POLL_RECORDS = 5_000
+MAX_LAST = 1_000_000
+
+
+@command()
+def consume(
+    session: Session,
+    *,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
+    offsets: Annotated[
+        str | None,
+        typer.Option(
+            "--offsets",
+            "-o",
+            metavar="RANGE",
+            help="Where to start, or FROM:TO: start, end, 42, +10, -10, @-1h, @2026-11-21 (`headrace help offsets`). "
+            "Without: end; with -e start.",
+        ),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records in all.")
+    ] = None,
+    stop_at_end: Annotated[bool, typer.Option("--exit-at-end", "-e", help="Stop where the log ends now.")] = False,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last", min=1, max=MAX_LAST, help="The last so many records of all partitions by time, then stop."
+        ),
+    ] = None,
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one; repeatable.")
+    ] = None,
+    format_text: Annotated[
+        str | None,
+        typer.Option("--format", "-f", metavar="FORMAT", help=r"As '%t %p %o %k %s\n' (`headrace help format`)."),
+    ] = None,
+    output: Annotated[
+        RecordOutput, typer.Option("--output", help="raw: values, a line each; json: an object a line.")
+    ] = RecordOutput.RAW,
+    on_corrupt_batch: Annotated[
+        CorruptBatches,
+        typer.Option(
+            "--on-corrupt-batch", help="For a batch that cannot be decoded: fail, or skip it with a line on stderr."
+        ),
+    ] = CorruptBatches.FAIL,
+    dead_letter_topic: Annotated[
+        str | None,
+        typer.Option("--dead-letter-topic", metavar="TOPIC", help="Write such a batch to this topic, then skip it."),
+    ] = None,
+) -> None:
+    """Print the records of a topic: new ones as they come, or those of a range of offsets or times.
+
+    \b
+    Examples:
+      headrace consume clicks
+      headrace consume clicks -e --output json
+      headrace consume clicks -o @-1h:@-30m
+      headrace consume clicks --last 10
+    """
+    wanted = _wanted(offsets, last, stop_at_end=stop_at_end)
+    try:
+        heading, writer = record_writer(output, format_text)
+    except FormatSyntaxError as error:
+        raise UsageProblem(f"--format: {error}", error.explain().partition("\n")[2]) from None
+    plans = _plans(session, topic, wanted, partition, stop_at_end=stop_at_end or last is not None)
+    for plan in plans:
+        if plan.note:
+            session.note(plan.note)
+    sink = RecordSink(heading, writer, limit=count if last is None else None)
+    collected = None if last is None else LastRecords(last)
+    sink.begin()
+    if not all(plan.empty for plan in plans) and not sink.full:
+        policy = {"on_corrupt_batch": on_corrupt_batch.value}
+        if dead_letter_topic is not None:
+            policy = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": dead_letter_topic}
+        with session.clients.consumer(**session.settings(), **policy, auto_offset_reset="error") as consumer:
+            _read(consumer, topic, plans, sink, collected)
+            passed = consumer.calls().corrupt_batches
+        if passed:
+            session.note(f"{passed} batches could not be decoded and were passed")
+    if collected is not None:
+        records = collected.take()
+        sink.write(records if count is None else records[len(records) - min(count, len(records)) :])
+    session.detail(f"{sink.written} records of {len(plans)} partitions")
+
+
+class RecordSink:
+    """Writes records to stdout until its limit is reached. Belongs to one command."""
+
+    def __init__(self, heading: bytes, writer: Writer, *, limit: int | None) -> None:
+        self._heading = heading
+        self._writer = writer
+        self._limit = limit
+        self._is_terminal = sys.stdout.isatty()
+        self.written = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit is not None and self.written >= self._limit
+
+    def begin(self) -> None:
+        """Write what stands above the records."""
+        sys.stdout.flush()
+        sys.stdout.buffer.write(self._heading)
+        sys.stdout.buffer.flush()
+
+    def write(self, records: Sequence[object]) -> None:
+        """Write records, up to the limit, and flush: a reader behind a pipe sees them at once.
+
+        A pipe or a file gets the bytes as they are, a terminal gets control characters as escapes.
+        """
+        if self._limit is not None:
+            records = records[: self._limit - self.written]
+        data = b"".join(map(self._writer, records))  # type: ignore[arg-type]
+        if self._is_terminal:
+            data = visible(data.decode(errors="backslashreplace"), keep="\n\t").encode(errors="backslashreplace")
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        self.written += len(records)
+
+
+def check_pipe() -> None:
+    """Notice while nothing is written that nobody reads any more: `consume | head -2` ends also where no record comes.
+
+    Raises:
+        BrokenPipeError: standard output is a pipe whose other end is closed.
+    """
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # Not a file of the system's: nobody can close its other end.
+    watch = select.poll()
+    watch.register(descriptor, 0)
+    if any(events & select.POLLERR for _, events in watch.poll(0)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def _wanted(offsets: str | None, last: int | None, *, stop_at_end: bool) -> OffsetSelection:
+    if last is not None:
+        if offsets is not None:
+            raise UsageProblem("--last and --offsets exclude each other; -o -10 gives the last 10 of each partition")
+        return OffsetSelection(Position(PositionKind.BEFORE_END, last))
+    if offsets is None:
+        return OffsetSelection(START if stop_at_end else END)
+    try:
+        return parse_offsets(offsets)
+    except OffsetSyntaxError as error:
+        raise UsageProblem(f"--offsets: {error}", error.explain().partition("\n")[2]) from None
+
+
+def _plans(
+    session: Session, topic: str, wanted: OffsetSelection, partitions: Sequence[int] | None, *, stop_at_end: bool
+) -> list[PartitionPlan]:
+    now_ms = time.time_ns() // 1_000_000
+    chosen = sorted(set(partitions)) if partitions else None
+    with session.admin() as admin:
+        earliest = admin.list_offsets(topic, "earliest", partitions=chosen)
+        latest = admin.list_offsets(topic, "latest", partitions=chosen)
+        by_time: dict[int, dict[int, int]] = {}
+        for timestamp_ms in timestamps_of(wanted, now_ms):
+            for where, found in admin.list_offsets(topic, timestamp_ms, partitions=chosen).items():
+                by_time.setdefault(where.partition, {})[timestamp_ms] = found.offset
+    bounds = {where.partition: LogBounds(found.offset, latest[where].offset) for where, found in earliest.items()}
+    return plan_partitions(wanted, bounds, by_time, now_ms=now_ms, stop_at_end=stop_at_end)
+
+
+def _read(
+    consumer: "Consumer",
+    topic: str,
+    plans: Sequence[PartitionPlan],
+    sink: RecordSink,
+    collected: LastRecords | None,
+) -> None:
+    """Read every partition to its stop, or to the sink's limit."""
+    from headrace.wire.ids import TopicPartition
+
+    todo = [plan for plan in plans if not plan.empty]
+    stops = {TopicPartition(topic, plan.partition): plan.stop for plan in todo}
+    consumer.assign({TopicPartition(topic, plan.partition): plan.start for plan in todo})
+    while stops and not sink.full:
+        batch = consumer.poll(timeout=POLL_S, max_records=MAX_POLL_RECORDS)
+        records = [
+            record
+            for record in batch
+            if (stop := stops.get(TopicPartition(topic, record.partition), -1)) is None or record.offset < stop
+        ]
+        if collected is not None:
+            collected.add(records)
+        elif records:
+            sink.write(records)
+        else:
+            check_pipe()
+        for where, stop in list(stops.items()):
+            if stop is not None and consumer.position(where) >= stop:
+                del stops[where]
+                consumer.pause(where)

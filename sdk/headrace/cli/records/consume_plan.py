@@ -1,0 +1,132 @@
+"""Which offsets `headrace consume` reads, and which of them are the last n. Pure."""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from headrace.cli.records.offsets import (
+    LogBounds,
+    OffsetSelection,
+    Position,
+    PositionKind,
+    clamp_start,
+    resolve_position,
+)
+from headrace.cli.records.record_format import FormattableRecord
+
+RecordT = TypeVar("RecordT", bound=FormattableRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """What is read of one partition: `start` up to `stop`, which is excluded; `stop=None` goes on for ever."""
+
+    partition: int
+    start: int
+    stop: int | None
+    # A sentence where the offset asked for is not in the log.
+    note: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return self.stop is not None and self.start >= self.stop
+
+
+def timestamps_of(wanted: OffsetSelection, now_ms: int) -> list[int]:
+    """The timestamps, in milliseconds, whose offsets the plan needs."""
+    found = []
+    for position in (wanted.start, wanted.stop):
+        if position is None:
+            continue
+        if position.kind is PositionKind.TIME:
+            found.append(position.amount)
+        elif position.kind is PositionKind.AGO:
+            found.append(max(now_ms - position.amount, 0))
+    return found
+
+
+def plan_partitions(
+    wanted: OffsetSelection,
+    bounds: Mapping[int, LogBounds],
+    by_time: Mapping[int, Mapping[int, int]],
+    *,
+    now_ms: int,
+    stop_at_end: bool,
+) -> list[PartitionPlan]:
+    """Resolve the range in every partition.
+
+    Args:
+        wanted: what the user asked for.
+        bounds: of each partition.
+        by_time: partition to (timestamp in milliseconds to offset), for all of `timestamps_of`.
+        now_ms: milliseconds since 1970.
+        stop_at_end: stop where the log ends now.
+    """
+    return [
+        _plan(partition, wanted, limits, by_time.get(partition, {}), now_ms=now_ms, stop_at_end=stop_at_end)
+        for partition, limits in sorted(bounds.items())
+    ]
+
+
+def _plan(
+    partition: int,
+    wanted: OffsetSelection,
+    bounds: LogBounds,
+    by_time: Mapping[int, int],
+    *,
+    now_ms: int,
+    stop_at_end: bool,
+) -> PartitionPlan:
+    def resolve(position: Position) -> int:
+        return resolve_position(position, bounds, now_ms=now_ms, offset_at=by_time.__getitem__)
+
+    asked = resolve(wanted.start)
+    start = clamp_start(asked, bounds)
+    stop = None if wanted.stop is None else resolve(wanted.stop)
+    if stop_at_end:
+        stop = bounds.latest if stop is None else min(stop, bounds.latest)
+    note = ""
+    if asked != start:
+        held = f"has offsets {bounds.earliest} to {bounds.latest - 1}"
+        if bounds.earliest == bounds.latest:
+            held = "is empty"
+        note = f"partition {partition} {held}, starting at {start}, not {asked}"
+    return PartitionPlan(partition, start, stop, note)
+
+
+class LastRecords:
+    """The last `count` records over all partitions, by timestamp, each partition's in its own order.
+
+    Memory: at most `count` records a partition.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._tails: dict[int, deque[FormattableRecord]] = {}
+
+    def add(self, records: Iterable[FormattableRecord]) -> None:
+        """Take records, ascending by offset within each partition."""
+        for record in records:
+            tail = self._tails.get(record.partition)
+            if tail is None:
+                tail = self._tails[record.partition] = deque(maxlen=self._count)
+            tail.append(record)
+
+    def take(self) -> Sequence[FormattableRecord]:
+        """The records, oldest first. Empties it."""
+        # From the back: the youngest of all tails, again and again, so that no partition's own order is ever changed.
+        heads = [(-tail[-1].timestamp_ms, partition) for partition, tail in self._tails.items() if tail]
+        heapq.heapify(heads)
+        found: list[FormattableRecord] = []
+        while heads and len(found) < self._count:
+            _, partition = heapq.heappop(heads)
+            tail = self._tails[partition]
+            found.append(tail.pop())
+            if tail:
+                heapq.heappush(heads, (-tail[-1].timestamp_ms, partition))
+        self._tails.clear()
+        found.reverse()
+        return found

@@ -1,0 +1,286 @@
+"""`headrace produce`: lines or JSON lines from files and standard input."""
+
+import enum
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import OutputFormat, Report, bytes_text, render
+from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command, tell, write_out
+from headrace.cli.records.line_source import STANDARD_INPUT, LineBlock, LineTooLongError, read_blocks, total_bytes
+from headrace.cli.records.record_json import OutgoingRecord, parse_json_line
+
+if TYPE_CHECKING:
+    from headrace.client.producer.producer import Producer
+
+
+class InputFormat(enum.StrEnum):
+    """What a line of input is."""
+
+    LINES = "lines"
+    JSON = "json"
+
+
+class Acks(enum.StrEnum):
+    """When a record counts as delivered."""
+
+    ALL = "all"
+    LEADER = "1"
+    NONE = "0"
+
+
+class Compression(enum.StrEnum):
+    """How batches are compressed."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class LineFormat:
+    """How lines become records."""
+
+    input: InputFormat
+    # The key of every record that has none of its own.
+    key: bytes | None = None
+    # Splits a line into key and value.
+    key_separator: bytes | None = None
+    # Added to every record.
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether a line is the value as it is and there is nothing else: the bulk path."""
+        return self.input is InputFormat.LINES and self.key is None and self.key_separator is None and not self.headers
+
+    def record(self, line: bytes) -> OutgoingRecord:
+        """The record of a line.
+
+        Raises:
+            ValueError: the line is no record.
+        """
+        if self.input is InputFormat.JSON:
+            found = parse_json_line(line)
+            key = self.key if found.key is None else found.key
+            return OutgoingRecord(found.value, key, (*found.headers, *self.headers), found.timestamp_ms)
+        if self.key_separator is None:
+            return OutgoingRecord(line, self.key, self.headers)
+        key, separator, value = line.partition(self.key_separator)
+        if not separator:
+            raise ValueError(f"the key separator {self.key_separator.decode(errors='replace')!r} is not in the line")
+        return OutgoingRecord(value, key, self.headers)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has been taken so far. Changed by the command alone."""
+
+    records: int = 0
+    # Keys and values.
+    bytes: int = 0
+
+
+@command()
+def produce(
+    session: Session,
+    *,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Read these; - or none: standard input.")
+    ] = None,
+    input_format: Annotated[
+        InputFormat, typer.Option("--input", help="A line is a value, or a record as JSON (`headrace help records`).")
+    ] = InputFormat.LINES,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record that has none.")] = None,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="What parts key from value in a line.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="For every record; repeatable.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Send all there; without: by key, or spread.")
+    ] = None,
+    acks: Annotated[Acks, typer.Option("--acks", help="When a record counts as delivered.")] = Acks.ALL,
+    compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of batches.")] = Compression.NONE,
+    dry_run: DryRun = False,
+) -> None:
+    """Send records, a line each, from files or standard input. Empty lines are empty values.
+
+    \b
+    Examples:
+      headrace produce clicks access.log
+      headrace produce clicks -K : pairs.txt
+      headrace produce clicks --input json records.jsonl --acks all
+    """
+    lines = LineFormat(input_format, _bytes(key), _separator(key_separator, input_format), _headers(header))
+    names = list(files or ())
+    with session.admin() as admin:
+        described = admin.describe_topic(topic)
+    if partition is not None and partition >= len(described.partitions):
+        raise CommandFailed(
+            ExitCode.NOT_FOUND, f"{topic} has partitions 0 to {len(described.partitions) - 1}, not {partition}"
+        )
+    if not session.quiet and sys.stdin.isatty() and (not names or STANDARD_INPUT in names):
+        tell("reading lines from the terminal; end with Ctrl-D")
+    tally, started = Tally(), time.monotonic()
+    if dry_run:
+        for block in read_blocks(names):
+            for _ in _records(lines, block, tally):
+                pass
+    else:
+        settings = {**session.settings(), "acks": acks.value, "compression_type": compression.value, "receipts": False}
+        with session.clients.producer(**settings) as producer, ExitStack() as stack:
+            advance = _progress(session, names, stack)
+            _send_all(
+                producer,
+                topic=topic,
+                partition=partition,
+                lines=lines,
+                names=names,
+                tally=tally,
+                advance=advance,
+            )
+    _summary(session, topic, tally, time.monotonic() - started, dry_run=dry_run)
+
+
+def _send_all(
+    producer: "Producer",
+    *,
+    topic: str,
+    partition: int | None,
+    lines: LineFormat,
+    names: Sequence[str],
+    tally: Tally,
+    advance: "Advance",
+) -> None:
+    """Send everything and wait until it is delivered; bad input ends it after what came before was delivered."""
+    try:
+        for block in read_blocks(names):
+            if lines.plain:
+                producer.send_many(topic, block.lines, partition=partition)
+                tally.records += len(block.lines)
+                tally.bytes += sum(map(len, block.lines))
+            else:
+                for record in _records(lines, block, tally):
+                    producer.send(
+                        topic,
+                        record.value,
+                        record.key,
+                        headers=record.headers or None,
+                        partition=partition,
+                        timestamp_ms=record.timestamp_ms,
+                    )
+            advance(block.read_bytes, tally.records)
+    except (CommandFailed, LineTooLongError, OSError) as problem:
+        producer.flush()
+        what = (
+            f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) and problem.filename else problem
+        )
+        before = {0: "nothing was sent", 1: "the record before it was delivered"}.get(
+            tally.records, f"the {tally.records} records before it were delivered"
+        )
+        raise CommandFailed(ExitCode.FAILED, f"{what}; {before}") from None
+    producer.flush()
+
+
+def _records(lines: LineFormat, block: LineBlock, tally: Tally) -> Iterator[OutgoingRecord]:
+    for index, line in enumerate(block.lines):
+        try:
+            record = lines.record(line)
+        except ValueError as error:
+            raise CommandFailed(ExitCode.FAILED, f"{block.source}:{block.first_line + index}: {error}") from None
+        yield record
+        tally.records += 1
+        tally.bytes += record.size_bytes
+
+
+class Advance:
+    """Tells a progress bar what has been read; without a bar, nobody."""
+
+    def __init__(self, bar: Any = None, task: Any = None) -> None:
+        self._bar = bar
+        self._task = task
+
+    def __call__(self, read_bytes: int, records: int) -> None:
+        """Count `read_bytes` more; `records` in all."""
+        if self._bar is not None:
+            self._bar.update(self._task, advance=read_bytes, records=records)
+
+
+def _progress(session: Session, names: Sequence[str], stack: ExitStack) -> Advance:
+    """A bar on stderr, where that is a terminal that nobody types at."""
+    typing = sys.stdin.isatty() and (not names or STANDARD_INPUT in names)
+    if session.quiet or typing or not sys.stderr.isatty():
+        return Advance()
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+    bar = stack.enter_context(
+        Progress(
+            TextColumn("{task.fields[records]:,} records"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+    )
+    return Advance(bar, bar.add_task("produce", total=total_bytes(names), records=0))
+
+
+def _summary(session: Session, topic: str, tally: Tally, seconds: float, *, dry_run: bool) -> None:
+    rate = tally.records / seconds if seconds > 0 else 0.0
+    report = Report(
+        {
+            "topic": topic,
+            "records": tally.records,
+            "bytes": tally.bytes,
+            "seconds": round(seconds, 3),
+            "records_per_second": round(rate),
+            "dry_run": dry_run,
+        }
+    )
+    if session.output in (OutputFormat.JSON, OutputFormat.YAML):
+        write_out(render(report, session.output))
+    else:
+        session.note(
+            f"{'would produce' if dry_run else 'produced'} {tally.records:,} records, {bytes_text(tally.bytes)}"
+            + ("" if dry_run else f", in {seconds:.2f} s ({rate:,.0f} records/s)")
+            + f" to {topic}"
+        )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    # What the shell gave is bytes; Python keeps those that are not UTF-8 as surrogates.
+    return None if text is None else text.encode(errors="surrogateescape")
+
+
+def _separator(text: str | None, input_format: InputFormat) -> bytes | None:
+    if text is None:
+        return None
+    if input_format is InputFormat.JSON:
+        raise UsageProblem("--key-separator is for --input lines; a JSON record has its key in the field 'key'")
+    separator = text.encode(errors="surrogateescape").replace(b"\\t", b"\t")
+    if not separator:
+        raise UsageProblem("--key-separator is empty; give the text between key and value, for example ':' or '\\t'")
+    return separator
+
+
+def _headers(entries: Sequence[str] | None) -> tuple[tuple[str, bytes], ...]:
+    headers = []
+    for entry in entries or ():
+        name, equals, value = entry.partition("=")
+        if not equals or not name:
+            raise UsageProblem(f"--header {entry!r} is not NAME=VALUE")
+        headers.append((name, value.encode(errors="surrogateescape")))
+    return tuple(headers)

@@ -1,0 +1,114 @@
+"""Records as JSON: what `consume --output json` writes is what `produce --input json` reads.
+
+One object a record: `{"key": ..., "value": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...}`. Keys,
+values and header values follow the one rule for bytes of `bytes_text`. Pure.
+"""
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.cli.common import bytes_text
+from headrace.cli.common.rendering import JsonValue
+from headrace.cli.records.record_format import FormattableRecord
+
+MAX_TIMESTAMP_MS = 2**63 - 1
+
+_READ = ("key", "value", "headers", "timestamp_ms")
+_IGNORED = ("topic", "partition", "offset")
+"""Written by consume; where a record came from does not say where it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingRecord:
+    """What `headrace produce` sends."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes]] = ()
+    # Milliseconds since 1970; None: the time at which it is sent.
+    timestamp_ms: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Key and value, for rates and summaries."""
+        return len(self.key or b"") + len(self.value or b"")
+
+
+def to_document(record: FormattableRecord) -> dict[str, JsonValue]:
+    """The JSON form of a record that was read."""
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        "key": bytes_text.to_json(record.key),
+        "value": bytes_text.to_json(record.value),
+        "headers": [{"key": name, "value": bytes_text.to_json(value)} for name, value in record.headers],
+    }
+
+
+def parse_json_line(line: bytes) -> OutgoingRecord:
+    """The record that one line of JSON stands for.
+
+    Raises:
+        ValueError: it is none; the message says what is wrong with it, without the line's number.
+    """
+    try:
+        document = json.loads(line)
+    except UnicodeDecodeError:
+        raise ValueError("the line is not UTF-8; JSON has to be") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON at character {error.pos + 1}: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    if not isinstance(document, dict):
+        raise ValueError('a record is an object such as {"key": "k", "value": "v"}')
+    unknown = [name for name in document if name not in _READ and name not in _IGNORED]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], _READ, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(_READ)}"
+        raise ValueError(f"unknown field {unknown[0]!r}{hint}")
+    if "value" not in document:
+        raise ValueError("the field 'value' is missing; a null value is written as null")
+    return OutgoingRecord(
+        value=bytes_text.from_json(document["value"], "value"),
+        key=bytes_text.from_json(document.get("key"), "key"),
+        headers=tuple(_headers(document.get("headers"))),
+        timestamp_ms=_timestamp(document.get("timestamp_ms")),
+    )
+
+
+def _headers(headers: object) -> list[tuple[str, bytes]]:
+    match headers:
+        case None:
+            return []
+        case dict():
+            return [_header(name, value) for name, value in headers.items()]
+        case list():
+            found = []
+            for entry in headers:
+                match entry:
+                    case {"key": str(name), "value": value, **rest} if not rest:
+                        found.append(_header(name, value))
+                    case _:
+                        raise ValueError('a header is {"key": "name", "value": ...}')
+            return found
+        case _:
+            raise ValueError('headers must be a list of {"key": ..., "value": ...} or an object')
+
+
+def _header(name: str, value: object) -> tuple[str, bytes]:
+    data = bytes_text.from_json(value, f"header {name!r}")
+    if data is None:
+        raise ValueError(f"header {name!r} has no value; use an empty string")
+    return name, data
+
+
+def _timestamp(value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TIMESTAMP_MS:
+        raise ValueError("timestamp_ms must be a whole number of milliseconds since 1970")
+    return value

@@ -1,0 +1,72 @@
+"""How `headrace consume` writes records: one function a format, record in, bytes out. Pure."""
+
+import enum
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import assert_never
+
+from headrace.cli.common import bytes_text
+from headrace.cli.common.rendering import json_document, yaml_document
+from headrace.cli.records.record_format import FormattableRecord, compile_format
+from headrace.cli.records.record_json import to_document
+
+Writer = Callable[[FormattableRecord], bytes]
+
+
+class RecordOutput(enum.StrEnum):
+    """How records are printed."""
+
+    RAW = "raw"
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def record_writer(output: RecordOutput, format_text: str | None) -> tuple[bytes, Writer]:
+    """What is written before the first record, and the function that writes one.
+
+    Raises:
+        FormatSyntaxError: `format_text` is no format.
+    """
+    if format_text is not None:
+        return b"", compile_format(format_text)
+    match output:
+        case RecordOutput.RAW:
+            return b"", lambda record: (record.value or b"") + b"\n"
+        case RecordOutput.JSON:
+            return b"", lambda record: _encoded(json_document(to_document(record)) + "\n")
+        case RecordOutput.YAML:
+            return b"", lambda record: _encoded("---\n" + yaml_document(to_document(record)))
+        case RecordOutput.TABLE | RecordOutput.WIDE:
+            wide = output is RecordOutput.WIDE
+            return _encoded(_heading(wide=wide)), lambda record: _encoded(_row(record, wide=wide))
+        case _:
+            assert_never(output)
+
+
+def timestamp_text(timestamp_ms: int) -> str:
+    """Milliseconds since 1970 as ISO 8601 in UTC; as a number where no calendar reaches."""
+    try:
+        when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _heading(*, wide: bool) -> str:
+    line = f"{'PARTITION':>9}  {'OFFSET':>12}  {'TIMESTAMP':<24}  {'KEY':<16}  "
+    return line + (f"{'HEADERS':<24}  VALUE\n" if wide else "VALUE\n")
+
+
+def _row(record: FormattableRecord, *, wide: bool) -> str:
+    key = "-" if record.key is None else bytes_text.to_line(record.key)
+    line = f"{record.partition:>9}  {record.offset:>12}  {timestamp_text(record.timestamp_ms):<24}  {key:<16}  "
+    if wide:
+        pairs = [f"{bytes_text.visible(name)}={bytes_text.to_line(value)}" for name, value in record.headers]
+        line += f"{','.join(pairs) or '-':<24}  "
+    return line + bytes_text.to_line(record.value) + "\n"

@@ -1,0 +1,1 @@
+"""`headrace topic`: create, describe, alter and delete topics."""

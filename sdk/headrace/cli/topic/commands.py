@@ -1,0 +1,257 @@
+"""`headrace topic`: create, list, describe, alter, delete."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.common.arguments import counted
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.rendering import Column, JsonValue, Report, Table
+from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command
+from headrace.cli.topic.describe import describe
+
+if TYPE_CHECKING:
+    from headrace.client.admin.rpc import TopicDescription
+
+app = typer.Typer(help="Create, look at, change and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Config = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", metavar="NAME=VALUE", help="A topic setting, for example retention_ms=3600000; repeatable."
+    ),
+]
+
+
+@app.command("create")
+@command()
+def create(
+    session: Session,
+    *,
+    topic: Topic,
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", min=0, help="How many; 0: the cluster's default.")
+    ] = 0,
+    replication_factor: Annotated[
+        int,
+        typer.Option(
+            "--replication-factor",
+            "-r",
+            min=0,
+            help="Replicas a partition; 0: 3 where there are three brokers, else as many as there are.",
+        ),
+    ] = 0,
+    config: Config = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed where it is there already.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Create a topic.
+
+    With three replicas acks=all waits for two of them (min_insync_replicas=2), so that records survive the loss of any
+    one broker and writes go on meanwhile; with fewer replicas it waits for one.
+
+    \b
+    Examples:
+      headrace topic create clicks --partitions 6
+      headrace topic create clicks -p 6 -r 3 --config min_insync_replicas=2
+      headrace topic create clicks --config retention_ms=86400000 --if-not-exists
+    """
+    from headrace.wire.errors import TopicAlreadyExistsError
+
+    with session.admin() as admin:
+        try:
+            made = admin.create_topic(
+                topic, partitions, replication_factor, parse_configs(config), validate_only=dry_run
+            )
+            created = True
+        except TopicAlreadyExistsError:
+            if not if_not_exists:
+                raise
+            made, created = admin.describe_topic(topic), False
+    for warning in made.warnings:
+        session.note(f"warning: {warning}")
+    document: dict[str, JsonValue] = {
+        **_identity(made),
+        "created": created and not dry_run,
+        "dry_run": dry_run,
+        "warnings": list(made.warnings),
+    }
+    if dry_run:
+        document["topic_id"] = None
+    size = f"{counted(len(made.partitions), 'partition')}, {counted(made.replication_factor, 'replica')} each"
+    verb = "would create" if dry_run and created else "created" if created else "already there:"
+    session.show_change(document, f"{verb} topic {topic} ({size})")
+
+
+@app.command("list")
+@command()
+def list_topics(session: Session) -> None:
+    """List the topics.
+
+    \b
+    Examples:
+      headrace topic list
+      headrace topic list --output json
+    """
+    with session.admin() as admin:
+        topics = admin.describe_topics()
+    rows: list[dict[str, JsonValue]] = [
+        {
+            **_identity(topic),
+            "max_batch_bytes": topic.max_batch_bytes,
+            "offline_partitions": [each.partition for each in topic.partitions if each.leader_id < 0],
+        }
+        for topic in topics
+    ]
+    columns = (
+        Column("TOPIC", "name"),
+        Column("PARTITIONS", "partitions"),
+        Column("REPLICAS", "replication_factor"),
+        Column("WITHOUT LEADER", "offline_partitions"),
+        Column("TOPIC ID", "topic_id", wide=True),
+        Column("MAX BATCH BYTES", "max_batch_bytes", wide=True),
+    )
+    session.show(Report(rows, (Table(columns, rows, empty="no topics"),)))
+
+
+app.command("describe")(describe)
+
+
+@app.command("alter")
+@command()
+def alter(
+    session: Session,
+    *,
+    topic: Topic,
+    config: Config = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Back to the default; repeatable.")
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="The new total; never fewer. Keys map anew.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Change a topic's settings or add partitions.
+
+    \b
+    Examples:
+      headrace topic alter clicks --config retention_ms=3600000
+      headrace topic alter clicks --unset retention_ms --dry-run
+      headrace topic alter clicks --partitions 12
+    """
+    wanted, back = parse_configs(config), list(unset or ())
+    if not wanted and not back and partitions is None:
+        raise UsageProblem("nothing to change; give --config NAME=VALUE, --unset NAME or --partitions N")
+    changes_config = bool(wanted or back)
+    warnings: list[str] = []
+    with session.admin() as admin:
+        # All is checked before anything is changed, so that a bad half does not leave the other half done.
+        if changes_config:
+            admin.alter_config(topic, wanted, back, validate_only=True)
+        if partitions is not None:
+            warnings = admin.create_partitions(topic, partitions, validate_only=True)
+        if not dry_run:
+            if changes_config:
+                admin.alter_config(topic, wanted, back)
+            if partitions is not None:
+                warnings = admin.create_partitions(topic, partitions)
+    for warning in warnings:
+        session.note(f"warning: {warning}")
+    parts = [f"{name}={value}" for name, value in wanted.items()]
+    parts += [f"{name} back to its default" for name in back]
+    parts += [f"{partitions} partitions"] if partitions is not None else []
+    document: dict[str, JsonValue] = {
+        "name": topic,
+        "set": dict(wanted),
+        "unset": back,
+        "partitions": partitions,
+        "dry_run": dry_run,
+        "warnings": warnings,
+    }
+    session.show_change(document, f"{'would alter' if dry_run else 'altered'} topic {topic}: {', '.join(parts)}")
+
+
+@app.command("delete")
+@command()
+def delete(
+    session: Session,
+    *,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed where there is none.")] = False,
+    unclaimed: Annotated[
+        bool, typer.Option("--unclaimed", help="TOPIC is an id whose logs brokers keep as unclaimed: delete those.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete topics and all their records. Asks first on a terminal.
+
+    \b
+    Examples:
+      headrace topic delete clicks --dry-run
+      headrace topic delete clicks views --yes --if-exists
+      headrace topic delete --unclaimed 5f2c9d0e4b7a48c1a3e6d8f90b1c2d3e
+    """
+    topic_ids = [_topic_id(topic) for topic in topics] if unclaimed else []
+    if not yes and not dry_run and sys.stdin.isatty():
+        print(f"Delete {', '.join(topics)} and all their records? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise CommandFailed(ExitCode.FAILED, "nothing was deleted")
+    from headrace.wire.errors import UnknownTopicError
+
+    deleted, missing = [], []
+    with session.admin() as admin:
+        for topic_id in dict.fromkeys(topic_ids):
+            admin.delete_unclaimed_logs(topic_id, validate_only=dry_run)
+            deleted.append(topic_id.hex())
+        for topic in () if unclaimed else dict.fromkeys(topics):
+            try:
+                admin.delete_topic(topic, validate_only=dry_run)
+                deleted.append(topic)
+            except UnknownTopicError:
+                if not if_exists:
+                    raise
+                missing.append(topic)
+    document: dict[str, JsonValue] = {"deleted": deleted, "missing": missing, "dry_run": dry_run}
+    what = "the unclaimed logs of " if unclaimed else ""
+    sentence = f"{'would delete' if dry_run else 'deleted'} {what}{', '.join(deleted) or 'nothing'}"
+    session.show_change(document, sentence + (f" (not there: {', '.join(missing)})" if missing else ""))
+
+
+def _topic_id(text: str) -> bytes:
+    if len(text) == 32:
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            pass
+    raise UsageProblem(f"{text!r} is no topic id; give the 32 hexadecimal digits that `headrace doctor` shows")
+
+
+def parse_configs(entries: Sequence[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` each.
+
+    Raises:
+        UsageProblem: without an equals sign or name, or a name twice.
+    """
+    configs: dict[str, str] = {}
+    for entry in entries or ():
+        name, equals, value = entry.partition("=")
+        if not equals or not name.strip():
+            raise UsageProblem(f"--config {entry!r} is not NAME=VALUE, for example retention_ms=3600000")
+        if name.strip() in configs:
+            raise UsageProblem(f"--config {name.strip()} is given twice; give it once")
+        configs[name.strip()] = value.strip()
+    return configs
+
+
+def _identity(topic: "TopicDescription") -> dict[str, JsonValue]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id.hex() or None,
+        "partitions": len(topic.partitions),
+        "replication_factor": topic.replication_factor,
+    }

@@ -1,0 +1,485 @@
+"""The blocking `Admin`: topics, settings, offsets, replicas, logs, groups. Any thread."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import grpc
+
+from headrace.client.admin import rpc
+from headrace.client.admin.group_steps import AdminGroupSteps
+from headrace.client.admin.groups import (
+    CommittedOffset,
+    GroupDescription,
+    GroupListing,
+    GroupResult,
+    OffsetResult,
+    PartitionLag,
+)
+from headrace.client.admin.processes import LogLevelResult, ProcessDescription, ProcessSteps
+from headrace.client.admin.replication import (
+    DiskInfo,
+    DrainResult,
+    ElectionKind,
+    LogInfo,
+    PartitionChange,
+    Reassignment,
+)
+from headrace.client.admin.rpc import (
+    ClusterDescription,
+    ConfigValue,
+    DeletedRecords,
+    MetadataEntry,
+    OffsetAt,
+    TopicDescription,
+)
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.errors import ForkedError
+from headrace.client.base.forking import ForkGuard
+from headrace.client.base.steps import Steps, drive
+from headrace.client.net.bootstrap_client import BootstrapClient
+from headrace.client.net.connection import Connections
+from headrace.wire.errors import from_rpc_error
+from headrace.wire.ids import TopicPartition
+
+Result = TypeVar("Result")
+
+
+class Admin:
+    """Looks at and changes a cluster.
+
+    Every method takes `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed
+    errors of `headrace.wire.errors`, or `NoBrokersAvailableError`. A change that is not the same twice as once is not
+    sent again when its answer was lost: the error's outcome is then UNKNOWN.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """See `AdminConfig` for the settings. Connects when first used.
+
+        Raises:
+            ConfigError: an unknown setting or a value out of range.
+        """
+        self._config = build(AdminConfig, settings)
+        self._connections = Connections("Admin", self._config)
+        calls = BootstrapClient(self._config)
+        self._steps = AdminSteps(self._config, calls)
+        self._groups = AdminGroupSteps(self._config, calls, self._steps)
+        self._processes = ProcessSteps(self._config, calls)
+        self._fork = ForkGuard(self._forked)
+        self._is_forked = False
+
+    def __enter__(self) -> "Admin":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Calling it again does nothing."""
+        if not self._is_forked:
+            self._connections.close()
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 0,
+        replication_factor: int = 0,
+        config: Mapping[str, Any] | None = None,
+        *,
+        assignments: Sequence[Sequence[int]] | None = None,
+        validate_only: bool = False,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> TopicDescription:
+        """Create a topic and give what was created.
+
+        Args:
+            name: 1 to 249 of `a-z A-Z 0-9 . _ -`.
+            partitions: how many; 0 takes the cluster's default.
+            replication_factor: how many replicas each has; 0 takes the cluster's default.
+            config: topic settings by name.
+            assignments: brokers of each partition, in place of the two numbers.
+            validate_only: check everything, create nothing.
+            exist_ok: describe a topic that is there already, in place of raising.
+            timeout: in seconds.
+
+        Raises:
+            TopicAlreadyExistsError: unless `exist_ok`.
+            InvalidTopicNameError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError: correct
+            it.
+        """
+        return self._run(
+            self._steps.create_topic(
+                name,
+                partitions,
+                replication_factor,
+                config,
+                assignments,
+                validate_only=validate_only,
+                exist_ok=exist_ok,
+                timeout=timeout,
+            )
+        )
+
+    def delete_topic(self, name: str, *, validate_only: bool = False, timeout: float | None = None) -> None:
+        """Delete a topic and all its records.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        self._run(self._steps.delete_topic(name, validate_only=validate_only, timeout=timeout))
+
+    def delete_unclaimed_logs(
+        self, topic_id: bytes, *, validate_only: bool = False, timeout: float | None = None
+    ) -> None:
+        """Let brokers delete the logs that they keep of an id (16 bytes) that no topic has.
+
+        Brokers keep such logs where etcd lacks a topic and does not say that it was deleted, as after a restore.
+
+        Raises:
+            ConflictError: a topic has this id.
+            InvalidRequestError: it is not 16 bytes.
+        """
+        self._run(self._steps.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
+
+    def list_topics(self, *, timeout: float | None = None) -> list[str]:
+        """Return the names of all topics, ascending."""
+        return sorted(topic.name for topic in self.describe_topics(timeout=timeout))
+
+    def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
+        """Return a topic's id, partitions, leaders, replicas.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        return self.describe_topics([name], timeout=timeout)[0]
+
+    def describe_topics(
+        self, names: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> list[TopicDescription]:
+        """Describe some topics in the order given, or all by name.
+
+        Raises:
+            UnknownTopicError: one of the names is not there.
+        """
+        return self._run(self._steps.describe_topics(names, timeout))
+
+    def create_partitions(
+        self,
+        name: str,
+        total_partitions: int,
+        *,
+        assignments: Sequence[Sequence[int]] | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Raise the number of a topic's partitions to `total_partitions`; gives warnings. Keys map anew."""
+        return self._run(
+            self._steps.create_partitions(
+                name, total_partitions, assignments, validate_only=validate_only, timeout=timeout
+            )
+        )
+
+    def alter_config(
+        self,
+        name: str,
+        set: Mapping[str, Any] | None = None,
+        unset: Sequence[str] = (),
+        *,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Change a topic's settings; `unset` names go back to their defaults.
+
+        Raises:
+            InvalidConfigError: an unknown setting or a value out of range.
+        """
+        self._run(self._steps.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
+
+    def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
+        """Return every setting of a topic: value, whether it is set or the default, and what it does."""
+        return self._run(self._steps.describe_config(name, timeout))
+
+    def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
+        """Return the cluster's id, controller, brokers, coordinators and counts."""
+        return self._run(self._steps.describe_cluster(timeout))
+
+    def list_offsets(
+        self,
+        topic: str,
+        at: str | int | float | datetime = "latest",
+        *,
+        by: str = "record",
+        partitions: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, OffsetAt]:
+        """Find offsets of a topic's partitions.
+
+        Args:
+            topic: its name.
+            at: `earliest`, `latest` (where the next visible record will be), a datetime, or ms since 1970.
+            by: for times: `record` timestamps or `append` time.
+            partitions: which; None for all.
+            timeout: in seconds.
+        """
+        return self._run(self._steps.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))[1]
+
+    def delete_records(
+        self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
+    ) -> list[DeletedRecords]:
+        """Delete the records of partitions below offsets; -1 stands for the high watermark as the call begins.
+
+        Returns once every in-sync replica has deleted them: no later leader has them again.
+
+        Raises:
+            OffsetOutOfRangeError: an offset above the high watermark.
+            NotEnoughReplicasError: fewer than `min_insync_replicas` are in sync.
+            TimedOutError: a replica has not deleted them in time; call again.
+        """
+        return self._run(self._steps.delete_records(topic, before, timeout))
+
+    def describe_logs(
+        self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
+    ) -> list[LogInfo]:
+        """Return size and offsets of every replica, or of one topic's, and what leaders know of their followers.
+
+        Args:
+            topic: its name; None for all.
+            brokers: only the replicas on these; None for all that are registered.
+            timeout: in seconds, for each broker.
+
+        Raises:
+            UnknownBrokerError: one of `brokers` is not registered.
+        """
+        return self._run(self._steps.describe_logs(topic, brokers, timeout))
+
+    def describe_disks(self, *, brokers: Sequence[int] | None = None, timeout: float | None = None) -> list[DiskInfo]:
+        """Return size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
+        return self._run(self._steps.describe_disks(brokers, timeout))
+
+    def reassign_partitions(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        *,
+        copy_bytes_per_second: int = 0,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[PartitionChange]:
+        """Move partitions to other brokers; gives what became of each, in order. Copying goes on after the answer.
+
+        A partition that was refused has its `error` in the result and hinders no other. Naming other replicas for a
+        partition that moves changes where it goes; `list_reassignments` shows what is under way.
+
+        Args:
+            moves: the broker ids that are to hold each partition, in order of preference: the first is to lead.
+            copy_bytes_per_second: how fast each new replica may copy; 0: as fast as it can. Given again it replaces
+                the speed in force.
+            validate_only: check everything, change nothing.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: a partition without a replica, or a negative speed.
+        """
+        return self._run(
+            self._steps.reassign_partitions(moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout)
+        )
+
+    def cancel_reassignment(
+        self, partitions: Sequence[TopicPartition], *, validate_only: bool = False, timeout: float | None = None
+    ) -> list[PartitionChange]:
+        """Take moves back: the replicas are again where they were. Gives what became of each partition, in order."""
+        return self._run(self._steps.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout))
+
+    def list_reassignments(
+        self, topics: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> list[Reassignment]:
+        """Return the partitions that move, of all topics or of some."""
+        return self._run(self._steps.list_reassignments(topics, timeout))
+
+    def elect_leaders(
+        self,
+        kind: ElectionKind = "preferred",
+        partitions: Sequence[TopicPartition] | None = None,
+        *,
+        broker_id: int | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[PartitionChange]:
+        """Change who leads; gives what became of each partition, with its `error` where it was refused.
+
+        Args:
+            kind: `preferred`: the first replica in order that is in sync and alive. `unclean`: a replica that is alive
+                and may lack records, where nobody else can lead; what it lacks is lost.
+            partitions: which; None for all, which `unclean` does not allow.
+            broker_id: with `unclean`, who is to lead; None: the first replica that is alive.
+            validate_only: check everything, change nothing.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: these arguments do not go together.
+        """
+        return self._run(
+            self._steps.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
+        )
+
+    def drain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
+        """Take leadership and new replicas away from a broker, which goes on copying. Lasts until `undrain_broker`."""
+        return self._run(self._steps.drain_broker(broker_id, drain=True, timeout=timeout))
+
+    def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
+        """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
+        return self._run(self._steps.drain_broker(broker_id, drain=False, timeout=timeout))
+
+    def list_groups(self, *, observed: bool = False, timeout: float | None = None) -> list[GroupListing]:
+        """List the consumer groups, by id.
+
+        Args:
+            observed: also readers without a group that report their positions (`report_positions`).
+            timeout: in seconds.
+        """
+        return self._run(self._groups.list_groups(observed=observed, timeout=timeout))
+
+    def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
+        """Return a group's members, who owns what, its offsets; or what is known of a reader that reports positions.
+
+        Raises:
+            UnknownGroupError: there is neither.
+        """
+        return self._run(self._groups.describe_group(group, timeout))
+
+    def delete_groups(
+        self,
+        groups: Sequence[str],
+        *,
+        expected_group_epochs: Mapping[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> list[GroupResult]:
+        """Delete groups that have no members, with their offsets; gives what became of each, in order.
+
+        A group that was refused has its `error` in the result and hinders no other: GroupNotEmptyError where it has
+        members, UnknownGroupError where it is not there.
+        """
+        return self._run(self._groups.delete_groups(groups, timeout, expected_group_epochs))
+
+    def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
+        """Return the offsets that a group has committed, the next record to read in each partition. Empty: none."""
+        return self._run(self._groups.group_offsets(group, timeout))
+
+    def group_lag(
+        self, group: str | GroupDescription, *, times: bool = True, timeout: float | None = None
+    ) -> list[PartitionLag]:
+        """Say how far behind a group is, or a reader that reports its positions, in every partition that it has.
+
+        `records` is exact: the high watermark less the committed offset. `behind_ms` is the age of the first record
+        that is still to be read, which takes one batch of each partition that is behind; it is as right as the clocks
+        of this machine and of whoever set the record's timestamp. A partition whose end cannot be learnt has a
+        `problem` and hides no other.
+
+        Args:
+            group: its id, or what `describe_group` gave.
+            times: whether to find out `behind_ms`.
+            timeout: in seconds, for each request.
+
+        Raises:
+            UnknownGroupError: there is no such group or reader.
+        """
+        return self._run(self._groups.group_lag(group, times=times, timeout=timeout))
+
+    def reset_group_offsets(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        expected_group_epoch: int | None = None,
+        timeout: float | None = None,
+    ) -> list[OffsetResult]:
+        """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet.
+
+        What is refused has its `error` in the result. Offsets are stored as they are given: one outside the log is
+        `auto_offset_reset`'s when a member comes upon it.
+
+        Args:
+            group: its id.
+            offsets: the next record to read of each partition; -1 removes what is stored.
+            expected_group_epoch: `group_epoch` of the description that the offsets were computed from, 0 where there
+                was no such group. Every member that joins or leaves raises it. None: not compared.
+            timeout: in seconds, for each thousand partitions.
+
+        Raises:
+            GroupNotEmptyError: it has members; stop them first.
+            ConflictError: members came or went since that epoch; of many thousand partitions the first may be stored.
+            ConfigError: an offset below -1.
+        """
+        return self._run(self._groups.reset_group_offsets(group, offsets, timeout, expected_group_epoch))
+
+    def report_positions(
+        self,
+        reader_id: str,
+        positions: Mapping[TopicPartition, int],
+        *,
+        expire_ms: int = 30_000,
+        timeout: float | None = None,
+    ) -> None:
+        """Say where a reader without a group stands, so that its lag can be seen. Nothing is decided on it.
+
+        Args:
+            reader_id: names it in `list_groups(observed=True)`; must not be the id of a group.
+            positions: the next record to read of each partition; replaces what was reported before.
+            expire_ms: forgotten when nothing was reported for so long, 1,000 to 86,400,000; the first report decides.
+            timeout: in seconds.
+
+        Raises:
+            ConflictError: there is a group of that name.
+        """
+        self._run(self._groups.report_positions(reader_id, positions, expire_ms, timeout))
+
+    def describe_processes(
+        self, *, measure_disk: bool = False, timeout: float | None = None
+    ) -> list[ProcessDescription]:
+        """Say how each coordinator and broker is: clock, open files, disk, its way to etcd. One that is away says why.
+
+        Args:
+            measure_disk: let brokers write and fsync a little in their data directories, and say how long that took.
+            timeout: for each process, in seconds.
+        """
+        return self._run(self._processes.describe(measure_disk=measure_disk, timeout=timeout))
+
+    def set_log_level(
+        self,
+        level: str,
+        *,
+        servers: Sequence[str] | None = None,
+        duration_ms: int = 0,
+        timeout: float | None = None,
+    ) -> list[LogLevelResult]:
+        """Change what servers write to their logs.
+
+        Args:
+            level: debug, info, warning or error.
+            servers: as `broker-1` or `coordinator-a`; None: all.
+            duration_ms: how long it holds; 0: until the server's end.
+            timeout: for each server, in seconds.
+
+        Raises:
+            InvalidRequestError: no such level or server; nothing was changed.
+        """
+        chosen = None if servers is None else tuple(servers)
+        return self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))
+
+    def dump(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[MetadataEntry]:
+        """Yield every key of the cluster in etcd with its decoded value, for administrators."""
+        stream = self._run(self._steps.dump(prefix, timeout))
+        try:
+            for entry in stream:
+                yield rpc.metadata_entry(entry)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def _run(self, steps: Steps[Result]) -> Result:
+        if self._is_forked:
+            raise ForkedError("Admin")
+        return drive(steps, self._connections.perform)
+
+    def _forked(self) -> None:
+        self._is_forked = True

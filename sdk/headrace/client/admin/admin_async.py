@@ -1,0 +1,323 @@
+"""The asyncio `Admin`: topics, settings, offsets, replicas, logs, groups. One event loop.
+
+The same steps as the blocking class's, awaited. Arguments, results and errors are documented at `headrace.Admin`.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import grpc
+
+from headrace.client.admin import rpc
+from headrace.client.admin.group_steps import AdminGroupSteps
+from headrace.client.admin.groups import (
+    CommittedOffset,
+    GroupDescription,
+    GroupListing,
+    GroupResult,
+    OffsetResult,
+    PartitionLag,
+)
+from headrace.client.admin.processes import LogLevelResult, ProcessDescription, ProcessSteps
+from headrace.client.admin.replication import (
+    DiskInfo,
+    DrainResult,
+    ElectionKind,
+    LogInfo,
+    PartitionChange,
+    Reassignment,
+)
+from headrace.client.admin.rpc import (
+    ClusterDescription,
+    ConfigValue,
+    DeletedRecords,
+    MetadataEntry,
+    OffsetAt,
+    TopicDescription,
+)
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.steps import Steps, drive_async
+from headrace.client.net.bootstrap_client import BootstrapClient
+from headrace.client.net.connection_async import AsyncConnections
+from headrace.wire.errors import from_rpc_error
+from headrace.wire.ids import TopicPartition
+
+Result = TypeVar("Result")
+
+
+class Admin:
+    """Looks at and changes a cluster from the coroutines of one event loop.
+
+    Cancelling a change that is on its way does not undo it.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """See `AdminConfig` for the settings. Connects when first used.
+
+        Raises:
+            ConfigError: an unknown setting or a value out of range.
+        """
+        config = build(AdminConfig, settings)
+        self._connections = AsyncConnections("Admin", config)
+        calls = BootstrapClient(config)
+        self._steps = AdminSteps(config, calls)
+        self._groups = AdminGroupSteps(config, calls, self._steps)
+        self._processes = ProcessSteps(config, calls)
+
+    async def __aenter__(self) -> "Admin":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; what waits raises ClosedError. Calling it again does nothing."""
+        await self._connections.close()
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 0,
+        replication_factor: int = 0,
+        config: Mapping[str, Any] | None = None,
+        *,
+        assignments: Sequence[Sequence[int]] | None = None,
+        validate_only: bool = False,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> TopicDescription:
+        """Create a topic and give what was created."""
+        return await self._run(
+            self._steps.create_topic(
+                name,
+                partitions,
+                replication_factor,
+                config,
+                assignments,
+                validate_only=validate_only,
+                exist_ok=exist_ok,
+                timeout=timeout,
+            )
+        )
+
+    async def delete_topic(self, name: str, *, validate_only: bool = False, timeout: float | None = None) -> None:
+        """Delete a topic and all its records."""
+        await self._run(self._steps.delete_topic(name, validate_only=validate_only, timeout=timeout))
+
+    async def delete_unclaimed_logs(
+        self, topic_id: bytes, *, validate_only: bool = False, timeout: float | None = None
+    ) -> None:
+        """Let brokers delete the logs that they keep of an id (16 bytes) that no topic has."""
+        await self._run(self._steps.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
+
+    async def list_topics(self, *, timeout: float | None = None) -> list[str]:
+        """Return the names of all topics, ascending."""
+        return sorted(topic.name for topic in await self.describe_topics(timeout=timeout))
+
+    async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
+        """Return a topic's id, partitions, leaders, replicas."""
+        return (await self.describe_topics([name], timeout=timeout))[0]
+
+    async def describe_topics(
+        self, names: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> list[TopicDescription]:
+        """Describe some topics in the order given, or all by name."""
+        return await self._run(self._steps.describe_topics(names, timeout))
+
+    async def create_partitions(
+        self,
+        name: str,
+        total_partitions: int,
+        *,
+        assignments: Sequence[Sequence[int]] | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Raise the number of a topic's partitions to `total_partitions`; gives warnings. Keys map anew."""
+        return await self._run(
+            self._steps.create_partitions(
+                name, total_partitions, assignments, validate_only=validate_only, timeout=timeout
+            )
+        )
+
+    async def alter_config(
+        self,
+        name: str,
+        set: Mapping[str, Any] | None = None,
+        unset: Sequence[str] = (),
+        *,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Change a topic's settings; `unset` names go back to their defaults."""
+        await self._run(self._steps.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
+
+    async def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
+        """Return every setting of a topic: value, whether it is set or the default, and what it does."""
+        return await self._run(self._steps.describe_config(name, timeout))
+
+    async def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
+        """Return the cluster's id, controller, brokers, coordinators and counts."""
+        return await self._run(self._steps.describe_cluster(timeout))
+
+    async def list_offsets(
+        self,
+        topic: str,
+        at: str | int | float | datetime = "latest",
+        *,
+        by: str = "record",
+        partitions: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> dict[TopicPartition, OffsetAt]:
+        """Find offsets of a topic's partitions."""
+        steps = self._steps.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout)
+        return (await self._run(steps))[1]
+
+    async def delete_records(
+        self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
+    ) -> list[DeletedRecords]:
+        """Delete the records of partitions below offsets; -1 stands for the high watermark."""
+        return await self._run(self._steps.delete_records(topic, before, timeout))
+
+    async def describe_logs(
+        self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
+    ) -> list[LogInfo]:
+        """Return size and offsets of every replica, or of one topic's, and what leaders know of their followers."""
+        return await self._run(self._steps.describe_logs(topic, brokers, timeout))
+
+    async def describe_disks(
+        self, *, brokers: Sequence[int] | None = None, timeout: float | None = None
+    ) -> list[DiskInfo]:
+        """Return size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
+        return await self._run(self._steps.describe_disks(brokers, timeout))
+
+    async def reassign_partitions(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        *,
+        copy_bytes_per_second: int = 0,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[PartitionChange]:
+        """Move partitions to other brokers; gives what became of each, in order. Copying goes on after the answer."""
+        return await self._run(
+            self._steps.reassign_partitions(moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout)
+        )
+
+    async def cancel_reassignment(
+        self, partitions: Sequence[TopicPartition], *, validate_only: bool = False, timeout: float | None = None
+    ) -> list[PartitionChange]:
+        """Take moves back: the replicas are again where they were. Gives what became of each partition, in order."""
+        return await self._run(
+            self._steps.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout)
+        )
+
+    async def list_reassignments(
+        self, topics: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> list[Reassignment]:
+        """Return the partitions that move, of all topics or of some."""
+        return await self._run(self._steps.list_reassignments(topics, timeout))
+
+    async def elect_leaders(
+        self,
+        kind: ElectionKind = "preferred",
+        partitions: Sequence[TopicPartition] | None = None,
+        *,
+        broker_id: int | None = None,
+        validate_only: bool = False,
+        timeout: float | None = None,
+    ) -> list[PartitionChange]:
+        """Change who leads; gives what became of each partition, with its `error` where it was refused."""
+        return await self._run(
+            self._steps.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
+        )
+
+    async def drain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
+        """Take leadership and new replicas away from a broker, which goes on copying. Lasts until `undrain_broker`."""
+        return await self._run(self._steps.drain_broker(broker_id, drain=True, timeout=timeout))
+
+    async def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
+        """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
+        return await self._run(self._steps.drain_broker(broker_id, drain=False, timeout=timeout))
+
+    async def list_groups(self, *, observed: bool = False, timeout: float | None = None) -> list[GroupListing]:
+        """List the consumer groups, by id."""
+        return await self._run(self._groups.list_groups(observed=observed, timeout=timeout))
+
+    async def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
+        """Return a group's members, who owns what, its offsets; or what is known of a reader that reports positions."""
+        return await self._run(self._groups.describe_group(group, timeout))
+
+    async def delete_groups(
+        self,
+        groups: Sequence[str],
+        *,
+        expected_group_epochs: Mapping[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> list[GroupResult]:
+        """Delete groups that have no members, with their offsets; gives what became of each, in order."""
+        return await self._run(self._groups.delete_groups(groups, timeout, expected_group_epochs))
+
+    async def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
+        """Return the offsets that a group has committed, the next record to read in each partition. Empty: none."""
+        return await self._run(self._groups.group_offsets(group, timeout))
+
+    async def group_lag(
+        self, group: str | GroupDescription, *, times: bool = True, timeout: float | None = None
+    ) -> list[PartitionLag]:
+        """Say how far behind a group is, or a reader that reports its positions, in every partition that it has."""
+        return await self._run(self._groups.group_lag(group, times=times, timeout=timeout))
+
+    async def reset_group_offsets(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        expected_group_epoch: int | None = None,
+        timeout: float | None = None,
+    ) -> list[OffsetResult]:
+        """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet."""
+        return await self._run(self._groups.reset_group_offsets(group, offsets, timeout, expected_group_epoch))
+
+    async def report_positions(
+        self,
+        reader_id: str,
+        positions: Mapping[TopicPartition, int],
+        *,
+        expire_ms: int = 30_000,
+        timeout: float | None = None,
+    ) -> None:
+        """Say where a reader without a group stands, so that its lag can be seen. Nothing is decided on it."""
+        await self._run(self._groups.report_positions(reader_id, positions, expire_ms, timeout))
+
+    async def describe_processes(
+        self, *, measure_disk: bool = False, timeout: float | None = None
+    ) -> list[ProcessDescription]:
+        """Say how each coordinator and broker is: clock, files, disk, its way to etcd. One that is away says why."""
+        return await self._run(self._processes.describe(measure_disk=measure_disk, timeout=timeout))
+
+    async def set_log_level(
+        self,
+        level: str,
+        *,
+        servers: Sequence[str] | None = None,
+        duration_ms: int = 0,
+        timeout: float | None = None,
+    ) -> list[LogLevelResult]:
+        """Change what servers write to their logs, all or those named, for a while or until their ends."""
+        chosen = None if servers is None else tuple(servers)
+        return await self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))
+
+    async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
+        """Yield every key of the cluster in etcd with its decoded value, for administrators."""
+        stream = await self._run(self._steps.dump(prefix, timeout))
+        try:
+            async for entry in stream:
+                yield rpc.metadata_entry(entry)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def _run(self, steps: Steps[Result]) -> Result:
+        return await drive_async(steps, self._connections.perform)

@@ -1,0 +1,82 @@
+"""Where leader epochs end in a log, and of which epoch a record is: how a reader of offsets finds what was replaced.
+
+A record is one (offset, leader epoch): a log that has another epoch at an offset has another record there (KIP-320). No
+I/O.
+"""
+
+from collections.abc import Mapping
+
+from headrace.client.admin.record_times import batches_at
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.steps import Steps
+from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.batch import iter_batches
+from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
+
+_NO_RECORD = 2**62
+"""An offset beyond every log: of it a broker answers with where the log parts from what was read, and no data."""
+
+
+def truncation_points(
+    admin: AdminSteps, client_id: str, topic: str, read: Mapping[int, tuple[int, int]], topic_id: bytes
+) -> Steps[dict[int, int]]:
+    """Return, by partition, the offset from which on records that were read are lost or replaced; absent: none are.
+
+    Where retention has taken the epoch nothing can be said, and nothing is.
+
+    Args:
+        admin: what knows the leaders.
+        client_id: names the caller.
+        topic: its name.
+        read: partition to the offset up to which it was read, and the leader epoch of the record before it.
+        topic_id: of the topic that was read.
+
+    Raises:
+        UnknownTopicIdError: the topic was deleted and created again.
+    """
+    found: dict[int, int] = {}
+    waiting = [list(read)]
+    while waiting:
+        some = waiting.pop()
+
+        def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> broker_pb2.FetchRequest:
+            request = broker_pb2.FetchRequest(client_id=client_id, max_bytes=1)
+            entry = request.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
+            for partition, epoch in parts:
+                entry.partitions.add(
+                    partition=partition,
+                    offset=_NO_RECORD,
+                    max_bytes=1,
+                    leader_epoch=epoch,
+                    last_epoch=read[partition][1],
+                )
+            return request
+
+        try:
+            _, results = yield from admin.at_leaders("Fetch", topic, some, build_request, None, topic_id)
+        except OffsetOutOfRangeError:  # The log of one of them has no epoch as old as that.
+            if len(some) > 1:
+                waiting += [[partition] for partition in some]
+            continue
+        for result in results:
+            offset, epoch = read[result.partition]
+            end = int(result.diverged.end_offset)
+            if result.HasField("diverged") and (result.diverged.leader_epoch != epoch or end < offset):
+                found[result.partition] = min(end, offset)
+    return found
+
+
+def record_epochs(
+    admin: AdminSteps, client_id: str, topic: str, offsets: Mapping[int, int], topic_id: bytes
+) -> Steps[dict[int, int]]:
+    """Return the leader epochs of the records at offsets, by partition; absent: the record is gone, or damaged."""
+    found: dict[int, int] = {}
+    for partition, batches in (yield from batches_at(admin, client_id, topic, offsets, None, topic_id)).items():
+        try:
+            for header, _ in iter_batches(batches):
+                if header.base_offset <= offsets[partition] < header.end_offset:
+                    found[partition] = header.leader_epoch
+                    break
+        except CorruptBatchError:
+            continue
+    return found

@@ -1,0 +1,105 @@
+"""Timestamps of single records, by offset: how `Admin` finds out how old the first unread record is. No I/O.
+
+There is no look-up of a time by an offset; the batch that holds the record is fetched and decoded, one a partition.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.config import MAX_MESSAGE_BYTES
+from headrace.client.base.steps import Steps
+from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.batch import check_batch, iter_batches
+from headrace.wire.columns import decode_batch
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
+
+ANSWER_BYTES = 8 << 20
+"""Of one answer; partitions that do not fit are asked for again."""
+ROUND_PARTITIONS = 500
+MAX_PAYLOAD_BYTES = 64 << 20
+"""As brokers take by default; what inflates to more is not looked into."""
+MAX_RECORDS = 2**31 - 1
+
+
+def record_times(
+    admin: AdminSteps, client_id: str, topic: str, offsets: Mapping[int, int], timeout: float | None
+) -> Steps[dict[int, int]]:
+    """Return the timestamps of records in ms since 1970, partition by partition.
+
+    A partition is absent where the record is gone meanwhile, its batch is damaged or too large, or its codec is not
+    installed.
+
+    Args:
+        admin: what knows the leaders.
+        client_id: names the caller.
+        topic: its name.
+        offsets: partition to the record's offset.
+        timeout: in seconds, for one round of requests; None: the default.
+    """
+    found: dict[int, int] = {}
+    for partition, batches in (yield from batches_at(admin, client_id, topic, offsets, timeout)).items():
+        when = timestamp_of(batches, offsets[partition])
+        if when is not None:
+            found[partition] = when
+    return found
+
+
+def batches_at(
+    admin: AdminSteps,
+    client_id: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    timeout: float | None,
+    topic_id: bytes = b"",
+) -> Steps[dict[int, bytes]]:
+    """Return the batch that holds a record, or the first one after it, partition by partition; absent: there is none.
+
+    Arguments as of `record_times`; `topic_id` is that of the life of the topic that is meant, empty: any.
+    """
+    found: dict[int, bytes] = {}
+    waiting = dict(offsets)
+    while waiting:
+        some = dict(list(waiting.items())[:ROUND_PARTITIONS])
+
+        def build_request(parts: list[tuple[int, int]], topic_id: bytes, some: dict[int, int] = some) -> object:
+            return _request(client_id, topic_id, [(partition, epoch, some[partition]) for partition, epoch in parts])
+
+        _, results = yield from admin.at_leaders("Fetch", topic, list(some), build_request, timeout, topic_id)
+        answered = [result for result in results if result.batches]
+        found.update({result.partition: result.batches for result in answered})
+        if not answered:  # Deleted since, all of them.
+            return found
+        for result in answered:
+            del waiting[result.partition]
+    return found
+
+
+def timestamp_of(batches: bytes, offset: int) -> int | None:
+    """Return the timestamp of the record at `offset`, or of the first one after it; None: it cannot be read."""
+    try:
+        for header, batch in iter_batches(batches):
+            if header.end_offset <= offset:
+                continue
+            check_batch(
+                batch,
+                max_batch_bytes=MAX_MESSAGE_BYTES,
+                max_records=MAX_RECORDS,
+                max_payload_bytes=MAX_PAYLOAD_BYTES,
+            )
+            if header.base_timestamp_ms == header.max_timestamp_ms:
+                return header.base_timestamp_ms
+            columns = decode_batch(batch, max_payload_bytes=MAX_PAYLOAD_BYTES)
+            assert columns.timestamps_ms is not None, "a batch that spans time has a column of times"
+            return int(columns.timestamps_ms[max(0, offset - header.base_offset)])
+    except (BatchTooLargeError, CorruptBatchError, UnsupportedCodecError):
+        return None
+    return None
+
+
+def _request(client_id: str, topic_id: bytes, parts: Sequence[tuple[int, int, int]]) -> broker_pb2.FetchRequest:
+    """Ask for one batch of each partition: (partition, leader epoch, offset)."""
+    request = broker_pb2.FetchRequest(client_id=client_id, max_bytes=ANSWER_BYTES)
+    entry = request.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
+    for partition, epoch, offset in parts:
+        entry.partitions.add(partition=partition, offset=offset, max_bytes=1, leader_epoch=epoch)
+    return request

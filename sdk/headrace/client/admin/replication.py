@@ -1,0 +1,248 @@
+"""What `Admin` says and hears about replicas: moves, elections, drains, logs. Pure, shared by both classes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from headrace.client.base.errors import ConfigError
+from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
+from headrace.wire.errors import HeadraceError, from_detail
+from headrace.wire.ids import TopicPartition
+
+ElectionKind: TypeAlias = Literal["preferred", "unclean"]
+
+_ELECTIONS: dict[str, "cluster_pb2.ElectionType"] = {
+    "preferred": cluster_pb2.ELECTION_TYPE_PREFERRED,
+    "unclean": cluster_pb2.ELECTION_TYPE_UNCLEAN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChange:
+    """What became of one partition of a request that changes several."""
+
+    topic: str
+    partition: int
+    error: HeadraceError | None
+    """Why it was refused; None: it was done, or was so already."""
+    unchanged: bool
+    """There was nothing to change."""
+    leader_id: int
+    """After the change; -1: no leader."""
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    """After the change, in order of preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reassignment:
+    """One partition whose replicas move."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    """All that hold it now, those that are added and removed among them."""
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
+    leader_id: int
+    """-1: no leader."""
+    copy_bytes_per_second: int
+    """How fast each new replica may copy; 0: as fast as it can."""
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The replicas when the move is done."""
+        return tuple(broker_id for broker_id in self.replicas if broker_id not in self.removing)
+
+
+class DrainResult(NamedTuple):
+    """What a drain or its end found."""
+
+    leaders: int
+    """Partitions that the broker led at that moment."""
+    unchanged: bool
+    """It was so already."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerInfo:
+    """One follower as the partition's leader sees it."""
+
+    broker_id: int
+    broker_epoch: int
+    log_end_offset: int
+    """As it said last; -1: it has not fetched in this leader epoch."""
+    durable_offset: int
+    """Everything below is on its stable storage; -1 as above."""
+    behind_ms: int
+    """Milliseconds since it had everything; 0: it has."""
+    in_sync: bool
+    suspicion: float
+    """The level (phi) at which its broker is suspected to be dead; each 1 more is ten times less doubt."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """One replica on one broker's disk."""
+
+    topic: str
+    partition: int
+    broker_id: int
+    is_leader: bool
+    leader_epoch: int
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    flushed_offset: int
+    size_bytes: int
+    segments: int
+    offline_reason: str
+    """Empty while the replica is online."""
+    is_follower: bool = False
+    """It copies from the leader."""
+    followers: tuple[FollowerInfo, ...] = field(default=())
+    """Where it leads: the other replicas."""
+
+
+class DiskInfo(NamedTuple):
+    """The volume that holds a broker's data."""
+
+    broker_id: int
+    total_bytes: int
+    free_bytes: int
+
+
+def topic_refs(names: Sequence[str] | None) -> list[topics_pb2.TopicRef]:
+    """Name topics; none stands for all."""
+    return [topics_pb2.TopicRef(name=name) for name in names or ()]
+
+
+def reassign_request(
+    moves: Mapping[TopicPartition, Sequence[int]], copy_bytes_per_second: int, *, validate_only: bool
+) -> cluster_pb2.ReassignPartitionsRequest:
+    """Make the request.
+
+    Raises:
+        ConfigError: a negative speed, or a partition that is to have no replica.
+    """
+    if copy_bytes_per_second < 0:
+        raise ConfigError(f"copy_bytes_per_second={copy_bytes_per_second} is negative", action="Give 0 for no limit.")
+    request = cluster_pb2.ReassignPartitionsRequest(
+        copy_bytes_per_second=copy_bytes_per_second, validate_only=validate_only
+    )
+    for where, replicas in moves.items():
+        if not replicas:
+            raise ConfigError(f"{where.topic}-{where.partition} is to have no replica", action="Name its brokers.")
+        request.partitions.add(
+            topic=topics_pb2.TopicRef(name=where.topic), partition=where.partition, replicas=replicas
+        )
+    return request
+
+
+def cancel_request(
+    partitions: Iterable[TopicPartition], *, validate_only: bool
+) -> cluster_pb2.ReassignPartitionsRequest:
+    """Make the request that takes moves back."""
+    request = cluster_pb2.ReassignPartitionsRequest(validate_only=validate_only)
+    for topic, partition in partitions:
+        request.partitions.add(topic=topics_pb2.TopicRef(name=topic), partition=partition, cancel=True)
+    return request
+
+
+def elect_request(
+    kind: str, partitions: Iterable[TopicPartition] | None, broker_id: int | None, *, validate_only: bool
+) -> cluster_pb2.ElectLeadersRequest:
+    """Make the request; partitions of one topic go together.
+
+    Raises:
+        ConfigError: an unknown kind, an unclean election without partitions, or a broker for a preferred one.
+    """
+    if kind not in _ELECTIONS:
+        raise ConfigError(f"kind={kind!r} is neither 'preferred' nor 'unclean'")
+    if kind == "unclean" and partitions is None:
+        raise ConfigError("an unclean election may lose records", action="Name the partitions.")
+    if kind == "preferred" and broker_id is not None:
+        raise ConfigError("a preferred election takes no broker_id", action="The first replica in order is elected.")
+    request = cluster_pb2.ElectLeadersRequest(type=_ELECTIONS[kind], broker_id=broker_id, validate_only=validate_only)
+    of_topic: dict[str, list[int]] = {}
+    for topic, partition in partitions or ():
+        of_topic.setdefault(topic, []).append(partition)
+    for topic, numbers in of_topic.items():
+        request.topics.add(topic=topics_pb2.TopicRef(name=topic), partitions=numbers)
+    return request
+
+
+def partition_changes(
+    response: cluster_pb2.ReassignPartitionsResponse | cluster_pb2.ElectLeadersResponse,
+) -> list[PartitionChange]:
+    """Read what became of each partition."""
+    return [
+        PartitionChange(
+            result.name,
+            result.partition,
+            from_detail(result.error) if result.HasField("error") else None,
+            result.unchanged,
+            result.leader_id,
+            result.leader_epoch,
+            tuple(result.replicas),
+        )
+        for result in response.partitions
+    ]
+
+
+def reassignments(response: cluster_pb2.ListReassignmentsResponse) -> list[Reassignment]:
+    """Read the moves under way, by topic and partition."""
+    found = [
+        Reassignment(
+            move.name,
+            move.partition,
+            tuple(move.replicas),
+            tuple(move.adding),
+            tuple(move.removing),
+            tuple(move.in_sync_replicas),
+            move.leader_id,
+            move.copy_bytes_per_second,
+        )
+        for move in response.partitions
+    ]
+    return sorted(found, key=lambda move: (move.topic, move.partition))
+
+
+def log_infos(response: broker_pb2.DescribeLogsResponse) -> list[LogInfo]:
+    """Read one broker's logs."""
+    return [
+        LogInfo(
+            log.name,
+            log.partition,
+            response.broker_id,
+            log.is_leader,
+            log.leader_epoch,
+            log.log_start_offset,
+            log.log_end_offset,
+            log.high_watermark,
+            log.flushed_offset,
+            log.size_bytes,
+            log.segments,
+            log.offline_reason,
+            log.is_follower,
+            tuple(
+                FollowerInfo(
+                    each.broker_id,
+                    each.broker_epoch,
+                    each.log_end_offset,
+                    each.durable_offset,
+                    each.behind_ms,
+                    each.in_sync,
+                    each.suspicion,
+                )
+                for each in sorted(log.followers, key=lambda each: each.broker_id)
+            ),
+        )
+        for log in response.logs
+    ]
+
+
+def disk_info(response: broker_pb2.DescribeLogsResponse) -> DiskInfo:
+    """Read the volume of one broker's data."""
+    return DiskInfo(response.broker_id, response.disk_total_bytes, response.disk_free_bytes)

@@ -1,0 +1,399 @@
+"""What `Admin` does, written once for both classes: each method is the steps that a shell drives. No I/O."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import grpc
+
+from headrace.client.admin import replication, rpc
+from headrace.client.admin.replication import DiskInfo, DrainResult, LogInfo, PartitionChange, Reassignment
+from headrace.client.admin.rpc import (
+    ClusterDescription,
+    ConfigValue,
+    DeletedRecords,
+    OffsetAt,
+    TopicDescription,
+)
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.retry import Backoff
+from headrace.client.base.steps import Call, Pause, Steps
+from headrace.client.net.bootstrap_client import BootstrapClient, status_of
+from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
+from headrace.wire.errors import (
+    HeadraceError,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    Outcome,
+    TransportError,
+    UnknownBrokerError,
+    UnknownTopicIdError,
+    from_rpc_error,
+)
+from headrace.wire.ids import TopicPartition
+
+BuildRequest = Callable[[list[tuple[int, int]], bytes], Any]
+"""Makes a request for some partitions of one leader, [(partition, leader epoch)], from the topic's id."""
+
+
+class AdminSteps:
+    """Owned by one client; any thread. `timeout` is seconds for all tries together, None for request_timeout_ms.
+
+    Arguments, results and errors are documented at the methods of `headrace.client.admin.admin.Admin`.
+    """
+
+    def __init__(self, config: ClientConfig, calls: BootstrapClient) -> None:
+        self._config = config
+        self._calls = calls
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        config: Mapping[str, Any] | None,
+        assignments: Sequence[Sequence[int]] | None,
+        *,
+        validate_only: bool,
+        exist_ok: bool,
+        timeout: float | None,
+    ) -> Steps[TopicDescription]:
+        """Create a topic, or describe the one that is there where `exist_ok`."""
+        request = rpc.create_topic_request(
+            name,
+            partitions,
+            replication_factor,
+            config,
+            assignments,
+            validate_only=validate_only,
+            timeout=self._timeout(timeout),
+        )
+        response = yield from self._coordinator("CreateTopics", request, timeout, repeatable=validate_only)
+        created = rpc.created_topic(response, exist_ok)
+        return created or (yield from self.describe_topics([name], timeout))[0]
+
+    def delete_topic(self, name: str, *, validate_only: bool, timeout: float | None) -> Steps[None]:
+        """Delete a topic."""
+        request = cluster_pb2.DeleteTopicsRequest(topics=[rpc.by_name(name)], validate_only=validate_only)
+        yield from self._delete(request, timeout)
+
+    def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool, timeout: float | None) -> Steps[None]:
+        """Let brokers delete the logs that they keep of an id that no topic has."""
+        reference = topics_pb2.TopicRef(topic_id=topic_id)
+        request = cluster_pb2.DeleteTopicsRequest(topics=[reference], validate_only=validate_only, unclaimed=True)
+        yield from self._delete(request, timeout)
+
+    def _delete(self, request: cluster_pb2.DeleteTopicsRequest, timeout: float | None) -> Steps[None]:
+        response = yield from self._coordinator("DeleteTopics", request, timeout, repeatable=request.validate_only)
+        for result in response.topics:
+            rpc.raise_for(result)
+
+    def describe_topics(self, names: Sequence[str] | None, timeout: float | None) -> Steps[list[TopicDescription]]:
+        """Describe some topics, or all."""
+        if names is not None and not names:
+            return []
+        request = cluster_pb2.GetMetadataRequest(topics=[rpc.by_name(name) for name in names or ()])
+        response = yield from self._calls.metadata(request, self._timeout(timeout))
+        return rpc.topic_descriptions(response, names)
+
+    def create_partitions(
+        self,
+        name: str,
+        total_partitions: int,
+        assignments: Sequence[Sequence[int]] | None,
+        *,
+        validate_only: bool,
+        timeout: float | None,
+    ) -> Steps[list[str]]:
+        """Raise the number of a topic's partitions; gives warnings."""
+        request = cluster_pb2.CreatePartitionsRequest(
+            topic=rpc.by_name(name),
+            total_partitions=total_partitions,
+            assignments=rpc.replica_lists(assignments),
+            validate_only=validate_only,
+        )
+        response = yield from self._coordinator("CreatePartitions", request, timeout)
+        rpc.raise_for(response.result)
+        return list(response.warnings)
+
+    def alter_config(
+        self,
+        name: str,
+        changes: Mapping[str, Any] | None,
+        unset: Sequence[str],
+        *,
+        validate_only: bool,
+        timeout: float | None,
+    ) -> Steps[None]:
+        """Change a topic's settings."""
+        request = cluster_pb2.AlterConfigsRequest(
+            topic=rpc.by_name(name), set=rpc.config_strings(changes), unset=unset, validate_only=validate_only
+        )
+        response = yield from self._coordinator("AlterConfigs", request, timeout)
+        rpc.raise_for(response.result)
+
+    def describe_config(self, name: str, timeout: float | None) -> Steps[dict[str, ConfigValue]]:
+        """Return every setting of a topic."""
+        request = cluster_pb2.DescribeConfigsRequest(topics=[rpc.by_name(name)])
+        return rpc.config_values((yield from self._coordinator("DescribeConfigs", request, timeout)))
+
+    def describe_cluster(self, timeout: float | None) -> Steps[ClusterDescription]:
+        """Describe the cluster."""
+        request = cluster_pb2.DescribeClusterRequest()
+        return rpc.cluster_description((yield from self._coordinator("DescribeCluster", request, timeout)))
+
+    def find_offsets(
+        self,
+        topic: str,
+        at: str | float | datetime,
+        *,
+        by: str = "record",
+        partitions: Sequence[int] | None = None,
+        timeout: float | None = None,
+        topic_id: bytes = b"",
+    ) -> Steps[tuple[bytes, dict[TopicPartition, OffsetAt]]]:
+        """Find offsets of one life of a topic, that of `topic_id` if it is given; also return the life's id.
+
+        Raises:
+            UnknownTopicIdError: the topic was deleted and created again, before or meanwhile.
+        """
+        make = rpc.offsets_request_part(at, by)
+
+        def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
+            request = broker_pb2.ListOffsetsRequest(client_id=self._config.client_id)
+            entry = request.topics.add(topic=rpc.by_id(topic_id))
+            entry.partitions.extend(make(partition, epoch) for partition, epoch in parts)
+            return request
+
+        found: dict[TopicPartition, OffsetAt] = {}
+        topic_id, results = yield from self.at_leaders(
+            "ListOffsets", topic, partitions, build_request, timeout, topic_id
+        )
+        for result in results:
+            found[TopicPartition(topic, result.partition)] = OffsetAt(
+                result.offset, result.timestamp_ms, result.leader_epoch
+            )
+        return topic_id, dict(sorted(found.items()))
+
+    def delete_records(
+        self, topic: str, before: Mapping[int, int], timeout: float | None
+    ) -> Steps[list[DeletedRecords]]:
+        """Delete the records of partitions below offsets; -1 is looked up first, since it means more each time."""
+        to_end = [partition for partition, offset in before.items() if offset == -1]
+        topic_id = b""
+        if to_end:
+            topic_id, ends = yield from self.find_offsets(topic, "latest", partitions=to_end, timeout=timeout)
+            before = {**before, **{partition: ends[TopicPartition(topic, partition)].offset for partition in to_end}}
+
+        def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
+            request = broker_pb2.DeleteRecordsRequest(
+                client_id=self._config.client_id, timeout_ms=int(self._timeout(timeout) * 1000)
+            )
+            entry = request.topics.add(topic=rpc.by_id(topic_id))
+            for partition, _ in parts:
+                entry.partitions.add(partition=partition, before_offset=before[partition])
+            return request
+
+        _, results = yield from self.at_leaders("DeleteRecords", topic, list(before), build_request, timeout, topic_id)
+        return sorted(DeletedRecords(topic, result.partition, result.log_start_offset) for result in results)
+
+    def describe_logs(
+        self, topic: str | None, brokers: Sequence[int] | None, timeout: float | None
+    ) -> Steps[list[LogInfo]]:
+        """Describe every replica on every broker, or on some."""
+        responses = yield from self._broker_logs(rpc.by_name(topic) if topic is not None else None, brokers, timeout)
+        found = [log for response in responses for log in replication.log_infos(response)]
+        return sorted(found, key=lambda log: (log.topic, log.partition, log.broker_id))
+
+    def describe_disks(self, brokers: Sequence[int] | None, timeout: float | None) -> Steps[list[DiskInfo]]:
+        """Describe the volumes that hold the brokers' data."""
+        responses = yield from self._broker_logs(None, brokers, timeout)
+        return sorted(replication.disk_info(response) for response in responses)
+
+    def reassign_partitions(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        copy_bytes_per_second: int,
+        *,
+        validate_only: bool,
+        timeout: float | None,
+    ) -> Steps[list[PartitionChange]]:
+        """Move replicas. Naming the same replicas twice is the same as once, so a lost answer is asked for again."""
+        if not moves:
+            return []
+        request = replication.reassign_request(moves, copy_bytes_per_second, validate_only=validate_only)
+        return replication.partition_changes((yield from self._coordinator("ReassignPartitions", request, timeout)))
+
+    def cancel_reassignment(
+        self, partitions: Sequence[TopicPartition], *, validate_only: bool, timeout: float | None
+    ) -> Steps[list[PartitionChange]]:
+        """Take moves back."""
+        if not partitions:
+            return []
+        request = replication.cancel_request(partitions, validate_only=validate_only)
+        return replication.partition_changes((yield from self._coordinator("ReassignPartitions", request, timeout)))
+
+    def list_reassignments(self, topics: Sequence[str] | None, timeout: float | None) -> Steps[list[Reassignment]]:
+        """Return the moves under way."""
+        if topics is not None and not topics:
+            return []
+        request = cluster_pb2.ListReassignmentsRequest(topics=replication.topic_refs(topics))
+        return replication.reassignments((yield from self._coordinator("ListReassignments", request, timeout)))
+
+    def elect_leaders(
+        self,
+        kind: str,
+        partitions: Iterable[TopicPartition] | None,
+        broker_id: int | None,
+        *,
+        validate_only: bool,
+        timeout: float | None,
+    ) -> Steps[list[PartitionChange]]:
+        """Elect leaders. A second unclean election is refused where the first was done: its answer would mislead."""
+        request = replication.elect_request(kind, partitions, broker_id, validate_only=validate_only)
+        if partitions is not None and not request.topics:
+            return []
+        repeatable = validate_only or kind != "unclean"
+        response = yield from self._coordinator("ElectLeaders", request, timeout, repeatable=repeatable)
+        return replication.partition_changes(response)
+
+    def drain_broker(self, broker_id: int, *, drain: bool, timeout: float | None) -> Steps[DrainResult]:
+        """Take leadership and new replicas away from a broker, or end that."""
+        request = cluster_pb2.DrainBrokerRequest(broker_id=broker_id, drain=drain)
+        response = yield from self._coordinator("DrainBroker", request, timeout)
+        return DrainResult(response.leaders, response.unchanged)
+
+    def dump(self, prefix: str, timeout: float | None) -> Steps[Any]:
+        """Start the dump; gives the stream of its entries."""
+        request = cluster_pb2.DumpMetadataRequest(prefix=prefix)
+        return (yield from self._coordinator("DumpMetadata", request, timeout))
+
+    def _broker_logs(
+        self, topic: Any | None, brokers: Sequence[int] | None, timeout: float | None
+    ) -> Steps[list[broker_pb2.DescribeLogsResponse]]:
+        """Ask brokers for their logs, one after the other.
+
+        Raises:
+            UnknownBrokerError: one of `brokers` is not registered.
+        """
+        everyone = cluster_pb2.GetMetadataRequest(brokers_only=True)
+        metadata = yield from self._calls.metadata(everyone, self._timeout(timeout))
+        addresses = {broker.broker_id: broker.address for broker in metadata.brokers}
+        request = broker_pb2.DescribeLogsRequest(client_id=self._config.client_id)
+        if topic is not None:
+            request.topics.append(topic)
+        responses = []
+        for broker_id in addresses if brokers is None else brokers:
+            if broker_id not in addresses:
+                raise UnknownBrokerError(f"broker {broker_id} is not registered")
+            responses.append((yield from self._broker(addresses[broker_id], "DescribeLogs", request, timeout)))
+        return responses
+
+    def _timeout(self, timeout: float | None) -> float:
+        return self._config.request_timeout_ms / 1000 if timeout is None else timeout
+
+    def _coordinator(self, method: str, request: Any, timeout: float | None, *, repeatable: bool = True) -> Steps[Any]:
+        return self._calls.coordinator(method, request, self._timeout(timeout), repeatable=repeatable)
+
+    def _broker(self, address: str, method: str, request: Any, timeout: float | None) -> Steps[Any]:
+        try:
+            return (yield Call(address, "broker", method, request, self._timeout(timeout)))
+        except grpc.RpcError as error:
+            typed = from_rpc_error(error)
+            typed.add_note(f"asked {address}: {status_of(error)[1]}")
+            raise typed from error
+
+    def at_leaders(
+        self,
+        method: str,
+        topic: str,
+        partitions: Sequence[int] | None,
+        build_request: BuildRequest,
+        timeout: float | None,
+        topic_id: bytes = b"",
+    ) -> Steps[tuple[bytes, list[Any]]]:
+        """Ask each partition's leader. What was definitely not done and may succeed later is asked again, with fresh
+        metadata and back-off, until the time is up: a new topic's leaders are just being elected, another's moves.
+
+        All that is asked is of one life of the topic: that of `topic_id`, or the first one found. Its id is returned.
+
+        Raises:
+            UnknownTopicIdError: the topic has another id by now.
+        """
+        deadline = time.monotonic() + self._timeout(timeout)
+        results: list[Any] = []
+        wanted = partitions
+        for attempt in itertools.count(1):
+            left = max(0.001, deadline - time.monotonic())
+            cluster_metadata = ClusterMetadata()
+            cluster_metadata.update((yield from self._calls.metadata(rpc.metadata_request(topic), left)))
+            topic_leaders = cluster_metadata.topic(topic)
+            if topic_leaders is not None:
+                topic_id = topic_id or topic_leaders.topic_id
+                _check_life(topic, topic_id, topic_leaders.topic_id)
+            left = max(0.001, deadline - time.monotonic())
+            wanted, problem = yield from self._ask_leaders(
+                method, topic, wanted, build_request, left, cluster_metadata, results
+            )
+            if problem is None:
+                return topic_id, results
+            delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
+            if time.monotonic() + delay >= deadline:
+                raise problem
+            yield Pause(delay)
+        raise AssertionError("unreachable: the count has no end")
+
+    def _ask_leaders(
+        self,
+        method: str,
+        topic: str,
+        wanted: Sequence[int] | None,
+        build_request: BuildRequest,
+        timeout: float,
+        cluster_metadata: ClusterMetadata,
+        results: list[Any],
+    ) -> Steps[tuple[Sequence[int] | None, HeadraceError | None]]:
+        """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
+        try:
+            plan = rpc.by_leader(cluster_metadata, topic, wanted)
+        except HeadraceError as error:
+            return wanted, _if_repeatable(error)
+        again: list[int] = []
+        problem: HeadraceError | None = None
+        for address, parts in plan.items():
+            request = build_request(parts, cluster_metadata.require(topic).topic_id)
+            try:
+                response = yield from self._broker(address, method, request, timeout)
+            except HeadraceError as error:
+                problem = _if_repeatable(error)
+                again.extend(partition for partition, _ in parts)
+                continue
+            for result in response.topics[0].partitions:
+                error_here = rpc.error_of(result)
+                if error_here is None:
+                    results.append(result)
+                else:
+                    problem = _if_repeatable(error_here)
+                    again.append(result.partition)
+        return again, problem
+
+
+def _check_life(topic: str, wanted: bytes, found: bytes) -> None:
+    if found != wanted:
+        raise UnknownTopicIdError(
+            f"topic {topic} was deleted and created again: its id is {found.hex()}, and not {wanted.hex()}",
+            outcome=Outcome.NOT_APPLIED,
+        )
+
+
+def _if_repeatable(error: HeadraceError) -> HeadraceError:
+    """Return the error if a retry is right; raise any other."""
+    repeatable = error.retriable and (error.outcome == Outcome.NOT_APPLIED or isinstance(error, TransportError))
+    if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
+        raise error
+    return error

@@ -1,1 +1,0 @@
-"""The asyncio shells over the client's parts; `headrace.aio` names what is public."""

@@ -1,0 +1,61 @@
+"""Arrow tables over the columns of record batches. Imports pyarrow, so it is imported when a table is first wanted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.client.base.records import DecodedBatch
+
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+"""The columns of `RecordBatch.to_arrow` and `Reader.to_arrow`."""
+
+
+def table_of(decoded_batches: Sequence[DecodedBatch]) -> Any:
+    """Return a table with one Arrow chunk a decoded batch; values, keys and headers are not copied."""
+    return pa.Table.from_batches([batch_of(decoded) for decoded in decoded_batches], SCHEMA)
+
+
+def batch_of(decoded: DecodedBatch) -> Any:
+    """Return one `pyarrow.RecordBatch`."""
+    columns, start, count = decoded.columns, decoded.start, decoded.end - decoded.start
+    topic = pa.DictionaryArray.from_arrays(
+        _numbers(np.zeros(count, np.int32), pa.int32()), _names(decoded.source.topic)
+    )
+    whole = count == columns.record_count
+    arrays = [
+        columns.to_arrow_timestamps(),
+        columns.to_arrow_keys(),
+        columns.to_arrow_values(),
+        columns.to_arrow_headers(),
+    ]
+    times, keys, values, headers = arrays if whole else [array.slice(start, count) for array in arrays]
+    partition = _numbers(np.full(count, decoded.source.partition, np.int32), pa.int32())
+    offsets = _numbers(np.arange(decoded.base_offset, decoded.end_offset, dtype=np.int64), pa.int64())
+    return pa.RecordBatch.from_arrays([topic, partition, offsets, times, keys, values, headers], schema=SCHEMA)
+
+
+def _numbers(numbers: npt.NDArray[Any], arrow_type: Any) -> Any:
+    """Return an array over the same memory. `pa.array` would import pandas where it is installed, for over a second."""
+    return pa.Array.from_buffers(arrow_type, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _names(name: str) -> Any:
+    """Return a string array of one entry."""
+    data = name.encode()
+    offsets = np.array([0, len(data)], np.int32)
+    return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

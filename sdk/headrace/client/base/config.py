@@ -1,0 +1,422 @@
+"""Every setting of the SDK, as data: a class each, frozen, validated whole; an unknown name raises, with the nearest.
+
+`describe(cls)` gives the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or
+`_memory`.
+"""
+
+import dataclasses
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from headrace.client.base.config_text import nearest
+from headrace.client.base.errors import ConfigError
+from headrace.client.base.partitioner import Partitioner
+from headrace.client.base.serializers import (
+    Deserializer,
+    Serializer,
+    resolve_deserializer,
+    resolve_serializer,
+)
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import OWN_PRODUCER_IDS, TopicPartition
+from headrace.wire.topic_names import check_topic_name
+
+KiB, MiB = 1024, 1024 * 1024
+
+CODECS = ("none", "gzip", "lz4", "zstd")
+OFFSET_RESETS = ("earliest", "latest", "error")
+CORRUPT_BATCHES = ("fail", "skip", "dead_letter")
+ASSIGNORS = ("uniform", "range", "rack-aware")
+RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object]
+"""Called on the thread that reads. Asyncio consumers await what it returns, where that can be awaited."""
+_GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+MAX_MESSAGE_BYTES = 32 * MiB
+"""What a channel of the SDK sends and receives at most in one message."""
+
+
+def _setting(
+    default: Any, text: str, *, low: int | None = None, high: int | None = None, one_of: tuple[Any, ...] = ()
+) -> Any:
+    return dataclasses.field(default=default, metadata={"text": text, "low": low, "high": high, "one_of": one_of})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """What all classes share."""
+
+    bootstrap_servers: str | tuple[str, ...] = _setting(
+        "localhost:7170", "Addresses of brokers or coordinators, `host:port`, a list or separated by commas."
+    )
+    client_id: str = _setting("headrace-python", "A name for this client in the servers' logs.")
+    security_protocol: str = _setting(
+        "PLAINTEXT", "`SSL`: speak TLS, and with nobody who does not.", one_of=("PLAINTEXT", "SSL")
+    )
+    ssl_cafile: str = _setting(
+        "", "The authorities, PEM, of which one has signed the servers' certificates; empty: the public ones."
+    )
+    ssl_certfile: str = _setting(
+        "", "This client's certificate, PEM, with the chain below it, where servers want one; read again on changes."
+    )
+    ssl_keyfile: str = _setting("", "Its private key, PEM, without a passphrase.")
+    ssl_server_name: str = _setting(
+        "", "The name that must stand in the servers' certificates; empty: the host of each address."
+    )
+    request_timeout_ms: int = _setting(30_000, "The deadline of one request.", low=1)
+    retry_backoff_ms: int = _setting(50, "The first delay before a retry.", low=1)
+    retry_backoff_max_ms: int = _setting(1_000, "The longest delay before a retry.", low=1)
+    metadata_max_age_ms: int = _setting(
+        60_000, "How old metadata may grow before it is read again; new partitions show up within it.", low=100
+    )
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The bootstrap addresses, in the order given, each once."""
+        given = self.bootstrap_servers
+        parts = given.split(",") if isinstance(given, str) else given
+        return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+    def check(self) -> None:
+        """Check relations between settings.
+
+        Raises:
+            ConfigError: one does not hold.
+        """
+        if not self.addresses:
+            raise ConfigError("bootstrap_servers names no address", action="Give host:port.")
+        for address in self.addresses:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ConfigError(f"bootstrap_servers: {address!r} is not host:port", action="Give host:port.")
+        if self.security_protocol == "PLAINTEXT":
+            for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_server_name"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} is set and TLS is not", action="Set security_protocol='SSL'.")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ConfigError("ssl_certfile and ssl_keyfile belong together", action="Set both, or neither.")
+        if self.retry_backoff_max_ms < self.retry_backoff_ms:
+            raise ConfigError("retry_backoff_max_ms is less than retry_backoff_ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminConfig(ClientConfig):
+    """Settings of `Admin`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig(ClientConfig):
+    """Settings of `Producer`."""
+
+    acks: str | int = _setting(
+        "all",
+        "When a record counts as delivered: `all` in-sync replicas have it, `1` the leader has appended, `0` at once.",
+        one_of=("all", 0, 1, "0", "1"),
+    )
+    enable_idempotence: bool | None = _setting(
+        None, "Retries never duplicate or reorder. None: yes, unless acks is 0, where it cannot be."
+    )
+    producer_id: int = _setting(
+        -1,
+        "Send under this id and not one that the coordinator gives: who sends the same records again after a crash, "
+        "under the same id and epoch, in the same order and parts, stores none twice. At least 2^62. -1: ask for one.",
+        low=-1,
+        high=2**63 - 1,
+    )
+    producer_epoch: int = _setting(
+        0, "Of producer_id; a higher one starts anew, and ends what lower ones still send.", low=0, high=2**31 - 1
+    )
+    linger_ms: int = _setting(5, "How long a batch waits for more records before it is sent.", low=0, high=60_000)
+    batch_bytes: int = _setting(
+        MiB, "A batch is sent when its records have this size; the topic's max_batch_bytes bounds it.", low=1
+    )
+    batch_records: int = _setting(
+        10_000, "The most records of a batch; one that is full does not linger.", low=1, high=1_000_000
+    )
+    max_request_bytes: int = _setting(
+        2 * MiB, "The most that one request carries, batches of several partitions together.", low=KiB, high=24 * MiB
+    )
+    max_in_flight_requests: int = _setting(5, "Requests in flight to one broker.", low=1, high=5)
+    buffer_memory: int = _setting(32 * MiB, "The most that records on their way may take, in bytes.", low=64 * KiB)
+    max_block_ms: int = _setting(60_000, "How long `send` waits for room in the buffer or for metadata.", low=0)
+    delivery_timeout_ms: int = _setting(
+        120_000,
+        "How long a record may take from `send` to its acknowledgement, retries included. At most the brokers' "
+        "producer_retry_window_ms, within which they recognise a retry.",
+        low=1,
+        high=900_000,
+    )
+    compression_type: str = _setting("none", "How batches are compressed.", one_of=CODECS)
+    compression_level: int | None = _setting(None, "The codec's own level; None for its default.")
+    receipts: bool = _setting(True, "Whether `send` returns a Receipt; without, it is faster and returns None.")
+    key_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
+    value_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
+    audit_topic: str = _setting(
+        "",
+        "A topic to which this producer tells how many records it sent, by topic and window of time, so that the audit "
+        "job can say whether all arrived. Empty: it does not.",
+    )
+    audit_application: str = _setting("", "What it calls itself there; empty: client_id.")
+    audit_window_ms: int = _setting(
+        600_000, "The windows that are counted; the same for all producers of a topic.", low=1_000, high=86_400_000
+    )
+    audit_interval_ms: int = _setting(10_000, "How often counts are told.", low=100, high=3_600_000)
+    partitioner: Partitioner | None = _setting(
+        None, "A callable (topic, key, partitions) -> partition. None: CRC-32 of the key, sticky without a key."
+    )
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """The producer id and epoch to send under; None: those that the coordinator gives."""
+        return None if self.producer_id < 0 else (self.producer_id, self.producer_epoch)
+
+    @property
+    def acks_level(self) -> str:
+        """`all`, `1` or `0`."""
+        return str(self.acks)
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether batches carry a producer id and sequences."""
+        return self.acks_level != "0" if self.enable_idempotence is None else self.enable_idempotence
+
+    def check(self) -> None:
+        """Check relations between settings.
+
+        Raises:
+            ConfigError: one does not hold.
+        """
+        ClientConfig.check(self)
+        if self.enable_idempotence and self.acks_level == "0":
+            raise ConfigError("enable_idempotence=True needs acks 1 or all, not 0")
+        if 0 <= self.producer_id < OWN_PRODUCER_IDS:
+            raise ConfigError(f"producer_id={self.producer_id} may be another's", action="Use one of at least 2^62.")
+        if self.producer_id >= 0 and not self.idempotent:
+            raise ConfigError("producer_id needs enable_idempotence")
+        if self.delivery_timeout_ms < self.linger_ms:
+            raise ConfigError("delivery_timeout_ms is less than linger_ms")
+        if self.batch_bytes > self.buffer_memory:
+            raise ConfigError("batch_bytes is more than buffer_memory")
+        if self.audit_topic:
+            try:
+                check_topic_name(self.audit_topic)
+            except HeadraceError as error:
+                raise ConfigError(f"audit_topic: {error.message}", action=error.action) from None
+        if self.partitioner is not None and not callable(self.partitioner):
+            raise ConfigError("partitioner is not a callable (topic, key, partitions) -> partition")
+        resolve_serializer(self.key_serializer, "key_serializer")
+        resolve_serializer(self.value_serializer, "value_serializer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig(ClientConfig):
+    """What `Consumer` and `Reader` share."""
+
+    fetch_min_bytes: int = _setting(1, "A fetch waits for this many bytes, up to fetch_max_wait_ms.", low=0)
+    fetch_max_wait_ms: int = _setting(500, "How long a fetch waits for fetch_min_bytes.", low=0, high=60_000)
+    fetch_max_bytes: int = _setting(8 * MiB, "The most that one fetch answers.", low=1, high=24 * MiB)
+    max_partition_fetch_bytes: int = _setting(
+        4 * MiB, "The most that one fetch answers for one partition.", low=1, high=24 * MiB
+    )
+    prefetch_bytes: int = _setting(
+        32 * MiB, "How many bytes are fetched ahead of the application, all partitions together.", low=1
+    )
+    max_payload_bytes: int = _setting(
+        64 * MiB, "A batch that would inflate to more is refused as corrupt.", low=KiB, high=2**31 - 1
+    )
+    max_poll_bytes: int = _setting(
+        64 * MiB,
+        "The most that one `poll`, or one batch of a `Reader`, returns in bytes after decompression; one batch of a "
+        "producer may have more.",
+        low=1,
+    )
+    on_corrupt_batch: str = _setting(
+        "fail",
+        "What becomes of a batch that cannot be decoded, wherever it is read: `fail` raises CorruptBatchError, `skip` "
+        "goes on behind it, `dead_letter` writes its bytes to dead_letter_topic first. Both write a line to the log.",
+        one_of=CORRUPT_BATCHES,
+    )
+    dead_letter_topic: str = _setting("", "Where on_corrupt_batch=dead_letter writes batches.")
+    client_rack: str = _setting(
+        "", "Where this client runs, as brokers name their racks: a replica there is read rather than the leader."
+    )
+    use_transfer_port: bool = _setting(
+        True, "Fetch over a broker's transfer port where it has one, and over gRPC where not. Never with TLS."
+    )
+    report_positions_as: str = _setting(
+        "",
+        "A name under which the positions are reported every few seconds, so that `headrace group list --observed` "
+        "shows this reader and its lag. For reading without a group. Empty: they are not.",
+    )
+    key_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
+    value_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
+
+    def check(self) -> None:
+        """Check relations between settings.
+
+        Raises:
+            ConfigError: one does not hold.
+        """
+        ClientConfig.check(self)
+        if bool(self.dead_letter_topic) != (self.on_corrupt_batch == "dead_letter"):
+            raise ConfigError("on_corrupt_batch='dead_letter' and dead_letter_topic belong together")
+        if self.dead_letter_topic:
+            try:
+                check_topic_name(self.dead_letter_topic)
+            except HeadraceError as error:
+                raise ConfigError(f"dead_letter_topic: {error.message}", action=error.action) from None
+        _check_group_name("report_positions_as", self.report_positions_as)
+        resolve_deserializer(self.key_deserializer, "key_deserializer")
+        resolve_deserializer(self.value_deserializer, "value_deserializer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig(FetchConfig):
+    """Settings of `Consumer`."""
+
+    auto_offset_reset: str = _setting(
+        "latest",
+        "Where to start without a position, or when the position is gone: `earliest`, `latest`, or `error`.",
+        one_of=OFFSET_RESETS,
+    )
+    group_id: str = _setting(
+        "", "The group to share the topics with: 1 to 249 of a-z A-Z 0-9 . _ -. Empty: read alone, without a group."
+    )
+    group_instance_id: str = _setting(
+        "", "A place in the group that outlives this process: who comes back with it in time gets its partitions back."
+    )
+    topic_pattern: str = _setting(
+        "", "Topics to read beside those named, shell style: `*`, `?` and `[...]`; also those that are created later."
+    )
+    assignor: str = _setting(
+        "", "How the group shares partitions; empty: as the group does, or `uniform`.", one_of=("", *ASSIGNORS)
+    )
+    enable_auto_commit: bool = _setting(True, "Commit what the application has finished with, in the background.")
+    auto_commit_interval_ms: int = _setting(5_000, "How often that is done.", low=10)
+    session_timeout_ms: int = _setting(
+        30_000, "A member that was not heard of for so long loses its partitions.", low=1_000, high=600_000
+    )
+    heartbeat_interval_ms: int = _setting(
+        3_000, "How often a member is heard of; at least four times in session_timeout_ms.", low=10
+    )
+    rebalance_timeout_ms: int = _setting(
+        300_000,
+        "A member that is to give up a partition and has not for so long loses all.",
+        low=1_000,
+        high=86_400_000,
+    )
+    processing_timeout_ms: int = _setting(
+        300_000, "When the application has asked for nothing for so long, `health` and the log say so.", low=1
+    )
+    leave_on_processing_timeout: bool = _setting(
+        False, "Whether it then leaves the group, too, until it asks for records again."
+    )
+    stop_on_session_loss: bool = _setting(
+        False, "Whether to hand out nothing while others may own the partitions, as after a long pause of the process."
+    )
+    on_assigned: RebalanceCallback | None = _setting(
+        None, "Called with the partitions that this consumer reads from now on."
+    )
+    on_revoked: RebalanceCallback | None = _setting(
+        None, "Called with the partitions that it gives up; it still owns them, and may commit."
+    )
+    on_lost: RebalanceCallback | None = _setting(
+        None, "Called with the partitions that were taken from it; others may own them already."
+    )
+
+    def check(self) -> None:
+        """Check relations between settings.
+
+        Raises:
+            ConfigError: one does not hold.
+        """
+        FetchConfig.check(self)
+        if self.group_id:
+            for name in ("group_id", "group_instance_id"):
+                _check_group_name(name, getattr(self, name))
+            if self.report_positions_as:
+                raise ConfigError("report_positions_as is for reading without a group, whose offsets are seen anyway")
+            return
+        for name in ("group_instance_id", "topic_pattern", "assignor", "on_assigned", "on_revoked", "on_lost"):
+            if getattr(self, name):
+                raise ConfigError(f"{name} is for consumers of a group", action="Set group_id.")
+
+
+def _check_group_name(name: str, value: str) -> None:
+    if value and (len(value) > 249 or value in {".", ".."} or not _GROUP_ID.fullmatch(value)):
+        raise ConfigError(f"{name}={value[:50]!r} is not 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderConfig(FetchConfig):
+    """Settings of `Reader`."""
+
+
+Config = TypeVar("Config", bound=ClientConfig)
+
+
+def build(cls: type[Config], settings: Mapping[str, Any]) -> Config:
+    """Build and check a class's settings.
+
+    Raises:
+        ConfigError: an unknown setting, a wrong type, a value out of range, or settings that contradict each other.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in fields:
+            raise ConfigError(
+                f"unknown setting {name!r}{nearest(name, fields)}",
+                action=f"{cls.__name__.removesuffix('Config')} takes: {', '.join(sorted(fields))}.",
+            )
+        values[name] = _checked(name, value, hints[name], fields[name].metadata)
+    config = cls(**values)
+    config.check()
+    return config
+
+
+def _checked(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
+    if name == "bootstrap_servers" and isinstance(value, list | tuple):
+        if not all(isinstance(address, str) for address in value):
+            raise ConfigError("bootstrap_servers is not a list of strings")
+        return tuple(value)
+    allowed = typing.get_args(hint) or (hint,)
+    plain = tuple(kind for kind in allowed if isinstance(kind, type))
+    open_ended = len(plain) != len(allowed)
+    wrong = not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain)
+    if wrong and not (open_ended and callable(value)):
+        kinds = " or ".join("None" if kind is type(None) else getattr(kind, "__name__", "callable") for kind in allowed)
+        raise ConfigError(f"{name}={value!r} is not {kinds}")
+    if rule["one_of"] and value not in rule["one_of"]:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, rule['one_of']))}")
+    if isinstance(value, int) and not isinstance(value, bool):
+        low, high = rule["low"], rule["high"]
+        if (low is not None and value < low) or (high is not None and value > high):
+            raise ConfigError(f"{name}={value} is not within {low} to {high if high is not None else 'any'}")
+    return value
+
+
+class SettingDescription(NamedTuple):
+    """One row of the reference page."""
+
+    name: str
+    default: str
+    range: str
+    text: str
+
+
+def describe(cls: type[ClientConfig]) -> list[SettingDescription]:
+    """Return every setting of a class with its default, its range and what it does, in the order of the class."""
+    rows = []
+    for field in dataclasses.fields(cls):
+        rule = field.metadata
+        if rule["one_of"]:
+            span = ", ".join(str(value) for value in dict.fromkeys(map(str, rule["one_of"])))
+        elif rule["low"] is None:
+            span = ""
+        else:
+            span = f"{rule['low']} to {rule['high']}" if rule["high"] is not None else f"at least {rule['low']}"
+        rows.append(SettingDescription(field.name, str(field.default), span, rule["text"]))
+    return rows

@@ -1,0 +1,208 @@
+"""What `send` gives back: a promise that resolves through its batch's one completion.
+
+A `PendingBatch` is made when a batch is opened and completed exactly once: by gRPC's thread, or by whoever gives up.
+Receipts are two words each; whatever they know they look up in their batch.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headrace.client.base.records import RecordMetadata
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import TopicPartition
+
+_log = logging.getLogger("headrace.client")
+
+
+class PendingBatch:
+    """The completion of one batch. Any thread; `complete` is called once, by the producer.
+
+    Attributes:
+        where: its partition.
+        timestamp_ms: what records without a timestamp of their own carry.
+        timestamps_ms: the records' own timestamps, None each for `timestamp_ms`; None: none has one.
+        batch_records: where there are more records, they are cut into batches of so many.
+        base_offsets: of each batch's first record once done; empty where they are not known.
+        error: why it failed, once done.
+        repeated: whether the leader had some of it, or of what came with it, before; known once done.
+    """
+
+    __slots__ = (
+        "_callbacks", "_done", "_flush_now", "_lock", "_waiter", "base_offsets", "batch_records", "error", "repeated",
+        "timestamp_ms", "timestamps_ms", "where",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        where: TopicPartition,
+        timestamp_ms: int,
+        flush_now: Callable[["PendingBatch"], None],
+        batch_records: int = 1 << 31,
+    ) -> None:
+        self.where = where
+        self.batch_records = batch_records
+        self.timestamp_ms = timestamp_ms
+        self.timestamps_ms: list[int | None] | None = None
+        self.base_offsets: tuple[int, ...] = ()
+        self.error: HeadraceError | None = None
+        self.repeated = False
+        self._flush_now = flush_now
+        self._done = False
+        self._lock = threading.Lock()
+        self._waiter: threading.Event | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def done(self) -> bool:
+        """Whether it was delivered or has failed."""
+        return self._done
+
+    def complete(self, base_offsets: tuple[int, ...], error: HeadraceError | None) -> None:
+        """Resolve it; wakes waiters and runs callbacks on this thread."""
+        with self._lock:
+            assert not self._done, "a batch completes once"
+            self.base_offsets = base_offsets
+            self.error = error
+            self._done = True
+            waiter, callbacks = self._waiter, self._callbacks
+            self._callbacks = []
+        if waiter is not None:
+            waiter.set()
+        for callback in callbacks:
+            _run(callback)
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until it is done; a batch that is still open is sent now rather than after its linger.
+
+        Raises:
+            TimeoutError: not within `timeout` seconds.
+            HeadraceError: why it failed.
+        """
+        if not self._done:
+            self._flush_now(self)
+            with self._lock:
+                if not self._done and self._waiter is None:
+                    self._waiter = threading.Event()
+                waiter = self._waiter
+            if not self._done and waiter is not None and not waiter.wait(timeout):
+                raise TimeoutError(f"not delivered to {self.where} within {timeout} s; it may still be")
+        if self.error is not None:
+            raise self.error
+
+    def flush_now(self) -> None:
+        """Send the batch now if it is still open: its result is waited for."""
+        if not self._done:
+            self._flush_now(self)
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once it is done: on the thread that completes it, or now."""
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        _run(callback)
+
+    def metadata(self, index: int) -> RecordMetadata:
+        """Return the metadata of record `index` of the batch."""
+        own = self.timestamps_ms
+        timestamp_ms = own[index] if own is not None and index < len(own) else None
+        number, place = divmod(index, self.batch_records)
+        base_offset = self.base_offsets[number] if number < len(self.base_offsets) else -1
+        offset = base_offset + place if base_offset >= 0 else -1
+        return RecordMetadata(*self.where, offset, self.timestamp_ms if timestamp_ms is None else timestamp_ms)
+
+
+def _run(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception:
+        _log.exception("a delivery callback raised")
+
+
+class Receipt:
+    """What became of one record. Any thread."""
+
+    __slots__ = ("batch", "index")
+
+    batch: PendingBatch
+    index: int
+
+    def done(self) -> bool:
+        """Whether the record was delivered or has failed."""
+        return self.batch.done()
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait for the acknowledgement and give where the record went.
+
+        Raises:
+            TimeoutError: not within `timeout` seconds; the record may still arrive.
+            HeadraceError: why it failed; `outcome` says whether it may be read later.
+        """
+        self.batch.wait(timeout)
+        return self.batch.metadata(self.index)
+
+    def exception(self, timeout: float | None = None) -> HeadraceError | None:
+        """Wait for the acknowledgement and give why it failed, or None.
+
+        Raises:
+            TimeoutError: not within `timeout` seconds.
+        """
+        try:
+            self.batch.wait(timeout)
+        except HeadraceError as error:
+            return error
+        return None
+
+    def add_done_callback(self, callback: Callable[["Receipt"], Any]) -> None:
+        """Call `callback(receipt)` once the record is delivered or has failed: on another thread, or now.
+
+        It must be quick: nothing else is acknowledged meanwhile.
+        """
+        self.batch.call_when_done(lambda: callback(self))
+
+    def __repr__(self) -> str:
+        return f"Receipt({self.batch.where}, {'done' if self.done() else 'pending'})"
+
+
+class ManyReceipt:
+    """What became of the records of one `send_many`: one receipt a batch. Any thread.
+
+    Attributes:
+        parts: (receipt of the batch's first record, how many records), in the order in which they were sealed.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: list[tuple[Receipt, int]]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return sum(records for _, records in self.parts)
+
+    def done(self) -> bool:
+        """Whether every record was delivered or has failed."""
+        return all(receipt.done() for receipt, _ in self.parts)
+
+    def result(self, timeout: float | None = None) -> list[tuple[RecordMetadata, int]]:
+        """Wait for every acknowledgement; give where the first record of each run went, and how long the run is.
+
+        Raises:
+            TimeoutError: not within `timeout` seconds.
+            HeadraceError: the first failure.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        found = []
+        for receipt, records in self.parts:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            found.append((receipt.result(left), records))
+        return found
+
+
+def receipt_for(batch: PendingBatch, index: int) -> Receipt:
+    """Make a receipt. The hot path does the same inline: an `__init__` would double what a receipt costs there."""
+    receipt = Receipt()
+    receipt.batch = batch
+    receipt.index = index
+    return receipt

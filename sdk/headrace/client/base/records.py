@@ -1,0 +1,239 @@
+"""What applications receive: records one by one, and batches of them that stay columns until they are looked at.
+
+A `RecordBatch` is a sequence of `Record`s over the columns that came from the broker. Its objects are made by C loops,
+a batch at a time, when they are asked for; `to_arrow` never makes them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any, NamedTuple, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.client.base.serializers import Deserializer, deserialize
+from headrace.wire.columns import BinaryColumn, Columns, Headers
+from headrace.wire.ids import TopicPartition
+
+__all__ = ["DecodedBatch", "Deserializers", "Record", "RecordBatch", "RecordMetadata", "TopicPartition"]
+
+
+HEADERS_AT_ONCE = 50_000
+"""Headers of which objects are made at once, or of one record."""
+
+
+class Record(NamedTuple):
+    """One record, as an application receives it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    """Milliseconds since 1970: given by the producer, or the time its batch was opened."""
+    key: Any
+    """bytes or None, unless a key_deserializer is set."""
+    value: Any
+    """bytes or None (a null value), unless a value_deserializer is set."""
+    headers: tuple[tuple[str, bytes], ...]
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record went."""
+
+    topic: str
+    partition: int
+    offset: int
+    """-1 with acks=0, and where a retry was recognised so late that the broker had forgotten the offset."""
+    timestamp_ms: int
+
+
+class _PlainTuple(tuple[Any, ...]):
+    """Its constructor is the tuple's own: a class that inherits from it first is called without Python code."""
+
+    __slots__ = ()
+
+
+class _Received(_PlainTuple, Record):
+    """A Record made from a tuple of its fields: a sixth of the time of calling Record, which is what copies become."""
+
+    __slots__ = ()
+    __new__ = tuple.__new__  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[Record], tuple[Any, ...]]:
+        return Record, tuple(self)
+
+
+_Received.__name__ = _Received.__qualname__ = Record.__name__  # In what `repr` says.
+_make_record = cast("Callable[[tuple[Any, ...]], Record]", _Received)
+
+
+@dataclass(frozen=True, slots=True)
+class Deserializers:
+    """What turns a consumer's bytes into objects; None leaves bytes."""
+
+    key: Deserializer | None = None
+    value: Deserializer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """Some consecutive records of one batch. Immutable, any thread."""
+
+    source: TopicPartition
+    columns: Columns
+    start: int
+    """The first record, counted within the batch."""
+    end: int
+    """Behind the last one."""
+    deserializers: Deserializers
+
+    @property
+    def base_offset(self) -> int:
+        """The offset of the first record."""
+        return self.columns.base_offset + self.start
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the last record."""
+        return self.columns.base_offset + self.end
+
+    @property
+    def leader_epoch(self) -> int:
+        """The leader epoch of the batch that they are of."""
+        return self.columns.header.leader_epoch
+
+    @property
+    def payload_bytes(self) -> int:
+        """About what its records have of the batch's payload, after decompression."""
+        header = self.columns.header
+        return header.payload_bytes * (self.end - self.start) // header.record_count
+
+    def cut(self, start: int, end: int) -> "DecodedBatch":
+        """Return the records `start` to `end`, counted within this decoded batch."""
+        return DecodedBatch(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
+
+    def offsets(self) -> range:
+        """Return the records' offsets."""
+        return range(self.base_offset, self.end_offset)
+
+    def records(self, offsets: Iterator[int]) -> Iterator[Record]:
+        """Return the records by C loops alone; `offsets` is consumed in step with them and ends them when it ends."""
+        columns, start, end = self.columns, self.start, self.end
+        where = f"{self.source} from offset {self.base_offset}"
+        values = self._objects(_entries(columns.value_column, start, end), self.deserializers.value, "value", where)
+        keys: Iterator[Any] = repeat(None)
+        if columns.key_column is not None:
+            keys = self._objects(_entries(columns.key_column, start, end), self.deserializers.key, "key", where)
+        times: Iterator[int] = repeat(columns.header.base_timestamp_ms)
+        if columns.timestamps_ms is not None:
+            times = iter(columns.timestamps_ms[start:end].tolist())
+        headers: Iterator[Any] = repeat(())
+        if columns.header_columns is not None:
+            headers = _headers(columns, start, end)
+        return map(
+            _make_record,
+            zip(
+                repeat(self.source.topic),
+                repeat(self.source.partition),
+                offsets,
+                times,
+                keys,
+                values,
+                headers,
+                strict=False,
+            ),
+        )
+
+    @staticmethod
+    def _objects(data: list[Any], how: Deserializer | None, what: str, where: str) -> Iterator[Any]:
+        if how is None:
+            return iter(data)
+        return map(deserialize, repeat(how), data, repeat(what), repeat(where))
+
+
+def _entries(column: BinaryColumn, start: int, end: int) -> list[Any]:
+    whole = start == 0 and end == len(column.offsets) - 1
+    return column.to_list() if whole else column.part(start, end).to_list()
+
+
+def _headers(columns: Columns, start: int, end: int) -> Iterator[Headers]:
+    """Return the headers of some records; where there are very many, the objects of some records at a time."""
+    assert columns.header_columns is not None
+    ends = columns.header_columns.list_offsets
+    if ends[end] - ends[start] <= HEADERS_AT_ONCE:
+        return iter(columns.headers(start, end))
+    return chain.from_iterable(_headers_in_pieces(columns, ends, start, end))
+
+
+def _headers_in_pieces(columns: Columns, ends: npt.NDArray[np.int32], start: int, end: int) -> Iterator[list[Headers]]:
+    while start < end:
+        fits = int(np.searchsorted(ends, ends[start] + HEADERS_AT_ONCE, "right")) - 1
+        stop = min(end, max(start + 1, fits))
+        yield columns.headers(start, stop)
+        start = stop
+
+
+class RecordBatch(Sequence[Record]):
+    """Records in the order in which they were received: a sequence, and a source of tables. Immutable; any thread."""
+
+    __slots__ = ("_records", "decoded_batches")
+
+    def __init__(self, decoded_batches: Sequence[DecodedBatch]) -> None:
+        self.decoded_batches: tuple[DecodedBatch, ...] = tuple(decoded_batches)
+        self._records: list[Record] | None = None
+
+    def __len__(self) -> int:
+        return sum(decoded.end - decoded.start for decoded in self.decoded_batches)
+
+    def __iter__(self) -> Iterator[Record]:
+        if self._records is not None:
+            return iter(self._records)
+        return (record for decoded in self.decoded_batches for record in decoded.records(iter(decoded.offsets())))
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        return self._list()[index]
+
+    def __repr__(self) -> str:
+        return f"RecordBatch({len(self)} records of {len(self.by_partition())} partitions)"
+
+    def _list(self) -> list[Record]:
+        if self._records is None:
+            records: list[Record] = []
+            for decoded in self.decoded_batches:
+                records.extend(decoded.records(iter(decoded.offsets())))
+            self._records = records
+        return self._records
+
+    def by_partition(self) -> dict[TopicPartition, "RecordBatch"]:
+        """Return the records of each partition, in order, partitions in the order in which they first appear."""
+        parts: dict[TopicPartition, list[DecodedBatch]] = {}
+        for decoded in self.decoded_batches:
+            parts.setdefault(decoded.source, []).append(decoded)
+        return {source: RecordBatch(decoded_batches) for source, decoded_batches in parts.items()}
+
+    def to_arrow(self) -> Any:
+        """Return a `pyarrow.Table` over the same memory: one Arrow chunk a batch, never copied together.
+
+        Columns: topic (dictionary of string), partition int32, offset int64, timestamp (ms, UTC), key and value binary,
+        headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not
+        apply.
+
+        Raises:
+            ImportError: pyarrow is not installed; install `headrace[arrow]`.
+        """
+        from headrace.client.base.arrow_tables import table_of
+
+        return table_of(self.decoded_batches)
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with the columns of `to_arrow`.
+
+        Raises:
+            ImportError: pandas or pyarrow is not installed.
+        """
+        return self.to_arrow().to_pandas()

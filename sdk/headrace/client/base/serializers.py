@@ -1,0 +1,95 @@
+"""From objects to bytes and back. A serializer is any callable; these three have names that settings take."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from headrace.client.base.config_text import nearest
+from headrace.client.base.errors import ConfigError, SerializationError
+
+Serializer = Callable[[Any], bytes]
+Deserializer = Callable[[bytes], Any]
+
+
+def _to_json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _from_str(data: bytes) -> str:
+    return data.decode()
+
+
+SERIALIZERS: Final[dict[str, Serializer | None]] = {"bytes": None, "str": str.encode, "json": _to_json}
+"""By name; None takes `bytes` as they are."""
+
+DESERIALIZERS: Final[dict[str, Deserializer | None]] = {"bytes": None, "str": _from_str, "json": json.loads}
+"""By name; None gives `bytes` as they are."""
+
+
+def resolve_serializer(setting: "str | Serializer | None", name: str) -> Serializer | None:
+    """Return the callable for a setting: a name, a callable, or None for bytes.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    found: Serializer | None = _resolve(setting, name, SERIALIZERS)
+    return found
+
+
+def resolve_deserializer(setting: "str | Deserializer | None", name: str) -> Deserializer | None:
+    """Return the callable for a setting: a name, a callable, or None for bytes.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    found: Deserializer | None = _resolve(setting, name, DESERIALIZERS)
+    return found
+
+
+def _resolve(setting: Any, name: str, table: dict[str, Any]) -> Any:
+    if setting is None or callable(setting):
+        return setting
+    if isinstance(setting, str) and setting in table:
+        return table[setting]
+    raise ConfigError(
+        f"{name}={setting!r} is neither a callable nor one of {', '.join(table)}{nearest(setting, table)}"
+    )
+
+
+def serialize(serializer: Serializer | None, value: Any, what: str) -> bytes | None:
+    """Turn a key or value into bytes; None stays None.
+
+    Raises:
+        SerializationError: the serializer failed, or did not give bytes.
+    """
+    if value is None:
+        return None
+    if serializer is not None:
+        try:
+            value = serializer(value)
+        except Exception as error:
+            raise SerializationError(f"the {what} could not be serialized: {error!r}") from error
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise SerializationError(
+        f"the {what} is {type(value).__name__}, not bytes",
+        action=f"Encode it, or set {what}_serializer to 'str', 'json' or a callable.",
+    )
+
+
+def deserialize(deserializer: Deserializer, data: bytes | None, what: str, where: str) -> Any:
+    """Turn bytes into an object; None stays None.
+
+    Raises:
+        SerializationError: the deserializer failed; the message says which record.
+    """
+    if data is None:
+        return None
+    try:
+        return deserializer(data)
+    except Exception as error:
+        raise SerializationError(
+            f"the {what} of {where} could not be deserialized: {error!r}", action="Seek past the record to go on."
+        ) from error

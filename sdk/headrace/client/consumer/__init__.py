@@ -1,0 +1,1 @@
+"""The public `Consumer` and `Reader`, blocking and asyncio."""

@@ -1,0 +1,117 @@
+"""From fetched bytes to records: batches checked, decoded and cut to what was asked for. Pure.
+
+Used by the thread that the application reads with. Every checksum is looked at here, whatever way the bytes came.
+"""
+
+from collections.abc import Iterator
+
+from headrace.client.base.config import FetchConfig
+from headrace.client.base.records import DecodedBatch, Deserializers
+from headrace.client.base.serializers import resolve_deserializer
+from headrace.client.fetch.partition_fetch_state import CompletedFetch
+from headrace.wire.batch import BatchHeader, check_batch, iter_batches, read_header
+from headrace.wire.columns import Columns, decode_batch
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
+
+MAX_BATCH_BYTES = 2**31 - 1
+MAX_RECORDS = 2**31 - 1
+DECODED_BATCH_RECORDS = 100_000
+"""A batch of more is cut: objects are made of the records of one decoded batch at a time."""
+
+
+def deserializers_of(config: FetchConfig) -> Deserializers:
+    """Return the deserializers of the settings."""
+    return Deserializers(
+        resolve_deserializer(config.key_deserializer, "key_deserializer"),
+        resolve_deserializer(config.value_deserializer, "value_deserializer"),
+    )
+
+
+def decoded_batches_of(
+    completed: CompletedFetch, deserializers: Deserializers, max_payload_bytes: int
+) -> Iterator[DecodedBatch]:
+    """Return what was fetched as decoded batches, from its offset up to its end offset; none is empty.
+
+    One batch is inflated at a time, when its first decoded batch is asked for; of many records it becomes several.
+
+    Raises:
+        CorruptBatchError: names partition and offset, with the next good offset; the decoded batches before it came.
+        UnsupportedCodecError: the codec's package is not installed here.
+    """
+    offset = completed.offset
+    batches = iter_batches(completed.data)
+    position = 0
+    while True:
+        try:
+            header, batch = next(batches)
+            columns = _decoded(batch, max_payload_bytes)
+        except StopIteration:
+            return
+        except CorruptBatchError as error:
+            raise _at(completed, offset, position, error) from error
+        except UnsupportedCodecError as error:
+            raise UnsupportedCodecError(
+                f"{completed.where} at offset {offset}: {error.message}",
+                action=f"{error.action} The topic setting allowed_codecs says what producers may use.",
+            ) from error
+        position += header.batch_bytes
+        start = max(0, offset - header.base_offset)
+        end = header.record_count
+        if completed.end_offset is not None:
+            end = min(end, completed.end_offset - header.base_offset)
+        for first in range(start, end, DECODED_BATCH_RECORDS):
+            yield DecodedBatch(completed.where, columns, first, min(end, first + DECODED_BATCH_RECORDS), deserializers)
+        offset = max(offset, header.end_offset)
+
+
+def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
+    """Check and decode one batch; what is wrong with it behind its checksums names the offset behind it.
+
+    Raises:
+        CorruptBatchError: it is not what its format says, or too large for this reader.
+        UnsupportedCodecError: the codec is not known, or its package is not installed.
+    """
+    try:
+        check_batch(
+            batch, max_batch_bytes=MAX_BATCH_BYTES, max_records=MAX_RECORDS, max_payload_bytes=max_payload_bytes
+        )
+    except BatchTooLargeError as error:
+        raise CorruptBatchError(
+            error.message, next_offset=read_header(batch).end_offset, action="Raise max_payload_bytes to read it."
+        ) from error
+    return decode_batch(batch, max_payload_bytes=max_payload_bytes)
+
+
+def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:
+    """Say where the damage is, what to do about it, and where a reader may go on."""
+    next_offset, written_so = error.next_offset, error.next_offset > offset
+    following = _header_after(completed.data, position)
+    if not written_so:
+        next_offset = following.base_offset if following is not None else -1
+    if not written_so:
+        cause = "Read it from another replica, or lose it."
+    elif "max_payload_bytes" in error.action:
+        cause = error.action
+    else:
+        cause = "It was written so, and every replica has it: its records cannot be read."
+    go_on = f"Seek to {next_offset}" if next_offset > offset else "Seek to an offset behind it"
+    found = CorruptBatchError(
+        f"{completed.where} at offset {offset}: {error.message}",
+        base_offset=error.base_offset,
+        next_offset=next_offset,
+        action=f"{cause} {go_on} to go on behind it, or set on_corrupt_batch.",
+    )
+    size = None if following is None and not written_so else read_header(completed.data, position).batch_bytes
+    found.batch = bytes(memoryview(completed.data)[position : None if size is None else position + size])
+    found.offset, found.written_so = offset, written_so
+    return found
+
+
+def _header_after(data: ReadableBuffer, position: int) -> BatchHeader | None:
+    """The header of the batch behind the damaged one, where the damaged one's length can still be believed."""
+    try:
+        damaged = read_header(data, position)
+        return read_header(data, position + damaged.batch_bytes)
+    except CorruptBatchError:
+        return None

@@ -1,0 +1,73 @@
+"""One fetch to start: whom to ask for what, and the request that says so. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.client.base.config import FetchConfig
+from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.ids import TopicPartition
+
+
+class Wanted(NamedTuple):
+    """One partition of a fetch."""
+
+    where: TopicPartition
+    topic_id: bytes
+    """As it was when the fetch was planned; metadata may have moved on when the answer comes."""
+    generation: int
+    offset: int
+    leader_epoch: int
+    last_epoch: int
+    """Of the batch before `offset`; -1: not known."""
+    found_damage: bool
+    from_leader: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchPlan:
+    """One fetch to start."""
+
+    broker_id: int
+    address: str
+    transfer_address: str
+    """Of its transfer port; empty: it has none."""
+    partitions: tuple[Wanted, ...]
+    request: broker_pb2.FetchRequest
+
+
+def fetch_plan(
+    config: FetchConfig,
+    broker_id: int,
+    address: str,
+    parts: Sequence[Wanted],
+    *,
+    names_rack: bool,
+    transfer_address: str = "",
+) -> FetchPlan:
+    """Make the plan for one fetch of some partitions from one broker.
+
+    `names_rack` asks the leader for nearer replicas, and is what lets another replica serve.
+    """
+    request = broker_pb2.FetchRequest(
+        client_id=config.client_id,
+        max_wait_ms=config.fetch_max_wait_ms,
+        min_bytes=config.fetch_min_bytes,
+        max_bytes=config.fetch_max_bytes,
+        rack=config.client_rack if names_rack else "",
+    )
+    entries: dict[str, broker_pb2.TopicFetch] = {}
+    for part in parts:
+        entry = entries.get(part.where.topic)
+        if entry is None:
+            reference = topics_pb2.TopicRef(topic_id=part.topic_id)
+            entry = entries[part.where.topic] = request.topics.add(topic=reference)
+        entry.partitions.add(
+            partition=part.where.partition,
+            offset=part.offset,
+            max_bytes=config.max_partition_fetch_bytes,
+            leader_epoch=part.leader_epoch,
+            last_epoch=part.last_epoch if part.last_epoch >= 0 else None,
+            found_damage=part.found_damage,
+        )
+    return FetchPlan(broker_id, address, transfer_address, tuple(parts), request)

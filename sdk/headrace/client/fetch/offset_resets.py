@@ -1,0 +1,49 @@
+"""Where to go on in a partition whose position is not in its log. Used by the engines of readers; no I/O."""
+
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.errors import LogTruncationError
+from headrace.client.base.steps import Steps
+from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
+from headrace.wire.ids import TopicPartition
+
+LOOK_UP_TIMEOUT_S = 5.0
+"""For one question for an offset: what waits behind it is other partitions' work."""
+
+
+def log_bounds(
+    admin: AdminSteps, where: TopicPartition, timeout: float, topic_id: bytes = b""
+) -> Steps[tuple[int, int]]:
+    """Ask for the log start and for where the next visible record will be; `timeout` is seconds for each.
+
+    `topic_id` is that of the life of the topic that is asked about; empty: any.
+
+    Raises:
+        UnknownTopicIdError: the topic has another id.
+    """
+    found = []
+    for edge in ("earliest", "latest"):
+        topic_id, answer = yield from admin.find_offsets(
+            where.topic,
+            edge,
+            partitions=[where.partition],
+            timeout=min(timeout, LOOK_UP_TIMEOUT_S),
+            topic_id=topic_id,
+        )
+        found.append(answer[where].offset)
+    return found[0], found[1]
+
+
+def position_after(
+    where: TopicPartition, position: int, earliest: int, latest: int, auto_offset_reset: str
+) -> int | HeadraceError:
+    """Return the offset to go on from, the position itself where it is in the log after all, or why there is none."""
+    if earliest <= position <= latest:
+        return position
+    if auto_offset_reset != "error":
+        return earliest if auto_offset_reset == "earliest" else latest
+    if position > latest:
+        return LogTruncationError(where, position, latest)
+    return OffsetOutOfRangeError(
+        f"{where} starts at offset {earliest}; the {earliest - position} records from {position} on are gone",
+        action=f"Seek to {earliest}, or set auto_offset_reset.",
+    )

@@ -1,0 +1,1 @@
+"""Membership of a consumer group: joining, heartbeats, assignments and committed offsets."""

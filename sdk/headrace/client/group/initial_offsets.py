@@ -1,0 +1,140 @@
+"""Where to start in partitions that a group has assigned: the committed offset, else as auto_offset_reset says. No I/O.
+
+A partition that was added after the group began to read its topic is read from its beginning with `latest`, too: there
+was no decision to skip what it holds.
+
+The answer must be at least as new as the assignment, so that nothing that the former owner committed is read again
+(PROTOCOL H65, I27).
+"""
+
+from collections.abc import Iterable, Sequence
+
+import grpc
+
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.config import ConsumerConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.steps import Steps
+from headrace.client.fetch.offset_resets import LOOK_UP_TIMEOUT_S
+from headrace.client.group.coordinator_calls import CoordinatorSelector
+from headrace.client.group.membership import InitialPosition, OwnedPartition
+from headrace.client.group.offsets import OffsetAndMetadata
+from headrace.client.net.bootstrap_client import error_of_call
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
+
+FETCH_TIMEOUT_S = 5.0
+
+
+class InitialOffsets:
+    """Owned by one session, whose loop drives it."""
+
+    def __init__(self, config: ConsumerConfig, admin: AdminSteps) -> None:
+        self._config = config
+        self._admin = admin
+        self._remembered: dict[tuple[bytes, int], tuple[int, OffsetAndMetadata]] = {}
+        self.problem: HeadraceError | None = None
+        """Why a partition has no start; the application takes it."""
+
+    def remember(self, holding: OwnedPartition, committed: OffsetAndMetadata) -> None:
+        """Note what was committed of a partition that is given up: in the same term it may be assigned again."""
+        key = holding.topic_id, holding.where.partition
+        self._remembered[key] = holding.assignment_epoch, committed
+
+    def find(
+        self, selector: CoordinatorSelector, holdings: Sequence[OwnedPartition]
+    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]]]:
+        """Look up starts; partitions whose start cannot be found now are left out.
+
+        Raises:
+            ClosedError: the consumer was closed.
+        """
+        request = groups_pb2.FetchOffsetsRequest(
+            client_id=self._config.client_id,
+            group_id=self._config.group_id,
+            min_revision=max(holding.revision for holding in holdings),
+        )
+        by_key = {(holding.topic_id, holding.where.partition): holding for holding in holdings}
+        topics: dict[bytes, groups_pb2.GroupTopicPartitions] = {}
+        for (topic_id, number), holding in sorted(by_key.items()):
+            if topic_id not in topics:
+                topics[topic_id] = request.topics.add(topic_id=topic_id, name=holding.where.topic)
+            topics[topic_id].partitions.append(number)
+        try:
+            answer = yield (yield from selector.call("FetchOffsets", request, FETCH_TIMEOUT_S))
+        except ClosedError:
+            raise
+        except (grpc.RpcError, HeadraceError) as failed:
+            error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+            if not error.retriable:
+                self.problem = error
+            selector.failed()
+            return []
+        selector.answered()
+        found: list[tuple[OwnedPartition, InitialPosition]] = []
+        missing: list[OwnedPartition] = []
+        added: list[OwnedPartition] = []
+        for topic in answer.topics:
+            for stored in topic.partitions:
+                holding = by_key[topic.topic_id, stored.partition]
+                start = self._newest(holding, stored)
+                if start is None:
+                    (added if stored.is_added else missing).append(holding)
+                else:
+                    found.append((holding, start))
+        at = self._config.auto_offset_reset
+        found += yield from self._reset(missing, at)
+        found += yield from self._reset(added, "earliest" if at == "latest" else at)
+        return found
+
+    def _newest(self, holding: OwnedPartition, stored: groups_pb2.PartitionOffset) -> InitialPosition | None:
+        """The stored offset, or what this member committed itself in the same term, which it knows to be stored."""
+        start = None
+        if stored.offset >= 0:
+            start = InitialPosition(stored.offset, stored.leader_epoch, stored.metadata, is_committed=True)
+        epoch, own = self._remembered.pop((holding.topic_id, holding.where.partition), (-1, None))
+        if own is not None and epoch == holding.assignment_epoch:
+            return InitialPosition(own.offset, own.leader_epoch, own.metadata, is_committed=True)
+        return start
+
+    def _reset(
+        self, holdings: Iterable[OwnedPartition], at: str
+    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]]]:
+        """Look up where the log starts or ends, a topic at a time, and partition by partition where that fails."""
+        by_topic: dict[str, list[OwnedPartition]] = {}
+        for holding in holdings:
+            by_topic.setdefault(holding.where.topic, []).append(holding)
+        if by_topic and at == "error":
+            names = ", ".join(str(holding.where) for some in by_topic.values() for holding in some)
+            self.problem = OffsetOutOfRangeError(
+                f"group {self._config.group_id} has no committed offset for {names}",
+                action="Commit one with `headrace group reset`, or set auto_offset_reset.",
+            )
+            return []
+        found: list[tuple[OwnedPartition, InitialPosition]] = []
+        for some in by_topic.values():
+            whole = yield from self._look_up(some, at)
+            if whole is None and len(some) > 1:
+                for holding in some:
+                    found += (yield from self._look_up([holding], at)) or []
+            else:
+                found += whole or []
+        return found
+
+    def _look_up(
+        self, holdings: Sequence[OwnedPartition], at: str
+    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]] | None]:
+        timeout = min(self._config.request_timeout_ms / 1000, LOOK_UP_TIMEOUT_S)
+        try:
+            _, answers = yield from self._admin.find_offsets(
+                holdings[0].where.topic,
+                at,
+                partitions=[holding.where.partition for holding in holdings],
+                timeout=timeout,
+                topic_id=holdings[0].topic_id,
+            )
+        except ClosedError:
+            raise
+        except HeadraceError:
+            return None  # Asked again; a topic that was deleted is taken away meanwhile.
+        return [(holding, InitialPosition(answers[holding.where].offset)) for holding in holdings]

@@ -1,0 +1,433 @@
+"""A consumer's session with its group: heartbeats, commits and look-ups of starts, each in the background.
+
+Three loops, written as steps: one heartbeats, one commits, one finds where to start in what was assigned. A shell runs
+each on a thread (`group_session`) or as a task (`aio.group_session`). The application's thread is told by `on_events`
+that there is something for it, takes `pending_events`, and is never called from here.
+"""
+
+import logging
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+
+from headrace.client.admin.steps import AdminSteps
+from headrace.client.base.config import ConsumerConfig, RebalanceCallback
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.retry import Backoff
+from headrace.client.base.steps import Call, Pause, Steps
+from headrace.client.group.coordinator_calls import CoordinatorSelector
+from headrace.client.group.initial_offsets import InitialOffsets
+from headrace.client.group.membership import Membership, Phase
+from headrace.client.group.offsets import CommitQueue, CommitTicket, OffsetAndMetadata
+from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import (
+    FencedMemberEpochError,
+    HeadraceError,
+    MetastoreUnavailableError,
+    UnknownMemberError,
+)
+from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.consumer")
+
+TRY_TIMEOUT_S = 3.0
+"""For one try of a call that another coordinator may answer: one that has vanished with its machine never does."""
+LEAVE_TIMEOUT_S = 3.0
+IDLE_S = 60.0
+
+
+class LongPollCall(NamedTuple):
+    """A step: a call that waits at its coordinator, and that `heartbeat_now` ends. Answered with None if it did."""
+
+    call: Call
+
+
+class WaitEvent(NamedTuple):
+    """A step: wait for an event, which is then cleared, or until the time is up."""
+
+    event: Any
+    seconds: float
+
+
+class InvokeCallback(NamedTuple):
+    """A step: call the application back, on its own thread."""
+
+    callback: RebalanceCallback
+    partitions: list[TopicPartition]
+
+
+class AwaitCommit(NamedTuple):
+    """A step: wait until a commit is resolved; answered with whether it was in time."""
+
+    ticket: CommitTicket
+    timeout: float
+
+
+class GroupLoops:
+    """Owned by one consumer. Its parts are used under `lock`. A shell makes the events and performs the steps."""
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        topics: Iterable[str],
+        *,
+        perform: Callable[[Any], Any],
+        admin: AdminSteps,
+        committable_offsets: Callable[[], Mapping[TopicPartition, OffsetAndMetadata]],
+        on_events: Callable[[], None],
+        stalled: Callable[[], bool],
+    ) -> None:
+        """`perform` does steps that are not this module's own; `committable_offsets` returns what the application is
+        done with; `stalled` says that it has stopped asking, and the member is to leave.
+        """
+        self._config = config
+        self._perform = perform
+        self._committable_offsets = committable_offsets
+        self._on_events = on_events
+        self._stalled = stalled
+        self._bootstrap = BootstrapClient(config)
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+        self._heartbeat_due = self._make_event()
+        self._commit_due = self._make_event()
+        self._look_up_due = self._make_event()
+        self._commit_at_ms = boot_ms() + config.auto_commit_interval_ms
+        self._ends = False
+        self.lock = threading.RLock()
+        self.membership = Membership(
+            config, topics, socket.gethostname(), lambda: secrets.token_bytes(16), now_ms=boot_ms()
+        )
+        self.commits = CommitQueue(config.client_id, config.group_id)
+        self.initial_offsets = InitialOffsets(config, admin)
+        self.etcd_reachable = True
+        self.coordinator_reachable = True
+        self.failure: Exception | None = None
+        """What ended a loop that nobody foresaw."""
+
+    # --- for the consumer, under the lock ---
+
+    def heartbeat_now(self) -> None:
+        """Send a heartbeat soon if one is needed, and end one that waits for it."""
+        if self.membership.needs_heartbeat:
+            self._heartbeat_due.set()
+            self._interrupt()
+
+    def put(self, ticket: CommitTicket) -> None:
+        """Queue a commit of partitions that are held; see `CommitTicket`."""
+        topic_ids = {}
+        for where in ticket.offsets:
+            holding = self.membership.owned_partition(where)
+            assert holding is not None, "checked by the consumer"
+            topic_ids[where] = holding.topic_id
+        self.commits.put(ticket, topic_ids)
+        self._commit_due.set()
+
+    def auto_commit(self, *, only: Iterable[TopicPartition] | None = None) -> None:
+        """Queue what the application has finished with and is not stored, of all partitions or of some."""
+        wanted = None if only is None else set(only)
+        offsets = {
+            where: value
+            for where, value in self._committable_offsets().items()
+            if (wanted is None or where in wanted)
+            and self.membership.owned_partition(where) is not None
+            and _differs(self.commits.latest(where), value)
+        }
+        if offsets:
+            self.put(CommitTicket(offsets))
+
+    def settle(self) -> None:
+        """Release what can be, after any change, and tell whoever has to do with it."""
+        membership = self.membership
+        held = {holding.where: holding for holding in membership.owned()}
+        membership.release(self._release)
+        for where in list(self.commits.committed):
+            if where not in held and membership.owned_partition(where) is None:
+                self.commits.drop(where)
+        if membership.to_start():
+            self._look_up_due.set()
+        self.heartbeat_now()
+        self._tell_waiters()
+        if membership.pending_events() or membership.failure is not None or self.commits.has_done():
+            self._on_events()
+
+    def _release(self, where: TopicPartition) -> bool:
+        """Whether a partition that was given up has nothing unresolved; remembers its last commit."""
+        if not self.commits.is_resolved(where):
+            return False
+        holding = self.membership.owned_partition(where)
+        committed = self.commits.committed.get(where)
+        if holding is not None and committed is not None:
+            self.initial_offsets.remember(holding, committed)
+        return True
+
+    def lose_all(self) -> None:
+        """Be no member any more; what was not committed is not."""
+        self.membership.lose_all()
+        self.commits.drop_all()
+        self._heartbeat_due.set()
+        self.settle()
+
+    # --- the loops ---
+
+    def heartbeats(self) -> Steps[None]:
+        """Join, and stay a member until the end."""
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        while not self._has_ended():
+            if self._stalled():
+                yield from self._become_stale(selector)
+            with self.lock:
+                if self.membership.is_over:
+                    return
+                is_stale = self.membership.phase is Phase.STALE
+            if is_stale:
+                yield WaitEvent(self._heartbeat_due, IDLE_S)
+                continue
+            with self.lock:
+                request = self.membership.request()
+                timeout = (request.max_wait_ms + self.membership.grace_ms) / 1000
+            sent_ms = boot_ms()
+            error = None
+            try:
+                answer = yield LongPollCall((yield from selector.call("Heartbeat", request, timeout)))
+            except ClosedError:
+                return
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+            if self._has_ended():
+                return
+            if error is not None:
+                yield from self._heartbeat_failed(selector, error, request)
+                continue
+            if answer is None:
+                with self.lock:
+                    self.membership.heartbeat_ended(request)
+                continue
+            selector.answered()
+            with self.lock:
+                self.etcd_reachable = self.coordinator_reachable = True
+                if request.member_id != self.membership.member_id or self.membership.is_over:
+                    continue
+                was_over = sent_ms >= self.membership.session_ends_ms()
+                before = self.membership.revision
+                self.membership.heartbeat_answered(answer, sent_ms)
+                is_news = self.membership.revision != before
+                self.settle()
+                if was_over:
+                    self._on_events()  # What was held back may go on.
+            if not is_news and boot_ms() - sent_ms < request.max_wait_ms // 2:
+                yield WaitEvent(
+                    self._heartbeat_due, self.membership.interval_ms / 2000
+                )  # Its view is behind: not again at once.
+
+    def _heartbeat_failed(
+        self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.HeartbeatRequest
+    ) -> Steps[None]:
+        is_final = not error.retriable
+        with self.lock:
+            self.coordinator_reachable = is_final or isinstance(error, MetastoreUnavailableError)
+            self.etcd_reachable = not isinstance(error, MetastoreUnavailableError)
+            if request.member_id != self.membership.member_id:
+                return
+            self.membership.heartbeat_failed(error, request)
+            if is_final:
+                log.warning("group %s: membership is over: %s", self._config.group_id, error)
+                self.commits.drop_all()
+            self.settle()
+        if is_final:
+            selector.answered()
+            yield WaitEvent(self._heartbeat_due, self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
+            return
+        selector.failed()
+        log.info("group %s: no heartbeat (%d): %s", self._config.group_id, selector.failures, error)
+        delay_ms = self._backoff.delay_ms(selector.failures, error.retry_after_ms)
+        yield WaitEvent(self._heartbeat_due, delay_ms / 1000)
+
+    def committing(self) -> Steps[None]:
+        """Commit what is queued, and what the application has finished with, until the end."""
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        while not self._has_ended():
+            with self.lock:
+                now = boot_ms()
+                if self._config.enable_auto_commit and now >= self._commit_at_ms:
+                    self._commit_at_ms = now + self._config.auto_commit_interval_ms
+                    self.auto_commit()
+                membership = self.membership
+                request = None
+                if membership.phase is Phase.MEMBER:
+                    request = self.commits.request(membership.member_id, membership.member_epoch)
+                wait_s = (self._commit_at_ms - now) / 1000 if self._config.enable_auto_commit else IDLE_S
+            if request is None:
+                yield WaitEvent(self._commit_due, max(0.001, wait_s))
+                continue
+            timeout = min(TRY_TIMEOUT_S, self._config.request_timeout_ms / 1000)
+            try:
+                answer = yield (yield from selector.call("CommitOffsets", request, timeout))
+            except ClosedError:
+                return
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+                yield from self._commit_failed(selector, error, request)
+                continue
+            selector.answered()
+            with self.lock:
+                if not self.commits.is_flying(request):
+                    continue
+                for where, topic_id in self.commits.answered(answer):
+                    self.membership.lose(where, topic_id, request.member_epoch)
+                retries = self.commits.last_error is not None
+                self.settle()
+            if retries:
+                yield WaitEvent(self._commit_due, self._backoff.delay_ms(1) / 1000)
+
+    def _commit_failed(
+        self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.CommitOffsetsRequest
+    ) -> Steps[None]:
+        with self.lock:
+            if not self.commits.is_flying(request):
+                return
+            if isinstance(error, UnknownMemberError | FencedMemberEpochError):
+                # The coordinator's view may be behind: the next heartbeat says whether we are a member (H63).
+                self.membership.request_heartbeat()
+                self.heartbeat_now()
+            elif not error.retriable:
+                selector.answered()
+                self.commits.failed(error)
+                self.settle()
+                return
+            self.commits.last_error = error
+        selector.failed()
+        log.info("group %s: offsets are not committed yet (%d): %s", self._config.group_id, selector.failures, error)
+        yield WaitEvent(self._commit_due, self._backoff.delay_ms(selector.failures, error.retry_after_ms) / 1000)
+
+    def starting(self) -> Steps[None]:
+        """Find where to start in what was assigned, until the end."""
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        while not self._has_ended():
+            with self.lock:
+                # One that was given up and came back before its last commit was stored begins behind that (I26).
+                holdings = [each for each in self.membership.to_start() if self.commits.is_resolved(each.where)]
+            if not holdings:
+                yield WaitEvent(self._look_up_due, IDLE_S)
+                continue
+            try:
+                found = yield from self.initial_offsets.find(selector, holdings)
+            except ClosedError:
+                return
+            with self.lock:
+                for holding, start in found:
+                    self.membership.started(holding, start)
+                    if start.is_committed:
+                        self.commits.committed.setdefault(
+                            holding.where, OffsetAndMetadata(start.offset, start.leader_epoch, start.metadata)
+                        )
+                waits = bool(self.membership.to_start())
+                self.settle()
+                if self.initial_offsets.problem is not None:
+                    self._on_events()
+            if waits:
+                yield WaitEvent(self._look_up_due, self._backoff.delay_ms(max(1, selector.failures + 1)) / 1000)
+
+    def _become_stale(self, selector: CoordinatorSelector) -> Steps[None]:
+        """Leave until the application comes back."""
+        with self.lock:
+            member_id = self.membership.member_id
+            self.membership.lose_all()
+            self.commits.drop_all()
+            self.membership.phase = Phase.STALE
+            self.settle()
+        yield from self._leave(selector, member_id, LEAVE_TIMEOUT_S)
+
+    def come_back(self) -> None:
+        """Join again after the application had stalled. Under the lock."""
+        if self.membership.phase is Phase.STALE:
+            self.membership.phase = Phase.JOINING
+            self._heartbeat_due.set()
+
+    def leaving(self, seconds: float) -> Steps[None]:
+        """Tell the group that this member is gone; one that names its place keeps it until its session is over."""
+        with self.lock:
+            was_member = self.membership.phase in (Phase.MEMBER, Phase.JOINING)
+            member_id = self.membership.member_id
+            self.membership.leave()
+        if was_member and not self._config.group_instance_id:
+            selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+            yield from self._leave(selector, member_id, seconds)
+
+    def _leave(self, selector: CoordinatorSelector, member_id: bytes, seconds: float) -> Steps[None]:
+        request = groups_pb2.LeaveGroupRequest(
+            client_id=self._config.client_id, group_id=self._config.group_id, member_id=member_id
+        )
+        try:
+            yield from self._ask(selector, "LeaveGroup", request, seconds)
+        except ClosedError:
+            return
+        except HeadraceError as error:
+            log.info("group %s: left without an answer: %s", self._config.group_id, error)
+
+    def ask(self, method: str, request: Any, seconds: float) -> Steps[Any]:
+        """Make a call that may be repeated, of whichever coordinator answers in time.
+
+        Raises:
+            HeadraceError: what one answered, or the last failure when the time was up.
+        """
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        return (yield from self._ask(selector, method, request, seconds))
+
+    def _ask(self, selector: CoordinatorSelector, method: str, request: Any, seconds: float) -> Steps[Any]:
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                return (yield (yield from selector.call(method, request, min(left, TRY_TIMEOUT_S))))
+            except ClosedError:
+                raise
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+                if not error.retriable or time.monotonic() >= deadline:
+                    raise error from failed
+                selector.failed()
+            yield Pause(self._backoff.delay_ms(selector.failures) / 1000)
+
+    # --- the shell's part ---
+
+    def _fail(self, error: Exception) -> None:
+        log.error("a consumer of group %s has failed", self._config.group_id, exc_info=error)
+        with self.lock:
+            self.failure = error
+            self._tell_waiters()
+        self._on_events()
+
+    def _has_ended(self) -> bool:
+        return self._ends
+
+    def shutting(self, seconds: float) -> Steps[None]:
+        """End the loops, then leave."""
+        raise NotImplementedError
+
+    def _interrupt(self) -> None:
+        """End a heartbeat that waits. Under the lock."""
+        raise NotImplementedError
+
+    def _tell_waiters(self) -> None:
+        """Commits may be resolved. Under the lock."""
+        raise NotImplementedError
+
+    def _make_event(self) -> Any:
+        """Return an event with `set`, `clear` and `wait`."""
+        raise NotImplementedError
+
+
+def boot_ms() -> int:
+    """Milliseconds of a clock that never goes back and counts while the machine sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(clock) // 1_000_000
+
+
+def _differs(known: OffsetAndMetadata | None, value: OffsetAndMetadata) -> bool:
+    return known is None or known.offset != value.offset

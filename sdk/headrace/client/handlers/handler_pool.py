@@ -1,0 +1,341 @@
+"""`Consumer.run`, but for its threads or tasks: what is read goes into a queue, what is finished is committed.
+
+Every record is handled at least once. Up to where a partition may be committed the tracker says: never past a record
+that a handler is at, or that waits. A partition that is to be given up is finished first: nothing more of it is begun,
+and what runs has `drain_timeout_ms`. Nothing of a partition is begun before `poison_records` has let it go.
+"""
+
+import contextlib
+import dataclasses
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.client.base.clock import monotonic_ms
+from headrace.client.base.config import ConsumerConfig
+from headrace.client.base.config_text import nearest
+from headrace.client.base.errors import ConfigError, HandlerError
+from headrace.client.base.records import DecodedBatch, Deserializers, Record, RecordBatch
+from headrace.client.base.serializers import deserialize
+from headrace.client.base.steps import Steps
+from headrace.client.fetch.dead_letters import DeadLetter, dead_letter
+from headrace.client.fetch.decoding import deserializers_of
+from headrace.client.group.loops import AwaitCommit
+from headrace.client.group.member import GroupMember
+from headrace.client.group.membership import InitialPosition, OwnedPartition
+from headrace.client.group.offsets import OffsetAndMetadata
+from headrace.client.handlers.poison_records import PREFIX, PoisonRecordDetector
+from headrace.client.handlers.work_queue import RetryDecision, RetryPolicy, Task, WorkQueue
+from headrace.wire.errors import HeadraceError, NotOwnerError, UnknownMemberError
+from headrace.wire.ids import TopicPartition
+
+TURN_S = 0.2
+"""How long the reading thread waits for records before it looks after what else is due."""
+MAX_CONCURRENCY = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Arguments of `Consumer.run`; see there."""
+
+    concurrency: int = 8
+    ordering: str = "key"
+    retry: RetryPolicy = RetryPolicy()  # noqa: RUF009  (frozen)
+    dead_letter: str | None = None
+    handler_timeout_ms: int | None = None
+    buffer_records: int = 1_000
+    window_records: int = 10_000
+    drain_timeout_ms: int = 30_000
+    handle_signals: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "RunOptions":
+        """Check the options of a call.
+
+        Raises:
+            ConfigError: one is unknown or out of range.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"run has no option {name!r}{nearest(name, known)}")
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise ConfigError(f"concurrency={self.concurrency} is not within 1 to {MAX_CONCURRENCY}")
+        for name in ("buffer_records", "window_records", "handler_timeout_ms", "drain_timeout_ms"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} is not at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a run has done."""
+
+    handled: int
+    """Records at which the handler returned."""
+    failed: int
+    """Calls of the handler that raised, or took too long."""
+    dead_letters: int
+    """Records that were written to the dead-letter topic."""
+    seconds: float
+    uncommitted: int
+    """Records of which the handler may have seen some that will be handled again: begun, and not below a commit."""
+
+
+class HandlerPool:
+    """Owned by one run. `lock` guards the queue and the counts; the workers and the reading thread take it."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        config: ConsumerConfig,
+        group: GroupMember,
+        *,
+        wake_workers: Callable[[], None],
+        wake: Callable[[], None],
+    ) -> None:
+        if not config.enable_auto_commit:
+            raise ConfigError("run commits what is finished by itself", action="Leave enable_auto_commit on.")
+        self.options = options
+        self._config = config
+        self._group = group
+        self._wake_workers = wake_workers
+        self._wake = wake
+        self._deserializers = deserializers_of(config)
+        self._started_ms = monotonic_ms()
+        self._revoking: dict[TopicPartition, int] = {}
+        self._was_full = False
+        self.lock = threading.RLock()
+        self.queue = WorkQueue(options.ordering, options.retry, random.Random())
+        self._poison_records = PoisonRecordDetector(
+            self.queue, attempts=options.retry.attempts, watch_ms=2 * config.auto_commit_interval_ms
+        )
+        self.handled = self.failed = self.dead_letters = 0
+        self.stops = False
+        self.error: BaseException | None = None
+        """What ends the run."""
+
+    # --- the reading thread: `group_member.Work` ---
+
+    def opened(self, where: TopicPartition, start: InitialPosition) -> None:
+        """See `Work`."""
+        with self.lock:
+            self.queue.open(where, start.offset, start.leader_epoch, is_held=True)
+            self._poison_records.opened(where, start.metadata)
+
+    def may_give_up(self, holdings: list[OwnedPartition]) -> list[OwnedPartition]:
+        """See `Work`; what runs for too long is given up all the same, and handled again by the next owner."""
+        ready = []
+        now = monotonic_ms()
+        with self.lock:
+            for holding in holdings:
+                since = self._revoking.setdefault(holding.where, now)
+                if self.queue.revoke(holding.where) or now - since >= self.options.drain_timeout_ms:
+                    ready.append(holding)
+            for holding in ready:
+                self._leave_in_order(holding.where)
+        return ready
+
+    def closed(self, where: TopicPartition) -> None:
+        """See `Work`."""
+        with self.lock:
+            self._revoking.pop(where, None)
+            self.queue.close(where)
+            self._poison_records.closed(where)
+            self._advance()
+
+    def is_full(self) -> bool:
+        """See `Work`."""
+        full = self.queue.size >= self.options.buffer_records
+        self._was_full |= full
+        return full
+
+    def room(self) -> int:
+        """How many records more the queue takes."""
+        return max(1, self.options.buffer_records - self.queue.size)
+
+    def take(self, batch: RecordBatch) -> None:
+        """Queue what was read."""
+        with self.lock:
+            for decoded in batch.decoded_batches:
+                raw = DecodedBatch(decoded.source, decoded.columns, decoded.start, decoded.end, Deserializers())
+                for record in raw.records(iter(raw.offsets())):
+                    self.queue.add(record, decoded.leader_epoch)
+            self._advance()
+        if batch.decoded_batches:
+            self._wake_workers()
+
+    def turn(self) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """Look after what is due; gives the partitions that are to be paused, and those that may go on."""
+        with self.lock:
+            if self._revoking:
+                self._group.wake()
+            self._advance()
+            spans = {where: self.queue.span(where) for where in self.queue.partitions()}
+        most = self.options.window_records
+        return [w for w, n in spans.items() if n >= most], [w for w, n in spans.items() if n <= most // 2]
+
+    # --- poison records ---
+
+    def _advance(self) -> None:
+        """Let go of what is held back what may be begun, and store what says so first. Under the lock."""
+        was_searching = self._poison_records.is_searching
+        for where, value in self._poison_records.step(monotonic_ms()):
+            self._store(where, value)
+        if was_searching:
+            self._wake_workers()
+
+    def _store(self, where: TopicPartition, value: OffsetAndMetadata) -> None:
+        term = self._poison_records.term(where)
+
+        def resolved(_: object, error: HeadraceError | None) -> None:
+            if isinstance(error, NotOwnerError | UnknownMemberError):
+                return  # It is not ours any more.
+            with self.lock:
+                self._poison_records.stored(where, monotonic_ms(), term=term)
+                self._advance()
+            self._wake_workers()
+
+        with contextlib.suppress(HeadraceError):  # It is not ours any more, or the next `poll` says why not.
+            self._group.queue({where: value}, resolved)
+
+    def _leave_in_order(self, where: TopicPartition) -> None:
+        """Take away the mark of a partition whose term ends, whatever ends it but the end of this process."""
+        tracker = self.queue.tracker(where)
+        if tracker is None or (self._poison_records.leaves_mark(where) and self.options.dead_letter is not None):
+            return
+        session, value = self._group.session, OffsetAndMetadata(tracker.position, tracker.leader_epoch)
+        with session.lock:
+            self._group.finish(where, value)
+            latest = session.commits.latest(where)
+            if latest is not None and latest.metadata.startswith(PREFIX):
+                with contextlib.suppress(HeadraceError):
+                    self._group.queue({where: value}, None)
+
+    # --- the workers ---
+
+    def record_of(self, task: Task) -> Record:
+        """Return the record as the handler takes it.
+
+        Raises:
+            SerializationError: its key or value cannot be turned into objects.
+        """
+        record, how = task.record, self._deserializers
+        where = f"{task.where} offset {record.offset}"
+        key = record.key if how.key is None else deserialize(how.key, record.key, "key", where)
+        value = record.value if how.value is None else deserialize(how.value, record.value, "value", where)
+        return record._replace(key=key, value=value)
+
+    def succeeded(self, task: Task) -> None:
+        """The handler has returned, or the dead letter is written."""
+        with self.lock:
+            if task.is_given_up:
+                self.dead_letters += 1
+            else:
+                self.handled += 1
+            if self.queue.succeeded(task):
+                tracker, text = task.tracker, self._poison_records.text(task.where)
+                self._group.finish(task.where, OffsetAndMetadata(tracker.position, tracker.leader_epoch, text))
+            if not task.tracker.is_over:
+                self._poison_records.finished(task.where, task.record.offset)
+            self._after(task)
+
+    def handler_failed(self, task: Task, error: BaseException, *, is_final: bool = False) -> None:
+        """The handler has raised, or took too long."""
+        with self.lock:
+            self.failed += 1
+            verdict = self.queue.failed(task, error, monotonic_ms(), is_final=is_final)
+            if verdict is RetryDecision.GIVE_UP:
+                self._given_up(task)
+            self._after(task)
+
+    def _given_up(self, task: Task) -> None:
+        """Without a topic for dead letters that is the end."""
+        if self.options.dead_letter is None and not task.tracker.is_over:
+            wrong = HandlerError(task.where, task.record.offset, task.attempts, repr(task.error))
+            wrong.__cause__ = task.error
+            self.fail(wrong)
+
+    def letter(self, task: Task) -> DeadLetter:
+        """Return the dead letter of a record."""
+        return dead_letter(task.record, task.error, task.attempts, self._config.group_id, time.time_ns() // 1_000_000)
+
+    def letter_failed(self, task: Task) -> None:
+        """The dead letter is not written yet."""
+        with self.lock:
+            self._given_up(task)
+            self.queue.not_sent(task, monotonic_ms())
+            self._after(task)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error."""
+        with self.lock:
+            self.error = self.error or error
+            self.stop()
+
+    def stop(self) -> None:
+        """End the run: what runs is finished, what waits is left."""
+        self.stops = True
+        self._wake()
+        self._wake_workers()
+
+    def _after(self, task: Task) -> None:
+        if self._was_full and self.queue.size <= self.options.buffer_records // 2:
+            self._was_full = False
+            self._wake()
+        if task.where in self._revoking:
+            self._group.wake()
+        if self._poison_records.is_searching:
+            self._advance()
+        self._wake_workers()
+
+    # --- begin and end ---
+
+    def begin(self) -> Steps[None]:
+        """Take over the partitions that the consumer reads already."""
+        self._group.on_poll_begin()
+        with self._group.session.lock:
+            self._group.work = self
+            owned = [holding.where for holding in self._group.membership.owned()]
+            stored = {where: self._group.session.commits.latest(where) for where in owned}
+        for where, position in self._group.positions(owned).items():
+            known = stored[where]
+            metadata = known.metadata if known is not None and known.offset == position.offset else ""
+            self.opened(where, InitialPosition(position.offset, position.leader_epoch, metadata))
+        yield from ()
+
+    def drained(self) -> bool:
+        """Whether nothing runs any more."""
+        return self.queue.running == 0
+
+    def finish(self) -> Steps[RunSummary]:
+        """Commit what is finished, and set the consumer to what is not."""
+        with self.lock:
+            self.queue.revoke_all()
+            trackers = {where: self.queue.tracker(where) for where in self.queue.partitions()}
+            open_records = sum(tracker.span for tracker in trackers.values() if tracker is not None)
+            for where in trackers:
+                self._leave_in_order(where)
+        session = self._group.session
+        with session.lock:
+            session.auto_commit()
+            ticket = session.commits.last_ticket()
+        if ticket is not None:
+            yield AwaitCommit(ticket, self.options.drain_timeout_ms / 1000)
+        with session.lock:
+            self._group.work = None
+        positions = {where: tracker.position for where, tracker in trackers.items() if tracker is not None}
+        self._group.go_back(positions)
+        return RunSummary(
+            handled=self.handled,
+            failed=self.failed,
+            dead_letters=self.dead_letters,
+            seconds=(monotonic_ms() - self._started_ms) / 1000,
+            uncommitted=open_records,
+        )

@@ -1,0 +1,202 @@
+"""`Consumer.run`, blocking: the calling thread reads, others handle."""
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from headrace.client.base.clock import monotonic_ms
+from headrace.client.base.errors import HandlerTimeoutError, WakeupError
+from headrace.client.base.records import Record
+from headrace.client.fetch.dead_letters import producer_settings
+from headrace.client.handlers.handler_pool import TURN_S, HandlerPool, RunOptions, RunSummary
+from headrace.client.handlers.work_queue import Task
+from headrace.client.producer.producer import Producer
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.consumer.consumer import Consumer
+
+log = logging.getLogger("headrace.consumer")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Runner:
+    """One run of one consumer, on the thread that calls `run`; `stop` may come from any."""
+
+    def __init__(self, consumer: "Consumer", handler: Callable[[Record], Any], options: RunOptions) -> None:
+        self._consumer = consumer
+        self._handler = handler
+        self._at_work: dict[int, tuple[Task, int]] = {}
+        self._threads: dict[int, threading.Thread] = {}
+        self._producer: Producer | None = None
+        self._ends = False
+        self._started = 0
+        self._abandoned = 0
+        self._held_back: set[TopicPartition] = set()
+        self.pool = HandlerPool(
+            options,
+            consumer._config,
+            consumer._in_group(),
+            wake_workers=self._wake,
+            wake=consumer._fetcher.wake,
+        )
+        self._changed = threading.Condition(self.pool.lock)
+
+    def stop(self) -> None:
+        """End the run soon."""
+        self.pool.stop()
+
+    def run(self) -> RunSummary:
+        """Read and handle until `stop`, a signal, or an error."""
+        pool, consumer = self.pool, self._consumer
+        if pool.options.dead_letter is not None:
+            self._producer = Producer(**producer_settings(consumer._config))
+        try:
+            with self._signals():
+                consumer._do(pool.begin())
+                for _ in range(pool.options.concurrency):
+                    self._start_worker()
+                try:
+                    while not pool.stops:
+                        pool.take(consumer.poll(TURN_S, pool.room()))
+                        self._turn()
+                except WakeupError:
+                    pool.stop()
+                except BaseException as error:
+                    pool.fail(error)
+                summary: RunSummary = self._end()
+        finally:
+            if self._producer is not None:
+                with contextlib.suppress(HeadraceError):  # What failed was told where it was sent.
+                    self._producer.close()
+        if pool.error is not None:
+            raise pool.error
+        return summary
+
+    def _turn(self) -> None:
+        full, free = self.pool.turn()
+        assigned = set(self._consumer.assignment())
+        self._held_back &= assigned
+        hold = (assigned & set(full)) - self._held_back
+        go_on = self._held_back & set(free)
+        self._consumer.pause(*sorted(hold))
+        self._consumer.resume(*sorted(go_on))
+        self._held_back = (self._held_back | hold) - go_on
+        limit_ms = self.pool.options.handler_timeout_ms
+        if limit_ms is not None:
+            self._abandon_late(limit_ms)
+
+    def _abandon_late(self, limit_ms: int) -> None:
+        """A thread cannot be ended: one whose handler hangs is left behind, and another one takes its place."""
+        now = monotonic_ms()
+        with self.pool.lock:
+            late = [ident for ident, (_, since) in self._at_work.items() if now - since >= limit_ms]
+            for ident in late:
+                task, _ = self._at_work.pop(ident)
+                self._threads.pop(ident)
+                self._abandoned += 1
+                log.warning("the handler hangs at %s offset %d", task.where, task.record.offset)
+                self.pool.handler_failed(task, HandlerTimeoutError(limit_ms), is_final=True)
+                if self._abandoned <= self.pool.options.concurrency:
+                    self._start_worker()
+                else:
+                    self.pool.fail(HandlerTimeoutError(limit_ms))
+
+    def _end(self) -> RunSummary:
+        """Let handlers finish, within bounds, then commit."""
+        pool = self.pool
+        deadline = time.monotonic() + pool.options.drain_timeout_ms / 1000
+        with self._changed:
+            pool.queue.revoke_all()
+            self._changed.wait_for(pool.drained, max(0.0, deadline - time.monotonic()))
+            self._ends = True
+            self._changed.notify_all()
+        self._consumer.resume(*(where for where in self._consumer.assignment() if where in self._held_back))
+        for thread in list(self._threads.values()):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        summary: RunSummary = self._consumer._do(pool.finish())
+        return summary
+
+    # --- workers ---
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _start_worker(self) -> None:
+        self._started += 1
+        ident = self._started
+        thread = threading.Thread(target=self._serve, args=(ident,), name=f"headrace-run-{ident}", daemon=True)
+        self._threads[ident] = thread
+        thread.start()
+
+    def _serve(self, ident: int) -> None:
+        while (task := self._next(ident)) is not None:
+            if task.is_given_up:
+                with self.pool.lock:
+                    self._at_work.pop(ident, None)
+                self._send_to_dead_letter_topic(task)
+                continue
+            error: BaseException | None = None
+            try:
+                self._handler(self.pool.record_of(task))
+            except BaseException as raised:
+                error = raised
+            with self.pool.lock:
+                if self._at_work.pop(ident, None) is None:
+                    return  # It took too long, and was left behind.
+                if error is None:
+                    self.pool.succeeded(task)
+                    continue
+                self.pool.handler_failed(task, error)
+                if not isinstance(error, Exception):
+                    self.pool.fail(error)
+
+    def _next(self, ident: int) -> Task | None:
+        with self._changed:
+            while not self._ends:
+                now = monotonic_ms()
+                task = self.pool.queue.take(now)
+                if task is not None:
+                    self._at_work[ident] = task, now
+                    return task
+                due_ms = self.pool.queue.next_due_ms()
+                self._changed.wait(None if due_ms is None else max(1, due_ms - now) / 1000)
+        return None
+
+    def _send_to_dead_letter_topic(self, task: Task) -> None:
+        topic = self.pool.options.dead_letter
+        if topic is None or self._producer is None:
+            self.pool.letter_failed(task)  # The run is ending because of it.
+            return
+        letter = self.pool.letter(task)
+        try:
+            self._producer.send(topic, letter.value, letter.key, headers=letter.headers).result()
+        except HeadraceError as error:
+            log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
+            self.pool.letter_failed(task)
+        else:
+            self.pool.succeeded(task)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if not self.pool.options.handle_signals or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The main thread may hold any lock at this moment: the next turn sees it."""
+        self.pool.stops = True

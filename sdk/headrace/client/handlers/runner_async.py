@@ -1,0 +1,176 @@
+"""`Consumer.run` on an event loop: one task reads, others handle."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from headrace.client.base.clock import monotonic_ms
+from headrace.client.base.errors import HandlerTimeoutError, WakeupError
+from headrace.client.base.records import Record
+from headrace.client.fetch.dead_letters import producer_settings
+from headrace.client.handlers.handler_pool import TURN_S, HandlerPool, RunOptions, RunSummary
+from headrace.client.handlers.runner import SIGNALS
+from headrace.client.handlers.work_queue import Task
+from headrace.client.producer.producer_async import Producer
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.consumer.consumer_async import Consumer
+
+log = logging.getLogger("headrace.consumer")
+
+
+class AsyncRunner:
+    """One run of one consumer; its loop alone touches it."""
+
+    def __init__(self, consumer: "Consumer", handler: Callable[[Record], Awaitable[Any]], options: RunOptions) -> None:
+        self._consumer = consumer
+        self._handler = handler
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._held_back: set[TopicPartition] = set()
+        self._producer: Producer | None = None
+        core = consumer._core
+        self.pool = HandlerPool(
+            options, core._config, core._in_group(), wake_workers=self._wake, wake=core._fetcher.wake
+        )
+
+    def stop(self) -> None:
+        """End the run soon."""
+        self.pool.stop()
+
+    async def run(self) -> RunSummary:
+        """Read and handle until `stop`, a signal, or an error. Cancelled, it cancels the handlers at work."""
+        pool, consumer = self.pool, self._consumer
+        if pool.options.dead_letter is not None:
+            self._producer = Producer(**producer_settings(consumer._core._config))
+        workers: list[asyncio.Task[None]] = []
+        try:
+            with self._signals():
+                await consumer._run(pool.begin())
+                workers += [asyncio.create_task(self._serve()) for _ in range(pool.options.concurrency)]
+                try:
+                    while not pool.stops:
+                        pool.take(await consumer.poll(TURN_S, pool.room()))
+                        self._turn()
+                except WakeupError:
+                    pool.stop()
+                except Exception as error:
+                    pool.fail(error)
+                await self._drain()
+        finally:
+            for worker in workers:
+                worker.cancel()
+            if workers:
+                await asyncio.wait(workers)
+            summary: RunSummary = await consumer._run(pool.finish())
+            if self._producer is not None:
+                with contextlib.suppress(HeadraceError):  # What failed was told where it was sent.
+                    await self._producer.close()
+        if pool.error is not None:
+            raise pool.error
+        return summary
+
+    def _turn(self) -> None:
+        full, free = self.pool.turn()
+        assigned = set(self._consumer.assignment())
+        self._held_back &= assigned
+        hold = (assigned & set(full)) - self._held_back
+        go_on = self._held_back & set(free)
+        self._consumer.pause(*sorted(hold))
+        self._consumer.resume(*sorted(go_on))
+        self._held_back = (self._held_back | hold) - go_on
+
+    async def _drain(self) -> None:
+        """Let handlers finish, within bounds."""
+        self.pool.queue.revoke_all()
+        try:
+            async with asyncio.timeout(self.pool.options.drain_timeout_ms / 1000):
+                while not self.pool.drained():
+                    await self._wait(None)
+        except TimeoutError:
+            log.warning("handlers are at work still, and are cancelled")
+        self._consumer.resume(*(where for where in self._consumer.assignment() if where in self._held_back))
+
+    # --- workers ---
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self, seconds: float | None) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter
+        except TimeoutError:
+            return
+        finally:
+            self._waiters.discard(waiter)
+
+    async def _serve(self) -> None:
+        while True:
+            now = monotonic_ms()
+            task = self.pool.queue.take(now)
+            if task is None:
+                due_ms = self.pool.queue.next_due_ms()
+                await self._wait(None if due_ms is None else max(1, due_ms - now) / 1000)
+            elif task.is_given_up:
+                await self._send_to_dead_letter_topic(task)
+            else:
+                await self._handle(task)
+
+    async def _handle(self, task: Task) -> None:
+        limit_ms = self.pool.options.handler_timeout_ms
+        limit = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
+        try:
+            async with limit:
+                result = self._handler(self.pool.record_of(task))
+                if inspect.isawaitable(result):
+                    await result
+        except asyncio.CancelledError:
+            self.pool.handler_failed(task, asyncio.CancelledError())
+            raise
+        except Exception as error:
+            is_late = limit_ms is not None and limit.expired()
+            self.pool.handler_failed(task, HandlerTimeoutError(limit_ms or 0) if is_late else error)
+        else:
+            self.pool.succeeded(task)
+
+    async def _send_to_dead_letter_topic(self, task: Task) -> None:
+        topic = self.pool.options.dead_letter
+        if topic is None or self._producer is None:
+            self.pool.letter_failed(task)  # The run is ending because of it.
+            return
+        letter = self.pool.letter(task)
+        try:
+            await self._producer.send_and_wait(topic, letter.value, letter.key, headers=letter.headers)
+        except HeadraceError as error:
+            log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
+            self.pool.letter_failed(task)
+        except BaseException:
+            self.pool.letter_failed(task)
+            raise
+        else:
+            self.pool.succeeded(task)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if not self.pool.options.handle_signals or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)

@@ -1,0 +1,1 @@
+"""What counts a producer's batches without delaying them: the audit."""

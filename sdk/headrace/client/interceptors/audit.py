@@ -1,0 +1,168 @@
+"""What a producer says about itself, so that others can count whether all of it arrived (the paper, section 4). No I/O.
+
+A *claim* is one record of the audit topic, a JSON object; its key is `instance`, so that one producer's claims stay in
+their order:
+
+    field             meaning
+    claim             1, the format
+    topic             whose records are counted
+    window_start_ms   the records with a timestamp from here ...
+    window_ms         ... for so long; windows start at multiples of it since 1970
+    application, host who sent them
+    instance          one life of one producer: 32 hexadecimal digits
+    sequence          numbers the claims of an instance from 0, without gaps
+    sent              records that were handed to delivery since the instance's last claim about this topic and window
+    acknowledged      those whose acknowledgement has come since then
+    failed            those that are known not to have been written; the application was told
+    unknown           those whose answer never came: they may have been written
+    settled           the window is over, or the producer closed, and nothing is on its way: no more is expected
+    as_of_ms          the producer's clock
+
+Counts are differences: a reader adds up the claims of different sequence numbers, and takes one that is there twice
+once. Of what is claimed, between `acknowledged` and `sent - failed` records must be in the log. A window that has a
+claim and none that is `settled` belongs to a producer that was killed, and nobody can say how much it sent; its first
+claim goes out with the window's first batch, so that little is sent which no claim speaks of. A missing sequence number
+says the same of a whole instance.
+"""
+
+import json
+import secrets
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.client.base.config import ProducerConfig
+from headrace.client.base.receipts import PendingBatch
+from headrace.wire.errors import HeadraceError, Outcome
+
+CLAIM_FORMAT = 1
+MAX_WAITING_CLAIMS = 10_000
+"""Claims that the audit topic has not taken. With more the oldest is dropped, and its number is missing for ever."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """What has happened to the records of one topic and window since the last claim about them."""
+
+    in_flight: int = 0
+    """Sealed and not resolved, whatever was claimed."""
+    sent: int = 0
+    acknowledged: int = 0
+    failed: int = 0
+    unknown: int = 0
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.sent or self.acknowledged or self.failed or self.unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One record of the audit topic."""
+
+    key: bytes
+    value: bytes
+
+
+class AuditLedger:
+    """Counts a producer's records by topic and window, and turns the counts into claims. Any thread.
+
+    A window is forgotten once its settled claim is made; late records open it again.
+    """
+
+    def __init__(self, config: ProducerConfig) -> None:
+        self._own_topic = config.audit_topic
+        self._window_ms = config.audit_window_ms
+        self._application = config.audit_application or config.client_id
+        self._host = socket.gethostname()
+        self._instance = secrets.token_hex(16)
+        self._sequence = 0
+        self._windows: dict[tuple[str, int], _Window] = {}
+        self._waiting: deque[Claim] = deque()
+        self._lock = threading.Lock()
+
+    def sealed(self, batch: PendingBatch, records: int) -> bool:
+        """Count a batch that goes out; whether it has begun a window, which is to be claimed soon."""
+        if batch.where.topic == self._own_topic:
+            return False
+        begun = False
+        with self._lock:
+            for start_ms, count in self._shares(batch, records):
+                key = (batch.where.topic, start_ms)
+                if key not in self._windows:
+                    self._windows[key] = _Window()
+                    begun = True
+                window = self._windows[key]
+                window.sent += count
+                window.in_flight += count
+        return begun
+
+    def finished(self, batch: PendingBatch, records: int, error: HeadraceError | None) -> None:
+        """Count what became of a batch."""
+        if batch.where.topic == self._own_topic:
+            return
+        with self._lock:
+            for start_ms, count in self._shares(batch, records):
+                window = self._windows[batch.where.topic, start_ms]
+                window.in_flight -= count
+                if error is None or error.outcome is Outcome.APPLIED:
+                    window.acknowledged += count
+                elif error.outcome is Outcome.NOT_APPLIED:
+                    window.failed += count
+                else:
+                    window.unknown += count
+
+    def claims(self, now_ms: int, *, closed: bool = False) -> list[Claim]:
+        """Return the claims that the audit topic has not taken yet, new ones among them; say later which it took."""
+        with self._lock:
+            for (topic, start_ms), window in list(self._windows.items()):
+                is_over = closed or start_ms + self._window_ms <= now_ms
+                settled = is_over and not window.in_flight
+                if not window.changed and not settled:
+                    continue
+                self._waiting.append(self._claim(topic, start_ms, window, now_ms, settled=settled))
+                if settled:
+                    del self._windows[topic, start_ms]
+                else:
+                    self._windows[topic, start_ms] = _Window(window.in_flight)
+            while len(self._waiting) > MAX_WAITING_CLAIMS:
+                self._waiting.popleft()
+            return list(self._waiting)
+
+    def taken(self, claims: Sequence[Claim]) -> None:
+        """Forget claims: the audit topic has them."""
+        gone = set(map(id, claims))
+        with self._lock:
+            self._waiting = deque(claim for claim in self._waiting if id(claim) not in gone)
+
+    def _shares(self, batch: PendingBatch, records: int) -> list[tuple[int, int]]:
+        """How many of a batch's records belong to which window: (its start in ms, count)."""
+        if batch.timestamps_ms is None:
+            return [(batch.timestamp_ms // self._window_ms * self._window_ms, records)]
+        times = [batch.timestamp_ms if at_ms is None else at_ms for at_ms in batch.timestamps_ms]
+        starts, counts = np.unique(np.array(times, np.int64) // self._window_ms, return_counts=True)
+        return [(start * self._window_ms, count) for start, count in zip(starts.tolist(), counts.tolist(), strict=True)]
+
+    def _claim(self, topic: str, start_ms: int, window: _Window, now_ms: int, *, settled: bool) -> Claim:
+        document = {
+            "claim": CLAIM_FORMAT,
+            "topic": topic,
+            "window_start_ms": start_ms,
+            "window_ms": self._window_ms,
+            "application": self._application,
+            "host": self._host,
+            "instance": self._instance,
+            "sequence": self._sequence,
+            "sent": window.sent,
+            "acknowledged": window.acknowledged,
+            "failed": window.failed,
+            "unknown": window.unknown,
+            "settled": settled,
+            "as_of_ms": now_ms,
+        }
+        self._sequence += 1
+        return Claim(self._instance.encode(), json.dumps(document, separators=(",", ":")).encode())

@@ -1,0 +1,334 @@
+"""The calls that need no leader: which servers are asked, in which order, and what may be asked elsewhere. No I/O.
+
+Bootstrap addresses may be brokers or coordinators: both serve `GetMetadata`, on services of different names, so the
+first call to an address finds out which it is. What may have been applied and was answered with a lost connection is
+never sent again by itself.
+
+A server that etcd does not reach answers with what it last read. Where that takes back what a newer answer said of a
+topic, another server is asked; the answer of another cluster counts only where no server of the known one answers.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.errors import NoBrokersAvailableError
+from headrace.client.base.steps import Call, Steps
+from headrace.client.net.group_routing import coordinators_for
+from headrace.client.net.topic_versions import OLDEST, TopicVersions, version_of
+from headrace.v1 import cluster_pb2, handshake_pb2
+from headrace.wire.errors import (
+    ConflictError,
+    HeadraceError,
+    MetastoreUnavailableError,
+    Outcome,
+    from_rpc_error,
+    to_detail,
+)
+from headrace.wire.handshakes import Explanation, explain_handshake
+from headrace.wire.releases import CAPABILITIES, CLIENT_NEEDS, RELEASE, check_peer
+
+log = logging.getLogger("headrace.client")
+
+PROBE_TIMEOUT_S = 5.0
+"""How long one coordinator may take to answer while others are left to try."""
+METADATA_PROBE_S = 1.0
+"""So long each address has to answer for metadata, before all of them are tried once more with the time that is left.
+
+A server that has stopped, and keeps its connections, costs no more than that.
+"""
+
+
+class _OlderAnswerError(Exception):
+    """A server answered with metadata that is older than what the client has seen, or with another cluster's."""
+
+
+class BootstrapClient:
+    """Knows the servers of a cluster. Owned by one client, which drives its steps; any thread."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._brokers: list[str] = []
+        self._coordinators: list[str] = []
+        self._kinds: dict[str, str] = {}
+        self._preferred = ""
+        self._lock = threading.Lock()
+        self._versions = TopicVersions()
+        self._servers_version = OLDEST
+
+    @property
+    def coordinators(self) -> tuple[str, ...]:
+        """The coordinators' addresses as the last metadata named them."""
+        return tuple(self._coordinators)
+
+    def metadata(
+        self, request: cluster_pb2.GetMetadataRequest, timeout: float
+    ) -> Steps[cluster_pb2.GetMetadataResponse]:
+        """Read metadata from the first server whose answer takes nothing back; learn the other servers' addresses.
+
+        Where every answer is older than what was seen before, the topics that it refutes are given an error that a
+        retry may resolve.
+
+        Args:
+            request: what to ask; `client_id` is filled in.
+            timeout: for all tries together, in seconds.
+
+        Raises:
+            NoBrokersAvailableError: none answered; lists each address with its own cause.
+            UnsupportedVersionError: the server's release and this one do not go together.
+        """
+        request.client_id = self._config.client_id
+        request.handshake.CopyFrom(own_handshake())
+        first = [self._preferred] if self._preferred else []
+        addresses = dict.fromkeys([*first, *self._config.addresses, *self._coordinators, *self._brokers])
+
+        older: list[cluster_pb2.GetMetadataResponse] = []
+        lists_all = not request.topics and not request.brokers_only
+
+        def ask(address: str, left: float) -> Steps[Any]:
+            answer = yield from self._metadata_at(address, request, left)
+            problem = self._problem_of(answer, lists_all)
+            if problem:
+                older.append(answer)
+                raise _OlderAnswerError(problem)
+            return answer
+
+        started = time.monotonic()
+        try:
+            response: cluster_pb2.GetMetadataResponse = yield from self._first(
+                addresses, ask, timeout, True, METADATA_PROBE_S
+            )
+        except NoBrokersAvailableError:
+            left = timeout - (time.monotonic() - started)
+            if older:
+                response = self._newest_of(older)
+            elif left <= METADATA_PROBE_S:
+                raise
+            else:
+                response = yield from self._first(addresses, ask, left, True)
+        return self._take(response, lists_all)
+
+    def _problem_of(self, answer: cluster_pb2.GetMetadataResponse, lists_all: bool) -> str:
+        """Return why another server should be asked, or an empty string."""
+        with self._lock:
+            if self._versions.is_foreign(answer):
+                return f"belongs to cluster {answer.cluster_id}, not to {self._versions.cluster_id}"
+            return "; ".join(self._versions.refuted(answer, lists_all=lists_all).values())
+
+    def _newest_of(self, older: list[cluster_pb2.GetMetadataResponse]) -> cluster_pb2.GetMetadataResponse:
+        """Return the newest answer of the known cluster, or of another one where there is no other."""
+        with self._lock:
+            known = [answer for answer in older if not self._versions.is_foreign(answer)]
+        if not known:
+            log.warning("cluster %s answers where %s did before", older[0].cluster_id, self._versions.cluster_id)
+        return max(known or older, key=version_of)
+
+    def _take(self, response: cluster_pb2.GetMetadataResponse, lists_all: bool) -> cluster_pb2.GetMetadataResponse:
+        """Learn from an answer; return it with an error in place of each topic that newer metadata refutes."""
+        with self._lock:
+            if self._versions.is_foreign(response):
+                self._servers_version = OLDEST
+            refuted = self._versions.take(response, lists_all=lists_all)
+            if version_of(response) >= self._servers_version:
+                self._servers_version = version_of(response)
+                self._brokers = [broker.address for broker in response.brokers if broker.address]
+                self._coordinators = list(response.coordinators)
+        if not refuted:
+            return response
+        corrected = cluster_pb2.GetMetadataResponse()
+        corrected.CopyFrom(response)
+        del corrected.topics[:]
+        corrected.topics.extend(topic for topic in response.topics if topic.name not in refuted)
+        for name, reason in sorted(refuted.items()):
+            error = MetastoreUnavailableError(
+                f"no server knows the present state of topic {name}: {response.answered_by} answered, but {reason}",
+                outcome=Outcome.NOT_APPLIED,
+            )
+            corrected.topics.add(name=name, error=to_detail(error))
+        return corrected
+
+    def coordinator(self, method: str, request: Any, timeout: float, *, repeatable: bool = True) -> Steps[Any]:
+        """Call `ClusterService.method` at the first coordinator that answers.
+
+        Args:
+            method: the method's name.
+            request: its request; `client_id` is filled in.
+            timeout: for all tries together, in seconds.
+            repeatable: whether sending it twice does no harm. Otherwise an answer that was lost is raised with outcome
+                UNKNOWN, not asked for elsewhere.
+
+        Raises:
+            NoBrokersAvailableError: no coordinator could be reached.
+            HeadraceError: what the coordinator answered.
+        """
+        if not self._coordinators:
+            yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
+        request.client_id = self._config.client_id
+
+        def ask(address: str, left: float) -> Steps[Any]:
+            return (yield Call(address, "cluster", method, request, left))
+
+        brokers = set(self._brokers)
+        known = [*self._coordinators, *(address for address in self._config.addresses if address not in brokers)]
+        return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
+
+    def group(self, method: str, group_id: str, request: Any, timeout: float, *, repeatable: bool = True) -> Steps[Any]:
+        """Call `GroupService.method` about a group at the first coordinator that answers; as `coordinator`.
+
+        `group_id` decides who is asked first; the request names the group itself.
+        """
+        if not self._coordinators:
+            yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
+        request.client_id = self._config.client_id
+
+        def ask(address: str, left: float) -> Steps[Any]:
+            return (yield Call(address, "groups", method, request, left))
+
+        brokers = set(self._brokers)
+        known = [
+            *coordinators_for(group_id, self._coordinators),
+            *(address for address in self._config.addresses if address not in brokers),
+        ]
+        return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
+
+    def _metadata_at(self, address: str, request: cluster_pb2.GetMetadataRequest, timeout: float) -> Steps[Any]:
+        known = self._kinds.get(address)
+        kinds = [known] if known else ["cluster", "broker"]
+        for kind in kinds:
+            try:
+                answer = yield Call(address, kind, "GetMetadata", request, timeout)
+            except grpc.RpcError as error:
+                if _is_no_such_service(error) and kind != kinds[-1]:
+                    continue
+                raise
+            self._kinds[address] = kind
+            said = answer.handshake
+            check_peer(f"{answer.answered_by} at {address}", said.release, said.capabilities, CLIENT_NEEDS)
+            return answer
+        raise AssertionError("unreachable")
+
+    def _first(
+        self,
+        addresses: Iterable[str],
+        ask: Callable[[str, float], Steps[Any]],
+        timeout: float,
+        repeatable: bool,
+        probe: float | None = None,
+    ) -> Steps[Any]:
+        """Try addresses in order until one answers, sharing the time, or with at most `probe` seconds for each."""
+        deadline = time.monotonic() + timeout
+        causes: dict[str, str] = {}
+        explanations: list[Explanation] = []
+        remaining = list(addresses)
+        for position, address in enumerate(remaining):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                causes[address] = "not tried: the time was up"
+                continue
+            if probe is not None:
+                left = min(left, probe)
+            elif position + 1 < len(remaining):
+                left = min(left, max(PROBE_TIMEOUT_S, left / (len(remaining) - position)))
+            try:
+                answer = yield from ask(address, left)
+            except _OlderAnswerError as error:
+                causes[address] = str(error)
+                continue
+            except grpc.RpcError as error:
+                typed = from_rpc_error(error)
+                if not _try_elsewhere(typed, error, repeatable):
+                    raise typed from error
+                if isinstance(typed, ConflictError) and position + 1 == len(remaining):
+                    raise typed from error  # It was answered, and by the last one.
+                explained = self._explain(address, error)
+                causes[address] = explained.message if explained else _cause(error, typed)
+                explanations += [explained] if explained else []
+                continue
+            self._preferred = address
+            return answer
+        # What TLS forbids everywhere, and always did, no waiting will change; a client that was connected once waits.
+        hopeless = len(explanations) == len(causes) and all(each.is_certain for each in explanations)
+        raise NoBrokersAvailableError(
+            causes,
+            action=explanations[0].action if explanations else "",
+            retriable=bool(self._preferred) or not hopeless,
+        )
+
+    def _explain(self, address: str, error: grpc.RpcError) -> Explanation | None:
+        config = self._config
+        if _is_no_such_service(error) and address not in self._kinds:
+            return _NOT_HEADRACE
+        return explain_handshake(
+            status_of(error)[1],
+            speaks_tls=config.security_protocol == "SSL",
+            shows_certificate=bool(config.ssl_certfile),
+        )
+
+
+_NOT_HEADRACE = Explanation(
+    "it serves gRPC, but is neither a broker nor a coordinator of headrace",
+    "Name a coordinator (port 7170) or a broker (port 7181); 2379 is the port of etcd.",
+)
+
+
+def own_handshake() -> handshake_pb2.Handshake:
+    """What this client says of itself."""
+    return handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
+
+
+def _is_no_such_service(error: grpc.RpcError) -> bool:
+    """Whether the server lacks the service; one that has it and refuses this release says so in a typed error."""
+    is_unimplemented = status_of(error)[0] == grpc.StatusCode.UNIMPLEMENTED
+    return is_unimplemented and from_rpc_error(error).outcome != Outcome.NOT_APPLIED
+
+
+def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool) -> bool:
+    """Whether another server may be asked where this one did not answer.
+
+    A connection that was never made has done nothing. An answer that was lost may have done something.
+    """
+    if typed.outcome == Outcome.NOT_APPLIED:
+        return typed.retriable
+    status, details = status_of(error)
+    if status == grpc.StatusCode.UNIMPLEMENTED:
+        return True
+    if status not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}:
+        return False
+    return repeatable or never_connected(details)
+
+
+def status_of(error: BaseException) -> tuple[grpc.StatusCode | None, str]:
+    """Return the gRPC status and the details of a failed call, blocking or asyncio."""
+    code: Any = getattr(error, "code", None)
+    details: Any = getattr(error, "details", None)
+    return (code() if callable(code) else None), ((details() if callable(details) else "") or "")
+
+
+def error_of_call(error: grpc.RpcError) -> HeadraceError:
+    """Return the typed error of a call to a partition's leader; not raised.
+
+    What never left was not applied. What the other side cancelled, as a server does that stops, may be tried again: a
+    call that this side cancels does not come here.
+    """
+    typed = from_rpc_error(error)
+    status, details = status_of(error)
+    if never_connected(details):
+        typed.outcome = Outcome.NOT_APPLIED
+    if status == grpc.StatusCode.CANCELLED:
+        typed.retriable = True
+    return typed
+
+
+def never_connected(details: str) -> bool:
+    """Whether a call that failed as UNAVAILABLE never left, by gRPC's own words: then it has done nothing."""
+    return "failed to connect" in details.lower() or "name resolution" in details.lower()
+
+
+def _cause(error: grpc.RpcError, typed: HeadraceError) -> str:
+    status, details = status_of(error)
+    return str(typed) if typed.outcome == Outcome.NOT_APPLIED or status is None else f"{status.name}: {details}"

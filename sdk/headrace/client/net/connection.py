@@ -1,0 +1,135 @@
+"""Channels to brokers and coordinators, one an address, and what performs steps over them. Blocking; any thread."""
+
+import threading
+import time
+from typing import Any
+
+import grpc
+
+from headrace.client.base.config import MAX_MESSAGE_BYTES, ClientConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.request_ids import operation_metadata
+from headrace.client.base.steps import Call, Pause
+from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
+from headrace.wire.zero_copy import parse_fetch_response
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 15_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+"""gRPC retries nothing by itself: every retry is ours, so that it knows what the first try may have done.
+
+`min_reconnect_backoff_ms` is also how long one attempt to connect may take. Servers allow a ping every 10 s.
+"""
+
+PRODUCE = "/headrace.v1.BrokerService/Produce"
+FETCH = "/headrace.v1.BrokerService/Fetch"
+
+
+class Endpoint:
+    """One address: its channel and its stubs."""
+
+    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "fetch", "groups", "process", "produce")
+
+    def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
+        """`certificates`: speak TLS with these; None: plain text."""
+        self.address = address
+        self.certificates = certificates
+        if certificates is None:
+            self.channel = grpc.insecure_channel(address, options=options)
+        else:
+            self.channel = grpc.secure_channel(address, credentials_of(certificates), options=options)
+        self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
+        self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
+        self.process = process_pb2_grpc.ProcessServiceStub(self.channel)
+        self.produce: Any = self.channel.unary_unary(
+            PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
+        )
+        """Takes a request that is serialised already; see `produce_rpc`."""
+        self.fetch: Any = self.channel.unary_unary(
+            FETCH,
+            request_serializer=broker_pb2.FetchRequest.SerializeToString,
+            response_deserializer=parse_fetch_response,
+        )
+        """Gives a `SplicedMessage`: the batches are not copied."""
+
+
+class Connections:
+    """The channels of one client. Owned by the client, closed with it; any thread."""
+
+    def __init__(self, what: str, config: ClientConfig) -> None:
+        """Read the certificates that `config` names.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
+        self._what = what
+        self._lock = threading.Lock()
+        self._security = ChannelSecurity(config)
+        self._options = self._security.options(CHANNEL_OPTIONS)
+        self._endpoints: dict[str, Endpoint] = {}
+        self._retired: dict[str, Endpoint] = {}
+        self._closed = False
+
+    def endpoint(self, address: str) -> Endpoint:
+        """Return the endpoint of an address, made when first asked for.
+
+        Raises:
+            ClosedError: after `close`.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError(self._what)
+            found, certificates = self._endpoints.get(address), self._security.certificates()
+            if found is None or found.certificates is not certificates:
+                if found is not None:
+                    self._retire(found)
+                found = self._endpoints[address] = Endpoint(address, certificates, self._options)
+            return found
+
+    def _retire(self, endpoint: Endpoint) -> None:
+        """Let calls in flight end on it; whichever was retired before it has none left."""
+        before = self._retired.get(endpoint.address)
+        if before is not None:
+            before.channel.close()
+        self._retired[endpoint.address] = endpoint
+
+    def close(self) -> None:
+        """Close every channel; calls in flight are cancelled."""
+        with self._lock:
+            self._closed = True
+            endpoints = [*self._endpoints.values(), *self._retired.values()]
+            self._endpoints.clear()
+            self._retired.clear()
+        for endpoint in endpoints:
+            endpoint.channel.close()
+
+    def perform(self, step: Any) -> Any:
+        """Do one step of `headrace.client.base.steps` and give what came of it.
+
+        Raises:
+            grpc.RpcError: the call failed.
+            ClosedError: the client was closed before or meanwhile.
+        """
+        match step:
+            case Call():
+                method = getattr(getattr(self.endpoint(step.address), step.service), step.method)
+                try:
+                    send = method.future if step.starts else method
+                    return send(step.request, timeout=step.timeout, metadata=operation_metadata())
+                except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
+                    raise ClosedError(self._what) from error
+            case Pause():
+                time.sleep(step.seconds)
+                return None
+        raise AssertionError(f"no such step: {step!r}")

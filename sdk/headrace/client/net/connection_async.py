@@ -1,0 +1,137 @@
+"""Channels of the running loop, one an address, and what performs steps over them. One event loop."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.request_ids import operation_metadata
+from headrace.client.base.steps import Call, Pause
+from headrace.client.net.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
+from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
+from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
+from headrace.wire.zero_copy import parse_fetch_response
+
+
+class AsyncEndpoint:
+    """One address: its channel and its stubs, as `headrace.client.net.connection.Endpoint` has them."""
+
+    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "fetch", "groups", "process", "produce")
+
+    def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
+        """`certificates`: speak TLS with these; None: plain text."""
+        self.address = address
+        self.certificates = certificates
+        if certificates is None:
+            self.channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials_of(certificates), options=options)
+        self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
+        self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
+        self.process = process_pb2_grpc.ProcessServiceStub(self.channel)
+        self.produce: Any = self.channel.unary_unary(
+            PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
+        )
+        self.fetch: Any = self.channel.unary_unary(
+            FETCH,
+            request_serializer=broker_pb2.FetchRequest.SerializeToString,
+            response_deserializer=parse_fetch_response,
+        )
+
+
+class AsyncConnections:
+    """The channels of one client. Owned by the client, closed with it."""
+
+    def __init__(self, what: str, config: ClientConfig) -> None:
+        """Read the certificates that `config` names.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
+        self._what = what
+        self._security = ChannelSecurity(config)
+        self._options = self._security.options(CHANNEL_OPTIONS)
+        self._endpoints: dict[str, AsyncEndpoint] = {}
+        self._retired: dict[str, AsyncEndpoint] = {}
+        self._closing: dict[asyncio.Task[None], None] = {}
+        self._closed = asyncio.Event()
+
+    def endpoint(self, address: str) -> AsyncEndpoint:
+        """Return the endpoint of an address, made when first asked for.
+
+        Raises:
+            ClosedError: after `close`.
+        """
+        if self._closed.is_set():
+            raise ClosedError(self._what)
+        found, certificates = self._endpoints.get(address), self._security.certificates()
+        if found is None or found.certificates is not certificates:
+            if found is not None:
+                self._retire(found)
+            found = self._endpoints[address] = AsyncEndpoint(address, certificates, self._options)
+        return found
+
+    def _retire(self, endpoint: AsyncEndpoint) -> None:
+        """Let calls in flight end on it; whichever was retired before it has none left."""
+        before = self._retired.get(endpoint.address)
+        if before is not None:
+            closing = asyncio.create_task(before.channel.close())
+            self._closing[closing] = None
+            closing.add_done_callback(lambda done: self._closing.pop(done, None))
+        self._retired[endpoint.address] = endpoint
+
+    async def perform(self, step: Any) -> Any:
+        """Do one step of `headrace.client.base.steps` and give what came of it.
+
+        Raises:
+            grpc.RpcError: the call failed.
+            ClosedError: the client was closed before or meanwhile.
+        """
+        match step:
+            case Call():
+                stub = getattr(self.endpoint(step.address), step.service)
+                call = getattr(stub, step.method)(step.request, timeout=step.timeout, metadata=operation_metadata())
+                is_started = step.starts or isinstance(call, grpc.aio.UnaryStreamCall)
+                return call if is_started else await self.answer(call)
+            case Pause():
+                await self.pause(step.seconds)
+                return None
+        raise AssertionError(f"no such step: {step!r}")
+
+    async def answer(self, call: Any) -> Any:
+        """Await a call of one of these channels; closing the channel ends it with ClosedError, not as cancelled."""
+        task = asyncio.current_task()
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if self._closed.is_set() and not (task is not None and task.cancelling()):
+                raise ClosedError(self._what) from None
+            raise
+        except grpc.aio.UsageError as error:  # grpc says it of a channel that was closed meanwhile
+            raise ClosedError(self._what) from error
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not past `close`.
+
+        Raises:
+            ClosedError: the client was closed meanwhile.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        except TimeoutError:
+            return
+        raise ClosedError(self._what)
+
+    async def close(self) -> None:
+        """Close every channel; calls in flight are cancelled. Again: nothing."""
+        self._closed.set()
+        endpoints = [*self._endpoints.values(), *self._retired.values()]
+        self._endpoints.clear()
+        self._retired.clear()
+        for endpoint in endpoints:
+            await endpoint.channel.close()
+        await asyncio.gather(*self._closing)

@@ -1,0 +1,215 @@
+"""The columns of one `send_many`, cut into batches without a step a record. Pure.
+
+Lengths become one cumulative array of costs, so that a batch's end is one binary search. Arrow arrays stay in their
+buffers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.client.base.errors import SerializationError
+from headrace.client.base.serializers import Serializer, serialize
+from headrace.client.producer.accumulator import HEADER_OVERHEAD, Headers
+from headrace.client.producer.sequences import ProducerStamp
+from headrace.wire.compression import Codec
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts, join_column
+
+Int64s = npt.NDArray[np.int64]
+EncodePart = Callable[[int, int, ProducerStamp], list[ReadableBuffer]]
+"""Encodes the records from the first number up to the second as one batch."""
+
+ENTRY_OVERHEAD = 5
+"""Bytes that an entry of a column takes beside itself: its offset and, rounded up, its bit of validity."""
+TIME_BYTES = 8
+JOINED_BYTES = 64 * 1024 * 1024
+"""Lists of more bytes than this are joined batch by batch."""
+
+
+class Bulk:
+    """Records as columns. Immutable.
+
+    Args:
+        values: bytes or None each, or an Arrow column.
+        keys: the same, or None: no keys.
+        headers: pairs each or None, or None: no headers.
+        timestamps_ms: one each or None, or None: no timestamps of their own.
+    """
+
+    __slots__ = ("_ends", "_headers", "_keys", "_times", "_values")
+
+    def __init__(
+        self,
+        values: list[bytes | None] | ArrowBuffers,
+        keys: list[bytes | None] | ArrowBuffers | None,
+        headers: Sequence[Headers | None] | None,
+        timestamps_ms: list[int | None] | None,
+    ) -> None:
+        self._values = values
+        self._keys = keys
+        self._headers = headers
+        self._times = timestamps_ms
+        # To the byte and not by a bound: ten thousand rows of Spark make two full batches, and no third one of a few.
+        overhead = ENTRY_OVERHEAD * (1 + (keys is not None) + (headers is not None))
+        overhead += 0 if timestamps_ms is None else TIME_BYTES
+        ends = _ends(values)
+        for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
+            if column is not None and _count(column) != len(ends):
+                raise SerializationError(f"{_count(column)} {name} for {len(ends)} values", action="Give one a value.")
+        ends += np.arange(overhead, overhead * (len(ends) + 1), overhead)
+        if keys is not None:
+            ends += _ends(keys)
+        if headers is not None:
+            ends += np.cumsum(np.fromiter(map(_header_cost, headers), np.int64, len(ends)))
+        self._ends: Int64s = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def cut(self, start: int, limit: int, records: int) -> tuple[int, int]:
+        """Return an end index after `start` and the cost up to it: `records`, or as many as fit in `limit` bytes.
+
+        At least one record.
+        """
+        before = int(self._ends[start - 1]) if start else 0
+        end = int(np.searchsorted(self._ends, before + limit, side="right"))
+        end = min(max(end, start + 1), start + records, len(self))
+        return end, int(self._ends[end - 1]) - before
+
+    def timestamps(self, start: int, end: int) -> list[int | None] | None:
+        """Return the timestamps of some records."""
+        return None if self._times is None else self._times[start:end]
+
+    def encode(
+        self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
+    ) -> list[ReadableBuffer]:
+        """Encode some records as one batch, in parts."""
+        rest: dict[str, Any] = {
+            "base_timestamp_ms": base_timestamp_ms,
+            "headers": None if self._headers is None else self._headers[start:end],
+            "timestamps_ms": self.timestamps(start, end),
+            "codec": codec,
+            "compression_level": level,
+            **stamp._asdict(),
+        }
+        keys = self._keys
+        if keys is not None:
+            keys = keys[start:end] if isinstance(keys, list) else _part(keys, start, end)
+        if isinstance(self._values, ArrowBuffers):
+            joined = join_column("key", keys) if isinstance(keys, list) else keys
+            return column_parts(_part(self._values, start, end), joined, **rest)
+        listed = _as_list(keys) if isinstance(keys, ArrowBuffers) else keys
+        return batch_parts(self._values[start:end], listed, **rest)
+
+    def by_partition(self, choose: Callable[[bytes | None], int]) -> Iterator[tuple[int, "Bulk"]]:
+        """Split by the partition of each key, partitions ascending, order within one kept."""
+        keys = _as_list(self._keys) if isinstance(self._keys, ArrowBuffers) else self._keys
+        chosen = np.fromiter(map(choose, keys if keys is not None else [None] * len(self)), np.int64, len(self))
+        values = _as_list(self._values) if isinstance(self._values, ArrowBuffers) else self._values
+        for partition in np.unique(chosen).tolist():
+            rows = np.flatnonzero(chosen == partition).tolist()
+            yield (
+                partition,
+                Bulk(
+                    [values[row] for row in rows],
+                    None if keys is None else [keys[row] for row in rows],
+                    None if self._headers is None else [self._headers[row] for row in rows],
+                    None if self._times is None else [self._times[row] for row in rows],
+                ),
+            )
+
+
+def bulk_of(
+    values: Any,
+    keys: Any,
+    headers: Sequence[Headers | None] | None,
+    timestamps_ms: Any,
+    key_serializer: Serializer | None,
+    value_serializer: Serializer | None,
+) -> Bulk:
+    """Take what `send_many` was given.
+
+    Raises:
+        SerializationError: an entry that is not bytes, or columns of different lengths.
+    """
+    times = None if timestamps_ms is None else [None if at is None else int(at) for at in timestamps_ms]
+    joined = _joined(values) if keys is None and value_serializer is None else None
+    return Bulk(
+        joined or _taken(values, value_serializer, "value"),
+        None if keys is None else _taken(keys, key_serializer, "key"),
+        None if headers is None else list(headers),
+        times,
+    )
+
+
+def _joined(column: Any) -> ArrowBuffers | None:
+    """Return a plain list of bytes as one buffer with offsets: one join for all batches of it; None: take it as it is.
+
+    Not where records have keys, which part them, and not where so much would be held twice.
+    """
+    if type(column) is not list:
+        return None
+    try:
+        ends = np.cumsum(np.fromiter(map(len, column), np.int64, len(column)))
+        if not len(ends) or ends[-1] > JOINED_BYTES:
+            return None
+        data = b"".join(column)
+    except TypeError:
+        return None
+    if len(data) != ends[-1]:
+        return None  # Something that is not bytes has another length than it has bytes.
+    offsets = np.zeros(len(column) + 1, np.int32)
+    offsets[1:] = ends
+    return ArrowBuffers(offsets, data)
+
+
+def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes | None] | ArrowBuffers:
+    if hasattr(column, "__arrow_array__") or type(column).__module__.partition(".")[0] == "pyarrow":
+        return arrow_buffers(column.combine_chunks() if hasattr(column, "combine_chunks") else column)
+    entries = column if isinstance(column, list) else list(column)
+    if serializer is None and set(map(type, entries)) <= {bytes}:
+        return entries
+    return [serialize(serializer, entry, what) for entry in entries]
+
+
+def _ends(column: list[bytes | None] | ArrowBuffers) -> Int64s:
+    """Bytes of a column up to and with each entry."""
+    if isinstance(column, ArrowBuffers):
+        ends: Int64s = np.subtract(column.offsets[1:], column.offsets[0], dtype=np.int64)
+        return ends
+    try:
+        lengths = np.fromiter(map(len, column), np.int64, len(column))  # type: ignore[arg-type]
+    except TypeError:
+        lengths = np.fromiter((0 if entry is None else len(entry) for entry in column), np.int64, len(column))
+    return np.cumsum(lengths)
+
+
+def _count(column: Any) -> int:
+    return len(column.offsets) - 1 if isinstance(column, ArrowBuffers) else len(column)
+
+
+def _header_cost(headers: Headers | None) -> int:
+    return sum(HEADER_OVERHEAD + 4 * len(name) + len(data) for name, data in headers or ())
+
+
+def _part(column: ArrowBuffers, start: int, end: int) -> ArrowBuffers:
+    bitmap = column.validity
+    if bitmap is not None:
+        bits = np.unpackbits(bitmap, bitorder="little")[start:end]
+        bitmap = np.packbits(bits, bitorder="little")
+    return ArrowBuffers(column.offsets[start : end + 1], column.data, bitmap)
+
+
+def _as_list(column: ArrowBuffers) -> list[bytes | None]:
+    first, last = int(column.offsets[0]), int(column.offsets[-1])
+    cuts = (column.offsets - first).tolist()
+    data = bytes(memoryview(column.data)[first:last])
+    entries: list[bytes | None] = [data[a:b] for a, b in pairwise(cuts)]
+    if column.validity is not None:
+        valid = np.unpackbits(column.validity, bitorder="little", count=len(entries)).tolist()
+        entries = [entry if ok else None for entry, ok in zip(entries, valid, strict=True)]
+    return entries

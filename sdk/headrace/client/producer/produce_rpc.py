@@ -1,0 +1,67 @@
+"""Produce on the wire: requests from sealed batches, answers by partition. Pure, shared by both shells."""
+
+from headrace.client.base.config import ProducerConfig
+from headrace.client.producer.partition_queue import PartitionResponse, Request, RequestPart
+from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, from_detail
+from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import BufferVector, produce_request_bytes
+
+_ACKS: dict[str, broker_pb2.Acks] = {
+    "0": broker_pb2.ACKS_NONE,
+    "1": broker_pb2.ACKS_LEADER,
+    "all": broker_pb2.ACKS_ALL,
+}
+
+GRACE_MS = 1_000
+"""How much longer the call's deadline is than what the broker is given, so that its own answer arrives."""
+
+
+def produce_request(request: Request, config: ProducerConfig) -> bytes:
+    """Write a serialised ProduceRequest; topics are named by id, and what batches are made of is copied once."""
+    by_topic: dict[bytes, list[RequestPart]] = {}
+    for part in request.parts:
+        by_topic.setdefault(part.partition_queue.topic_id, []).append(part)
+    message = broker_pb2.ProduceRequest(
+        client_id=config.client_id, acks=_ACKS[config.acks_level], timeout_ms=request.timeout_ms
+    )
+    batches: list[list[BufferVector]] = []
+    for topic_id, parts in by_topic.items():
+        topic = message.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
+        for partition_queue, leader_epoch, sealed in parts:
+            topic.partitions.add(partition=partition_queue.where.partition, leader_epoch=leader_epoch)
+            batches.append([encoded for batch in sealed for encoded in batch.encoded or ()])
+    return produce_request_bytes(message, batches)
+
+
+def answers_of(
+    request: Request, response: broker_pb2.ProduceResponse, config: ProducerConfig
+) -> list[PartitionResponse]:
+    """Read an answer, one entry a part of the request.
+
+    With acks=0 the broker answers before it appends, and says nothing of the parts: all is well. Otherwise a part that
+    is not answered has an unknown outcome.
+    """
+    found: dict[tuple[bytes, int], PartitionResponse] = {}
+    for topic in response.topics:
+        for part in topic.partitions:
+            error = None
+            if part.HasField("error"):
+                error = from_detail(part.error)
+                error.request_id = request.request_id
+            found[topic.topic_id, part.partition] = PartitionResponse(
+                tuple(part.base_offsets), error, part.repeated_batches
+            )
+    answers = []
+    for sent in request.parts:
+        answer = found.get((sent.partition_queue.topic_id, sent.partition_queue.where.partition))
+        if answer is None:
+            answer = PartitionResponse(
+                (), None if config.acks_level == "0" else _unanswered(sent.partition_queue.where)
+            )
+        answers.append(answer)
+    return answers
+
+
+def _unanswered(where: TopicPartition) -> HeadraceError:
+    return InternalError(f"the broker's answer does not mention {where}", outcome=Outcome.UNKNOWN, retriable=True)
