@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import headrace
 import typer
-from headrace.client.base.receipts import PendingBatch
 from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.client.consumer.record_cursor import RecordCursor
 from headrace.client.producer.accumulator import ClosedBatch
 from headrace.client.producer.partition_queue import PartitionQueue, SealedBatch
+from headrace.client.producer.receipts import PendingBatch
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import check_batch
 from headrace.wire.columns import decode_batch

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from headrace.client.base.errors import SerializationError as SerializationError
     from headrace.client.base.errors import TopicRecreatedError as TopicRecreatedError
     from headrace.client.base.errors import WakeupError as WakeupError
-    from headrace.client.base.receipts import ManyReceipt as ManyReceipt
-    from headrace.client.base.receipts import Receipt as Receipt
     from headrace.client.base.records import Record as Record
     from headrace.client.base.records import RecordBatch as RecordBatch
     from headrace.client.base.records import RecordMetadata as RecordMetadata
@@ -30,7 +28,11 @@ if TYPE_CHECKING:
     from headrace.client.group.offsets import OffsetAndMetadata as OffsetAndMetadata
     from headrace.client.handlers.handler_pool import RunSummary as RunSummary
     from headrace.client.handlers.work_queue import RetryPolicy as RetryPolicy
+    from headrace.client.interceptors.interceptor import ProducedBatch as ProducedBatch
+    from headrace.client.interceptors.interceptor import ProducerInterceptor as ProducerInterceptor
     from headrace.client.producer.producer import Producer as Producer
+    from headrace.client.producer.receipts import ManyReceipt as ManyReceipt
+    from headrace.client.producer.receipts import Receipt as Receipt
     from headrace.wire.allocator import keep_large_buffers as keep_large_buffers
     from headrace.wire.errors import ErrorCode as ErrorCode
     from headrace.wire.errors import HeadraceError as HeadraceError
@@ -42,11 +44,13 @@ __version__ = "0.1.0"
 _MODULES = {
     "Admin": "headrace.client.admin.admin",
     "Consumer": "headrace.client.consumer.consumer",
+    "ProducedBatch": "headrace.client.interceptors.interceptor",
+    "ProducerInterceptor": "headrace.client.interceptors.interceptor",
     "OffsetAndMetadata": "headrace.client.group.offsets",
     "Producer": "headrace.client.producer.producer",
     "Reader": "headrace.client.consumer.reader",
-    "ManyReceipt": "headrace.client.base.receipts",
-    "Receipt": "headrace.client.base.receipts",
+    "ManyReceipt": "headrace.client.producer.receipts",
+    "Receipt": "headrace.client.producer.receipts",
     "Record": "headrace.client.base.records",
     "RecordBatch": "headrace.client.base.records",
     "RecordMetadata": "headrace.client.base.records",

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from headrace.client.admin.admin import Admin
 from headrace.client.base.config import AdminConfig
-from headrace.client.base.receipts import ManyReceipt
 from headrace.client.producer.producer import Producer
+from headrace.client.producer.receipts import ManyReceipt
 from headrace.spark.errors import DataLossError, OtherRowsError
 from headrace.spark.held_rows import HeldRows
 from headrace.spark.identity import TaskIdentity

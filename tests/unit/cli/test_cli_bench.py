@@ -29,7 +29,7 @@ from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.records.record_json import OutgoingRecord
 from headrace.client.base.errors import DeliveryError
 from headrace.client.base.partitioner import partition_for_key
-from headrace.client.base.receipts import ManyReceipt, PendingBatch, receipt_for
+from headrace.client.producer.receipts import ManyReceipt, PendingBatch, receipt_for
 from headrace.wire.errors import NotEnoughReplicasError
 from headrace.wire.ids import TopicPartition
 

@@ -9,8 +9,8 @@ import headrace
 import headrace.aio
 import pytest
 from headrace.client.base import config
-from headrace.client.base.receipts import PendingBatch
 from headrace.client.interceptors import audit
+from headrace.client.interceptors.interceptor import ProducedBatch
 from headrace.wire.errors import BatchTooLargeError, Outcome, TimedOutError
 from headrace.wire.ids import TopicPartition
 
@@ -24,10 +24,8 @@ def ledger_for(**settings):
     return audit.AuditLedger(config.build(config.ProducerConfig, settings))
 
 
-def batch_of(timestamp_ms, times=None, topic="t"):
-    batch = PendingBatch(TopicPartition(topic, 0), timestamp_ms, lambda _: None)
-    batch.timestamps_ms = times
-    return batch
+def batch_of(timestamp_ms, records, times=None):
+    return ProducedBatch(TopicPartition("t", 0), records, timestamp_ms, times)
 
 
 def documents(claims):
@@ -48,9 +46,9 @@ def totals(claims):
 def test_records_are_counted_in_the_window_of_their_timestamp():
     """A record without a timestamp of its own carries its batch's, in the log and so in the claim."""
     ledger = ledger_for()
-    assert ledger.sealed(batch_of(5_400), 3)
-    assert ledger.sealed(batch_of(5_400, [None, 4_999, 6_000, 6_999]), 4)
-    assert not ledger.sealed(batch_of(5_999), 1)
+    assert ledger.sealed(batch_of(5_400, 3))
+    assert ledger.sealed(batch_of(5_400, 4, [None, 4_999, 6_000, 6_999]))
+    assert not ledger.sealed(batch_of(5_999, 1))
     counts = {claim["window_start_ms"]: claim["sent"] for claim in documents(ledger.claims(5_999))}
     assert counts == {4_000: 1, 5_000: 5, 6_000: 2}
 
@@ -58,14 +56,14 @@ def test_records_are_counted_in_the_window_of_their_timestamp():
 def test_a_window_is_settled_when_it_is_over_and_nothing_is_on_its_way():
     """Counts are differences, numbered without gaps; `settled` comes last, and once."""
     ledger = ledger_for()
-    first, second = batch_of(5_000), batch_of(5_100)
-    ledger.sealed(first, 3)
+    first, second = batch_of(5_000, 3), batch_of(5_100, 4)
+    ledger.sealed(first)
     ledger.taken(begun := ledger.claims(5_100))
-    ledger.sealed(second, 4)
-    ledger.finished(first, 3, None)
+    ledger.sealed(second)
+    ledger.finished(first, None)
     ledger.taken(middle := ledger.claims(5_900))
     ledger.taken(over := ledger.claims(6_000))
-    ledger.finished(second, 4, None)
+    ledger.finished(second, None)
     ledger.taken(last := ledger.claims(6_100))
     assert not over, "nothing has changed, and something is on its way"
     claims = documents([*begun, *middle, *last])
@@ -86,9 +84,9 @@ def test_an_outcome_that_is_known_is_claimed_as_such():
         TimedOutError("x", outcome=Outcome.UNKNOWN),
     ]
     for number, error in enumerate(errors):
-        batch = batch_of(5_000)
-        ledger.sealed(batch, 10**number)
-        ledger.finished(batch, 10**number, error)
+        batch = batch_of(5_000, 10**number)
+        ledger.sealed(batch)
+        ledger.finished(batch, error)
     (claim,) = documents(ledger.claims(5_000, closed=True))
     assert claim["sent"] == 1_111
     assert (claim["acknowledged"], claim["failed"], claim["unknown"], claim["settled"]) == (101, 10, 1_000, True)
@@ -97,9 +95,9 @@ def test_an_outcome_that_is_known_is_claimed_as_such():
 def test_a_claim_that_was_not_taken_is_made_again_as_it_was():
     """The same number and bytes, so that a reader who has it twice knows; later counts are later claims."""
     ledger = ledger_for()
-    ledger.sealed(batch_of(5_000), 3)
+    ledger.sealed(batch_of(5_000, 3))
     (first,) = ledger.claims(5_000)
-    ledger.sealed(batch_of(5_100), 4)
+    ledger.sealed(batch_of(5_100, 4))
     again, second = ledger.claims(5_100)
     assert again is first
     ledger.taken([first])
@@ -111,7 +109,7 @@ def test_claims_that_nobody_takes_are_bounded_and_their_numbers_missed(monkeypat
     monkeypatch.setattr(audit, "MAX_WAITING_CLAIMS", 3)
     ledger = ledger_for()
     for number in range(5):
-        ledger.sealed(batch_of(5_000), 1)
+        ledger.sealed(batch_of(5_000, 1))
         ledger.claims(5_000 + number)
     assert [claim["sequence"] for claim in documents(ledger.claims(6_000))] == [2, 3, 4]
 

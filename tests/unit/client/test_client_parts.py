@@ -10,7 +10,6 @@ from headrace.client.base import config as settings
 from headrace.client.base.errors import ConfigError, NoBrokersAvailableError, SerializationError
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
-from headrace.client.base.receipts import PendingBatch
 from headrace.client.base.retry import Backoff
 from headrace.client.base.serializers import deserialize, resolve_serializer, serialize
 from headrace.client.net.cluster_metadata import ClusterMetadata
@@ -18,6 +17,7 @@ from headrace.client.producer.accumulator import BATCH_OVERHEAD, PIECE_BYTES, Bu
 from headrace.client.producer.bulk import bulk_of
 from headrace.client.producer.partition_queue import PartitionQueue, Request, RequestPart, SealedBatch
 from headrace.client.producer.produce_rpc import produce_request
+from headrace.client.producer.receipts import PendingBatch
 from headrace.client.producer.sequences import MAX_EPOCH, SEQUENCES, ProducerStamp, SequenceState, restamp
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.batch import check_batch, read_header

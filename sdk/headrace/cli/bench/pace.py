@@ -14,7 +14,7 @@ import numpy as np
 from headrace.cli.bench.records import Block, RecordColumns
 
 if TYPE_CHECKING:
-    from headrace.client.base.receipts import ManyReceipt, Receipt
+    from headrace.client.producer.receipts import ManyReceipt, Receipt
 
 LONGEST_SLEEP_S = 0.001
 SHORTEST_SLEEP_S = 0.00001

@@ -152,6 +152,9 @@ class ProducerConfig(ClientConfig):
     receipts: bool = _setting(True, "Whether `send` returns a Receipt; without, it is faster and returns None.")
     key_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
+    interceptors: tuple[Any, ...] = _setting(
+        (), "Objects that are told of each batch when it is queued and when it has ended; see `ProducerInterceptor`."
+    )
     audit_topic: str = _setting(
         "",
         "A topic to which this producer tells how many records it sent, by topic and window of time, so that the audit "
@@ -381,6 +384,8 @@ def _checked(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
     if name == "bootstrap_servers" and isinstance(value, list | tuple):
         if not all(isinstance(address, str) for address in value):
             raise ConfigError("bootstrap_servers is not a list of strings")
+        return tuple(value)
+    if name == "interceptors" and isinstance(value, list | tuple):
         return tuple(value)
     allowed = typing.get_args(hint) or (hint,)
     plain = tuple(kind for kind in allowed if isinstance(kind, type))

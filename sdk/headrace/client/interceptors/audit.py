@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.client.base.config import ProducerConfig
-from headrace.client.base.receipts import PendingBatch
+from headrace.client.interceptors.interceptor import ProducedBatch
 from headrace.wire.errors import HeadraceError, Outcome
 
 CLAIM_FORMAT = 1
@@ -85,13 +85,13 @@ class AuditLedger:
         self._waiting: deque[Claim] = deque()
         self._lock = threading.Lock()
 
-    def sealed(self, batch: PendingBatch, records: int) -> bool:
+    def sealed(self, batch: ProducedBatch) -> bool:
         """Count a batch that goes out; whether it has begun a window, which is to be claimed soon."""
         if batch.where.topic == self._own_topic:
             return False
         begun = False
         with self._lock:
-            for start_ms, count in self._shares(batch, records):
+            for start_ms, count in self._shares(batch):
                 key = (batch.where.topic, start_ms)
                 if key not in self._windows:
                     self._windows[key] = _Window()
@@ -101,12 +101,12 @@ class AuditLedger:
                 window.in_flight += count
         return begun
 
-    def finished(self, batch: PendingBatch, records: int, error: HeadraceError | None) -> None:
+    def finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
         """Count what became of a batch."""
         if batch.where.topic == self._own_topic:
             return
         with self._lock:
-            for start_ms, count in self._shares(batch, records):
+            for start_ms, count in self._shares(batch):
                 window = self._windows[batch.where.topic, start_ms]
                 window.in_flight -= count
                 if error is None or error.outcome is Outcome.APPLIED:
@@ -139,10 +139,10 @@ class AuditLedger:
         with self._lock:
             self._waiting = deque(claim for claim in self._waiting if id(claim) not in gone)
 
-    def _shares(self, batch: PendingBatch, records: int) -> list[tuple[int, int]]:
+    def _shares(self, batch: ProducedBatch) -> list[tuple[int, int]]:
         """How many of a batch's records belong to which window: (its start in ms, count)."""
         if batch.timestamps_ms is None:
-            return [(batch.timestamp_ms // self._window_ms * self._window_ms, records)]
+            return [(batch.timestamp_ms // self._window_ms * self._window_ms, batch.record_count)]
         times = [batch.timestamp_ms if at_ms is None else at_ms for at_ms in batch.timestamps_ms]
         starts, counts = np.unique(np.array(times, np.int64) // self._window_ms, return_counts=True)
         return [(start * self._window_ms, count) for start, count in zip(starts.tolist(), counts.tolist(), strict=True)]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from typing import Any
 
-from headrace.client.base.receipts import PendingBatch, Receipt
 from headrace.client.producer.partition_queue import PartitionQueue
+from headrace.client.producer.receipts import PendingBatch, Receipt
 from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition
 

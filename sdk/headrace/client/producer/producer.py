@@ -30,18 +30,18 @@ from headrace.client.base.errors import BufferFullError, ClosedError, ForkedErro
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
-from headrace.client.base.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
 from headrace.client.base.records import RecordMetadata
 from headrace.client.base.serializers import resolve_serializer, serialize
 from headrace.client.base.steps import Pause, Steps, drive
-from headrace.client.interceptors.audit import AuditLedger
-from headrace.client.interceptors.audit_publisher import AuditPublisher, publisher_settings
+from headrace.client.interceptors.audit_interceptor import AuditInterceptor, publisher_settings
+from headrace.client.interceptors.interceptor import Interceptors, ProducerInterceptor
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import TopicLeaders
 from headrace.client.producer.accumulator import RECORD_OVERHEAD, ClosedBatch, Headers, PartitionBuffer, record_cost
 from headrace.client.producer.bulk import Bulk, EncodePart, bulk_of
 from headrace.client.producer.inflight import MAX_BATCHES_IN_FLIGHT
 from headrace.client.producer.partition_queue import PartitionQueue, SealedBatch
+from headrace.client.producer.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
 from headrace.client.producer.sender import Sender
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import BatchTooLargeError, HeadraceError, Outcome, UnknownPartitionError
@@ -107,9 +107,8 @@ class Producer(Sender):
         self._lingering: dict[PartitionBuffer, None] = {}
         self._closed = False
         self._forked_at = False
-        if config.audit_topic:
-            self._audit = AuditLedger(config)
-            self._publisher = AuditPublisher(self, config, self._audit, lambda: _claims_producer(config))
+        audit = [self._audit(config)] if config.audit_topic else []
+        self._interceptors = Interceptors([*config.interceptors, *audit])
         self._fork = ForkGuard(self._forked)
         _live.add(self)
 
@@ -279,8 +278,7 @@ class Producer(Sender):
                 self._maintenance.close()
                 self._connections.close()
                 _live.discard(self)
-            if self._audit is not None:
-                self._publisher.close(timeout)
+            self._interceptors.close(timeout)
 
     def partitions_for(self, topic: str) -> int:
         """Return the number of partitions of a topic.
@@ -289,6 +287,9 @@ class Producer(Sender):
             UnknownTopicError, NoBrokersAvailableError: as `send`.
         """
         return len(self._topic(topic).buffers)
+
+    def _audit(self, config: ProducerConfig) -> ProducerInterceptor:
+        return AuditInterceptor(self, config, lambda: _claims_producer(config))
 
     # The rest of the way of a record that the fast path does not take.
 

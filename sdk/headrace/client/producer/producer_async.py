@@ -18,15 +18,14 @@ import grpc
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.config import ProducerConfig, build
 from headrace.client.base.errors import BufferFullError, ClosedError, ConfigError
-from headrace.client.base.receipts import PendingBatch
-from headrace.client.base.receipts import Receipt as BatchReceipt
 from headrace.client.base.records import RecordMetadata
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.base.retry import Backoff
 from headrace.client.base.serializers import serialize
 from headrace.client.base.steps import drive_async
-from headrace.client.interceptors.audit_publisher import AuditPublisher, publisher_settings
-from headrace.client.interceptors.audit_publisher_async import AsyncAuditPublisher
+from headrace.client.interceptors.audit_interceptor import publisher_settings
+from headrace.client.interceptors.audit_interceptor_async import AsyncAuditInterceptor
+from headrace.client.interceptors.interceptor import ProducerInterceptor
 from headrace.client.net.connection_async import AsyncConnections
 from headrace.client.producer.accumulator import Headers, record_cost
 from headrace.client.producer.maintenance import ProducerMaintenance, refresh_delay_ms
@@ -34,6 +33,8 @@ from headrace.client.producer.partition_queue import Finished, Request
 from headrace.client.producer.produce_rpc import GRACE_MS, produce_request
 from headrace.client.producer.producer import Producer as BlockingProducer
 from headrace.client.producer.producer import ReserveMemory, _live
+from headrace.client.producer.receipts import PendingBatch
+from headrace.client.producer.receipts import Receipt as BatchReceipt
 from headrace.client.producer.sender import ProducerStats
 from headrace.wire.errors import HeadraceError, Outcome, TimedOutError
 
@@ -224,13 +225,11 @@ class _Core(BlockingProducer):
         self._channels = AsyncConnections("Producer", self._config)
         self._async_maintenance = AsyncProducerMaintenance(self)
         self._maintenance = cast(ProducerMaintenance, self._async_maintenance)
-        if self._audit is not None:
-            self._claims = AsyncAuditPublisher(
-                self._config, self._audit, lambda: Producer(**publisher_settings(self._config))
-            )
-            self._publisher = cast(AuditPublisher, self._claims)
         self._waiting_for_room: dict[asyncio.Future[None], None] = {}
         self._ended = asyncio.Event()
+
+    def _audit(self, config: ProducerConfig) -> ProducerInterceptor:
+        return AsyncAuditInterceptor(config, lambda: Producer(**publisher_settings(config)))
 
     async def send_one(
         self,
@@ -320,8 +319,7 @@ class _Core(BlockingProducer):
         finally:
             self._give_up(ClosedError("Producer"))
             self._async_maintenance.close()
-            if self._audit is not None:
-                await self._claims.close_all(timeout)
+            await self._interceptors.aclose(timeout)
             self._ended.set()
             await asyncio.shield(self._loop.create_task(self._channels.close()))
 

@@ -17,11 +17,9 @@ from headrace.client.base.call_counts import CallStats
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ProducerConfig
 from headrace.client.base.errors import ClosedError, DeliveryError
-from headrace.client.base.receipts import PendingBatch
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.base.retry import OVERDUE_MS, Backoff
-from headrace.client.interceptors.audit import AuditLedger
-from headrace.client.interceptors.audit_publisher import AuditPublisher
+from headrace.client.interceptors.interceptor import Interceptors, ProducedBatch
 from headrace.client.net.bootstrap_client import error_of_call
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.net.connection import Connections
@@ -31,6 +29,7 @@ from headrace.client.producer.inflight import InFlightRequests
 from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.partition_queue import Finished, PartitionQueue, Request, SealedBatch
 from headrace.client.producer.produce_rpc import GRACE_MS, answers_of, produce_request
+from headrace.client.producer.receipts import PendingBatch
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.wire.compression import Codec, compress
 from headrace.wire.crc import ReadableBuffer
@@ -58,8 +57,6 @@ class ProducerStats(NamedTuple):
 
 class Sender:
     """The part of a producer that does not know of records any more. `Producer` is the other one."""
-
-    _publisher: AuditPublisher
 
     def __init__(self, config: ProducerConfig) -> None:
         """Asks nobody yet.
@@ -92,7 +89,7 @@ class Sender:
         self._dispatching = False
         self._dispatch_again = False
         self._maintenance = ProducerMaintenance(config, self._backoff, self._seal_due, self._refresh)
-        self._audit: AuditLedger | None = None
+        self._interceptors = Interceptors(())
 
     def _seal_due(self) -> int | None:
         """Seal what is due, after an answer or by the clock; give when to look again, in monotonic ms."""
@@ -126,8 +123,8 @@ class Sender:
             deadline_ms = monotonic_ms() + self._config.delivery_timeout_ms
             batch = SealedBatch(partition_queue, pending, records, reserved_bytes, deadline_ms)
             self._in_flight_requests.add(batch)
-        if self._audit is not None and self._audit.sealed(pending, records):
-            self._publisher.wake()
+        if self._interceptors:
+            self._interceptors.on_sealed(_produced(batch))
         return batch
 
     def _encode_sealed(self, sealed: tuple[SealedBatch, ClosedBatch]) -> None:
@@ -249,8 +246,8 @@ class Sender:
         for batch, base_offsets, error in finished:
             self._buffer_pool.release(batch.reserved_bytes)
             batch.encoded = None
-            if self._audit is not None:
-                self._audit.finished(batch.pending, batch.records, error)
+            if self._interceptors:
+                self._interceptors.on_finished(_produced(batch), error)
             if error is not None:
                 with self._lock:
                     self._failed_records += batch.records
@@ -300,3 +297,8 @@ class Sender:
         self._finish(finished)
         for call in list(self._calls.values()):
             call.cancel()
+
+
+def _produced(batch: SealedBatch) -> ProducedBatch:
+    pending = batch.pending
+    return ProducedBatch(pending.where, batch.records, pending.timestamp_ms, pending.timestamps_ms)

@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING
 
 from headrace.client.base.config import ProducerConfig
 from headrace.client.interceptors.audit import AuditLedger, Claim
-from headrace.client.interceptors.audit_publisher import (
+from headrace.client.interceptors.audit_interceptor import (
     BETWEEN_CLAIMS_S,
     CLOSE_TIMEOUT_S,
     DELIVERY_TIMEOUT_MS,
     Complaints,
 )
+from headrace.client.interceptors.interceptor import ProducedBatch
 from headrace.wire.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.client.producer.producer_async import Producer
 
 
-class AsyncAuditPublisher:
-    """As `AuditPublisher`, on one event loop."""
+class AsyncAuditInterceptor:
+    """As `AuditInterceptor`, on one event loop."""
 
-    def __init__(self, config: ProducerConfig, ledger: AuditLedger, make_producer: Callable[[], "Producer"]) -> None:
+    def __init__(self, config: ProducerConfig, make_producer: Callable[[], "Producer"]) -> None:
         self._topic = config.audit_topic
         self._interval_s = config.audit_interval_ms / 1000
-        self._ledger = ledger
+        self._ledger = AuditLedger(config)
         self._make_producer = make_producer
         self._producer: Producer | None = None
         self._complaints = Complaints(config.audit_topic)
@@ -34,13 +35,19 @@ class AsyncAuditPublisher:
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
-    def wake(self) -> None:
-        """Send claims soon."""
+    def on_sealed(self, batch: ProducedBatch) -> None:
+        """Count a batch; a window that it begins is claimed soon."""
+        if not self._ledger.sealed(batch):
+            return
         if self._task is None and not self._stopped:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="headrace-audit")
         self._wanted.set()
 
-    async def close_all(self, timeout: float | None) -> None:
+    def on_finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
+        """Count what became of a batch."""
+        self._ledger.finished(batch, error)
+
+    async def close(self, timeout: float | None) -> None:
         """Send the last claims, for up to `timeout` seconds, after everything else was resolved."""
         self._stopped = True
         if self._task is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.config import ClientConfig, ProducerConfig
 from headrace.client.interceptors.audit import AuditLedger, Claim
+from headrace.client.interceptors.interceptor import ProducedBatch
 from headrace.wire.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -63,16 +64,18 @@ class Complaints:
         self._failing = False
 
 
-class AuditPublisher:
-    """The thread that sends claims. Owned by a producer, whom it does not keep alive; starts with the first batch."""
+class AuditInterceptor:
+    """Counts a producer's batches and sends the claims from a thread, which starts with the first batch.
 
-    def __init__(
-        self, owner: object, config: ProducerConfig, ledger: AuditLedger, make_producer: Callable[[], "Producer"]
-    ) -> None:
+    A `ProducerInterceptor`. Owned by a producer, which it does not keep alive.
+    """
+
+    def __init__(self, owner: object, config: ProducerConfig, make_producer: Callable[[], "Producer"]) -> None:
         self._owner = weakref.ref(owner)
         self._topic = config.audit_topic
         self._interval_s = config.audit_interval_ms / 1000
-        self._ledger = ledger
+        self._ledger = AuditLedger(config)
+        self._starting = threading.Lock()
         self._make_producer = make_producer
         self._producer: Producer | None = None
         self._complaints = Complaints(config.audit_topic)
@@ -80,12 +83,19 @@ class AuditPublisher:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def wake(self) -> None:
-        """Send claims soon. Under a lock of the producer's, so that it starts one thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="headrace-audit", daemon=True)
-            self._thread.start()
+    def on_sealed(self, batch: ProducedBatch) -> None:
+        """Count a batch; a window that it begins is claimed soon."""
+        if not self._ledger.sealed(batch):
+            return
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="headrace-audit", daemon=True)
+                self._thread.start()
         self._wanted.set()
+
+    def on_finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
+        """Count what became of a batch."""
+        self._ledger.finished(batch, error)
 
     def close(self, timeout: float | None) -> None:
         """Send the last claims, for up to `timeout` seconds, after everything else was resolved."""
